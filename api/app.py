@@ -10,62 +10,65 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
-from api.abandoned_uploads import remove_in_background
-from api.artifact_places import ArtifactPlaces
-from api.audit import AuditTrail
-from api.auth.guard import Guard
-from api.auth.routes import UNMATCHED, Routes
-from api.auth.sign_in import token_verifier
-from api.host_guard import LOOPBACK_NAMES, HostGuard
-from api.hot.calls import HotCalls
-from api.hot.reads import hot_reads
-from api.hot.writes import hot_writes
-from api.leading_slashes import LeadingSlashes
-from api.mlflow import (
+from api.artifacts.locations import ArtifactLocations
+from api.artifacts.run_artifacts import RunArtifacts
+from api.artifacts.verified_files import VerifiedFiles
+from api.auth.audit_log import AuditLog
+from api.auth.authentication import token_verifier
+from api.auth.route_matching import UNMATCHED, Routes, fast_calls
+from api.background_tasks import start_table_analysis, start_upload_cleanup
+from api.errors import UnhandledErrors
+from api.fast_path.middleware import FastPathMiddleware, FastPathResources
+from api.middleware.access_control import AccessControl
+from api.middleware.host_validation import LOOPBACK_NAMES, HostValidation
+from api.middleware.read_only_pages import ReadOnlyPages
+from api.middleware.request_normalization import LeadingSlashes
+from api.openapi import DescribedApplication
+from api.prometheus.database_totals import DatabaseTotals
+from api.prometheus.request_durations import RequestHistogram, RequestTiming
+from api.routes.mlflow import (
     artifacts,
     experiments,
-    inputs,
+    inputs_and_outputs,
     logged_models,
-    metric_sampling,
     metrics,
+    model_version_files,
     model_versions,
-    multipart,
-    not_served,
-    outputs,
+    multipart_uploads,
     presigned_urls,
     promptlab,
     registered_models,
+    run_logging,
     runs,
     server_info,
-    version_files,
+    unsupported,
 )
-from api.openapi.document import DescribedApplication
-from api.planner_statistics import keep_in_background
-from api.prometheus.request_histogram import RequestHistogram
-from api.prometheus.requests import RequestTimes
-from api.prometheus.totals import DatabaseTotals
-from api.run_artifacts import RunArtifacts
-from api.ui import files, graphql, sign_in, static_files
-from api.ui.read_only import ReadOnlyPages
-from api.unexpected import AnswersUnexpected
-from api.v1 import audit, estimate, events, features, heartbeats, hpo, jobs, models, pipelines, replay
-from api.v1 import experiments as v1_experiments
-from api.v1 import runs as v1_runs
-from api.v1.datasets import change as dataset_changes
-from api.v1.datasets import checks as dataset_checks
-from api.v1.datasets import create as dataset_uploads
-from api.v1.datasets import download as dataset_downloads
-from api.v1.datasets import prepare as dataset_preparations
-from api.v1.datasets import read as datasets
-from api.v1.datasets import trace as dataset_traces
-from api.verified_files import VerifiedFiles
+from api.routes.ui import artifact_downloads, graphql, sign_in, static_files
+from api.routes.v1 import (
+    audit,
+    dataset_checks,
+    dataset_download,
+    dataset_trace,
+    dataset_upload,
+    datasets,
+    events,
+    features,
+    hpo,
+    job_estimate,
+    jobs,
+    models,
+    pipelines,
+)
+from api.routes.v1 import experiments as v1_experiments
+from api.routes.v1 import runs as v1_runs
+from api.routing import Router, undeclared
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.compute.registry import open_backend
@@ -78,62 +81,55 @@ from resources.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
+MLFLOW_ROUTERS: tuple[Router, ...] = (
     experiments.router,
     runs.router,
+    run_logging.router,
     metrics.router,
-    version_files.router,
+    model_version_files.router,
     artifacts.router,
-    multipart.router,
+    multipart_uploads.router,
     presigned_urls.router,
-    inputs.router,
+    inputs_and_outputs.router,
     logged_models.router,
     registered_models.router,
     model_versions.router,
-    outputs.router,
     promptlab.router,
-    metric_sampling.router,
 )
 """Served below both of `MLFLOW_PREFIXES`."""
 
-ROUTERS: tuple[APIRouter, ...] = (
+ROUTERS: tuple[Router, ...] = (
     health.router,
-    inputs.stock_paths,
+    inputs_and_outputs.paths_without_slash,
     v1_experiments.router,
-    v1_experiments.aliases,
     v1_runs.router,
-    replay.router,
     events.router,
-    heartbeats.router,
     audit.router,
-    dataset_uploads.router,
-    dataset_traces.router,  # before what takes any name below /v1/datasets
+    dataset_upload.router,
+    dataset_trace.router,  # before what takes any name below /v1/datasets
     datasets.router,
-    dataset_preparations.router,
-    dataset_downloads.router,
-    dataset_downloads.links,
-    dataset_changes.router,
+    datasets.edits,
+    dataset_download.router,
+    dataset_download.link_router,
     dataset_checks.router,
     features.router,
     jobs.router,
-    estimate.router,
+    job_estimate.router,
     hpo.router,
     models.router,
-    models.aliases,
     pipelines.router,
-    pipelines.aliases,
     static_files.router,
     sign_in.router,
-    files.router,
+    artifact_downloads.router,
     graphql.router,
-    not_served.router,
+    unsupported.router,
 )
 """Served as they are."""
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
 READERS = 8
-"""Threads for the calls of `api.hot.reads`: they take turns anyway, and each holds a connection while it reads."""
+"""Threads for the calls of `api.fast_path.reads`: they take turns anyway, and each holds a connection while it reads."""
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own, for OpenTelemetry: it would look for a provider at every request."""
@@ -145,20 +141,20 @@ def create_app(settings: Settings) -> FastAPI:
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-    trail = AuditTrail(database)
+    audit_log = AuditLog(database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             await run_in_threadpool(app.state.tracking.experiments.ensure_default)
-            app.state.database_was_there = True
+            app.state.database_seen = True
         except SQLAlchemyError as error:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
         stopped = threading.Event()
-        remove_in_background(settings.store, settings.storage.variables, stopped)
-        keep_in_background(database, stopped)
-        async with trail.running():
+        start_upload_cleanup(settings.store, settings.storage.variables, stopped)
+        start_table_analysis(database, stopped)
+        async with audit_log.running():
             yield
         stopped.set()
         await run_in_threadpool(writer.close)
@@ -166,7 +162,6 @@ def create_app(settings: Settings) -> FastAPI:
         database.close()
 
     app = DescribedApplication(
-        mlflow_prefixes=(*MLFLOW_PREFIXES, *MLFLOW_3_PREFIXES),
         title="Hanzo ML",
         lifespan=lifespan,
         responses=errors.RESPONSES,
@@ -174,33 +169,37 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
-    app.state.database_was_there = False
+    app.state.database_seen = False
     app.state.store = store
     app.state.compute = open_backend(settings)
     app.state.tracking = Tracking(database)
-    app.state.probes = health.probes_of(app, app.state.tracking, database, store)
+    app.state.probes = health.make_probes(app, app.state.tracking, database, store)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
     )
-    app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
-    errors.install(app)
-    hot = hot_writes(MLFLOW_PREFIXES, writer) | hot_reads(MLFLOW_PREFIXES, app.state.tracking, readers)
-    app.add_middleware(HotCalls, calls=hot)
-    app.add_middleware(ReadOnlyPages)
+    app.state.artifact_locations = ArtifactLocations(database, app.state.verified_files)
+    errors.install_error_handlers(app)
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
-            app.include_router(router, prefix=prefix)
+            router.include_in(app, prefix)
     for prefix in MLFLOW_3_PREFIXES:
-        app.include_router(server_info.router, prefix=prefix)
+        server_info.router.include_in(app, prefix)
     for router in ROUTERS:
-        app.include_router(router)
-    protect(app, settings, database, trail)
+        router.include_in(app)
+    if missing := undeclared(app):
+        raise TypeError(
+            f"routes without a declared permission: {', '.join(missing)}: declare them with `api.routing.Router`"
+        )
+    fast = FastPathResources(app.state.tracking, writer, readers)
+    app.add_middleware(FastPathMiddleware, calls=fast_calls(app, fast))
+    app.add_middleware(ReadOnlyPages)
+    protect(app, settings, database, audit_log)
     return app
 
 
-def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTrail) -> None:
+def protect(app: FastAPI, settings: Settings, database: Database, audit_log: AuditLog) -> None:
     """Put what every request passes in front of an application that has all its routes, the innermost first."""
     routes = app.state.routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
@@ -209,14 +208,14 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
     histogram = app.state.request_histogram = RequestHistogram([*templates, UNMATCHED], settings.server.workers)
     registry.register(histogram)
     app.add_middleware(
-        Guard,
+        AccessControl,
         routes=routes,
         tokens=token_verifier(settings),
         database=database,
-        trail=trail,
+        audit_log=audit_log,
         max_body_bytes=settings.server.max_body_bytes,
     )
-    app.add_middleware(AnswersUnexpected)
-    app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
-    app.add_middleware(RequestTimes, routes=routes, histogram=histogram)
+    app.add_middleware(UnhandledErrors)
+    app.add_middleware(HostValidation, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
+    app.add_middleware(RequestTiming, routes=routes, histogram=histogram)
     app.add_middleware(LeadingSlashes)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.artifact_places import ArtifactPlaces
+from api.artifacts.locations import ArtifactLocations
+from api.artifacts.run_artifacts import RunArtifacts
+from api.artifacts.verified_files import VerifiedFiles
 from api.auth.local_peer import is_own_user
 from api.auth.permissions import Caller
-from api.run_artifacts import RunArtifacts
-from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.compute.base import Compute
@@ -50,8 +50,8 @@ async def run_artifacts(request: Request) -> RunArtifacts:
     return found
 
 
-async def artifact_places(request: Request) -> ArtifactPlaces:
-    found: ArtifactPlaces = request.app.state.artifact_places
+async def artifact_locations(request: Request) -> ArtifactLocations:
+    found: ArtifactLocations = request.app.state.artifact_locations
     return found
 
 
@@ -66,7 +66,7 @@ async def verified_files(request: Request) -> VerifiedFiles:
 
 
 async def caller(request: Request) -> Caller:
-    # The guard puts him there, also where nobody signs in; without it there is none, and the call fails.
+    # Access control puts it there, also without sign-in. Without access control the call fails.
     found: Caller = request.state.caller
     return found
 
@@ -82,7 +82,7 @@ ComputeOf = Annotated[Compute, Depends(compute)]
 TrackingOf = Annotated[Tracking, Depends(tracking)]
 VerifiedFilesOf = Annotated[VerifiedFiles, Depends(verified_files)]
 RunArtifactsOf = Annotated[RunArtifacts, Depends(run_artifacts)]
-ArtifactPlacesOf = Annotated[ArtifactPlaces, Depends(artifact_places)]
+ArtifactLocationsOf = Annotated[ArtifactLocations, Depends(artifact_locations)]
 SignedTransfersOf = Annotated[SignedTransfers, Depends(signed_transfers)]
 CallerOf = Annotated[Caller, Depends(caller)]
 FromOwnUser = Annotated[bool, Depends(from_own_user)]

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.known_keys import known_keys
@@ -22,11 +24,11 @@ from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
 log = logging.getLogger(__name__)
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-ALSO = "See the API docs for more information about request parameters."
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+SEE_DOCS = "See the API docs for more information about request parameters."
 RECIPE_BODY, COMMAND_BODY = "job with a recipe", "job with a command"
 """What pydantic is told to call the two bodies of `POST /v1/jobs`."""
-CODE_OF_STATUS = {
+CODES_BY_STATUS = {
     403: ErrorCode.PERMISSION_DENIED,
     404: ErrorCode.ENDPOINT_NOT_FOUND,
     405: ErrorCode.ENDPOINT_NOT_FOUND,
@@ -47,34 +49,34 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """What each route may answer besides what it is there for."""
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Give the application its one way to answer errors."""
-    for kind, answer in ANSWERS.items():
+    for kind, answer in HANDLERS.items():
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(Exception, internal_error)
 
 
-def answer_to(error: Exception, request: Request) -> JSONResponse:
+def response_to_error(error: Exception, request: Request) -> JSONResponse:
     """What an installed application answers, for who stands in front of it. An error that nobody expects is raised again."""
     for kind in type(error).__mro__:
-        if kind in ANSWERS:
-            return ANSWERS[kind](request, error)
+        if kind in HANDLERS:
+            return HANDLERS[kind](request, error)
     raise error
 
 
-def told(request: Request, error: Exception) -> str:
+def public_message(request: Request, error: Exception) -> str:
     """What the answer to an error says, for who answers in a form of his own. What nobody expects is in the server's log."""
-    answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), unexpected)(request, error)
+    answer = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), internal_error)(request, error)
     return str(json.loads(bytes(answer.body))["message"])
 
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
     # A message quotes what it was sent, and stays one line in whatever log it ends.
-    line = CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
+    line = CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], message)
     return JSONResponse({"error_code": code.value, "message": line}, status or HTTP_STATUS[code])
 
 
-def not_allowed(message: str, methods: Iterable[str]) -> JSONResponse:
+def method_not_allowed(message: str, methods: Iterable[str]) -> JSONResponse:
     """There is something at the path, which takes these methods."""
     answer = error_response(ErrorCode.ENDPOINT_NOT_FOUND, message, 405)
     answer.headers["Allow"] = ", ".join(methods)
@@ -99,11 +101,11 @@ def _not_valid(request: Request, error: Exception) -> JSONResponse:
 
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = CODE_OF_STATUS.get(error.status_code)
+    code = CODES_BY_STATUS.get(error.status_code)
     if code is ErrorCode.ENDPOINT_NOT_FOUND:
         message = no_such_route(request.method, request.url.path).message
         if error.status_code == 405:  # what Starlette would say is of the first route at the path alone
-            return not_allowed(message, request.app.state.routes.methods_of(request.scope["path"]))
+            return method_not_allowed(message, request.app.state.routes.allowed_methods(request.scope["path"]))
     else:
         message = str(error.detail)
     return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code)
@@ -137,12 +139,12 @@ def _unavailable(_: Request, error: Exception) -> JSONResponse:
     return error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, "The metadata database is unavailable: try again later")
 
 
-def unexpected(request: Request, error: Exception) -> JSONResponse:
+def internal_error(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: its log says more")
 
 
-ANSWERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
+HANDLERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
     HanzoError: _refused,
     RequestValidationError: _not_valid,
     HTTPException: _http,
@@ -162,7 +164,7 @@ def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -
     location = problem["loc"][1:]
     if isinstance(body, dict | list) and problem["loc"][0] == "body":
         lacks = location[-1:] if problem["type"] == "missing" else ()
-        location = (*place_in(body, location[: len(location) - len(lacks)]), *lacks)
+        location = (*body_location(body, location[: len(location) - len(lacks)]), *lacks)
     where = parameter_path(location)
     if problem["type"] == "extra_forbidden":
         return unknown_key(where, known_keys(kind, problem["loc"][1:-1]))
@@ -176,17 +178,17 @@ def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -
     if not where:
         return "Bad Request. Content-Type must be application/json, and the request body a JSON object"
     if problem["type"] in ("missing", "string_too_short"):
-        return f"Missing value for required parameter '{where}'. {ALSO}"
-    invalid = f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied"
+        return f"Missing value for required parameter '{where}'. {SEE_DOCS}"
+    invalid = f"Invalid value {abbreviated(problem.get('input'))} for parameter '{where}' supplied"
     if problem["type"] == "greater_than_equal" and problem["ctx"]["ge"] == 1:
-        return f"{invalid}. It must be a positive integer. {ALSO}"
+        return f"{invalid}. It must be a positive integer. {SEE_DOCS}"
     if problem["type"] == "less_than_equal":
-        return f"{invalid}. It must be at most {problem['ctx']['le']}. {ALSO}"
+        return f"{invalid}. It must be at most {problem['ctx']['le']}. {SEE_DOCS}"
     wanted = problem["msg"].replace("tuple", "list")
-    return f"{invalid}: {wanted}. Hint: Value was of type '{type(problem.get('input')).__name__}'. {ALSO}"
+    return f"{invalid}: {wanted}. Hint: Value was of type '{type(problem.get('input')).__name__}'. {SEE_DOCS}"
 
 
-def place_in(body: Any, location: Sequence[Any]) -> Iterator[str | int]:
+def body_location(body: Any, location: Sequence[Any]) -> Iterator[str | int]:
     """The keys and places of a JSON body in a `loc` of pydantic, which has its own names of a union's members in between."""
     for part in location:
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
@@ -204,8 +206,33 @@ def parameter_path(location: Sequence[str | int]) -> str:
     return path
 
 
-def shown(value: Any) -> str:
+def abbreviated(value: Any) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))[:100]
     except (TypeError, ValueError):
         return "of that type"
+
+
+class UnhandledErrors:
+    """ASGI middleware: an exception becomes a 500, unless an answer has begun, which only a cut connection can end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun:
+                raise
+            await internal_error(Request(scope), error)(scope, receive, send)

@@ -1,67 +1,122 @@
-"""Is the process alive, can it serve, and what is it (rows V1, V7). The probes are the only routes that need no sign-in."""
+"""Health checks: /alive, /ready and /health, which need no sign-in, and /version (rows V1, V7)."""
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import TypedDict
 
-from api.mlflow.server_info import MLFLOW_API_VERSION
-from api.probe import Probe
+from api.auth.permissions import Permission
+from api.responses import TypedResponse, json_response
+from api.routes.mlflow.server_info import MLFLOW_API_VERSION
+from api.routing import PUBLIC, AlsoAnswers, Router
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.schema_revision import Revision, make_new
 from resources.metadata.tracking.tracking import Tracking
 from resources.store_problem import store_problem
 
+
+class Alive(TypedDict):
+    alive: bool
+
+
+class Ready(TypedDict):
+    """`ready` where every part answers."""
+
+    ready: bool
+    database: bool
+    storage: bool
+
+
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = Router(tag="health", strict=False)
+
+PROBE_TIMEOUT_SECONDS = 4.0
+"""Kubernetes waits for 5 s, as `deploy/` has it."""
+ABANDON_SECONDS = 60.0
+"""After which a question is given up that nothing came of: what it hangs on may be gone, and its successor be well."""
 
 
-@router.get("/alive")
-@router.head("/alive", include_in_schema=False)
-async def alive() -> JSONResponse:
-    return JSONResponse({"alive": True})
+class Probe:
+    """One question, pending by one thread at a time: those who ask meanwhile wait for the same answer.
+
+    Args:
+        ask: whether it answers; what it raises, `answers` raises.
+    """
+
+    def __init__(self, ask: Callable[[], bool], wait: float = PROBE_TIMEOUT_SECONDS) -> None:
+        self._ask = ask
+        self._wait = wait
+        self._pending: Future[bool] | None = None
+        self._pending_since = 0.0
+
+    async def answers(self) -> bool:
+        """False also where it did not say so in time."""
+        if self._pending is None or self._pending.done() or time.monotonic() > self._pending_since + ABANDON_SECONDS:
+            self._pending, self._pending_since = Future(), time.monotonic()
+            # A daemon: the end of the process waits for no answer.
+            Thread(target=_run_check, args=(self._ask, self._pending), name="probe", daemon=True).start()
+        pending = asyncio.wrap_future(self._pending)
+        done, _ = await asyncio.wait([pending], timeout=self._wait)
+        return pending in done and pending.result()
 
 
-@router.get("/ready")
-@router.head("/ready", include_in_schema=False)
-async def ready(request: Request) -> JSONResponse:
+def _run_check(ask: Callable[[], bool], answer: "Future[bool]") -> None:
+    try:
+        answer.set_result(ask())
+    except Exception as error:
+        answer.set_exception(error)
+
+
+@router.get("/alive", PUBLIC, head=True)
+async def alive() -> TypedResponse[Alive]:
+    return json_response({"alive": True})
+
+
+@router.get("/ready", PUBLIC, head=True, also=AlsoAnswers(503, "which part does not answer", Ready))
+async def ready(request: Request) -> TypedResponse[Ready]:
     """Answered in a few seconds, whatever hangs."""
     probes: dict[str, Probe] = request.app.state.probes
     answers = await asyncio.gather(*(probe.answers() for probe in probes.values()))
     parts = dict(zip(probes, answers, strict=True))
-    return JSONResponse({"ready": all(answers), **parts}, status_code=200 if all(answers) else 503)
+    return json_response(
+        Ready(ready=all(answers), database=parts["database"], storage=parts["storage"]),
+        status_code=200 if all(answers) else 503,
+    )
 
 
-@router.get("/health")
-@router.head("/health", include_in_schema=False)
+@router.get("/health", PUBLIC, produces="text/plain", head=True)
 async def health() -> PlainTextResponse:
     return PlainTextResponse("OK")
 
 
-@router.get("/version")
-@router.head("/version", include_in_schema=False)
+@router.get("/version", Permission.SERVER_READ, allows_jobs=True, produces="text/plain", head=True)
 def version() -> PlainTextResponse:
     """MLflow's release, because MLflow's clients ask: with their token, so it is no exception (checklist Z21)."""
     return PlainTextResponse(MLFLOW_API_VERSION)
 
 
-def probes_of(app: FastAPI, tracking: Tracking, database: Database, store: Store) -> dict[str, Probe]:
+def make_probes(app: FastAPI, tracking: Tracking, database: Database, store: Store) -> dict[str, Probe]:
     """What `/ready` asks. The application remembers whether its database was ever there."""
 
     def ask_database() -> bool:
-        answers = database_answers(tracking, database, is_new=not app.state.database_was_there)
-        app.state.database_was_there |= answers
+        answers = is_database_ready(tracking, database, is_new=not app.state.database_seen)
+        app.state.database_seen |= answers
         return answers
 
-    return {"database": Probe(ask_database), "storage": Probe(partial(storage_answers, store))}
+    return {"database": Probe(ask_database), "storage": Probe(partial(is_storage_ready, store))}
 
 
-def database_answers(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
+def is_database_ready(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
     """One that this server has not seen yet gets its tables, where it has none. One that lost them is not to look whole."""
     try:
         try:
@@ -76,7 +131,7 @@ def database_answers(tracking: Tracking, database: Database, *, is_new: bool) ->
     return True
 
 
-def storage_answers(store: Store) -> bool:
+def is_storage_ready(store: Store) -> bool:
     problem = store_problem(store)
     if problem:
         log.warning("not ready: the object store: %s", problem)

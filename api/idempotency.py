@@ -1,5 +1,6 @@
-"""A call that makes something and is sent again because its answer was lost: by the header `Idempotency-Key` (IETF
-draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
+"""Idempotency keys: a call that is sent again with the same `Idempotency-Key` header makes nothing more.
+
+The header is that of IETF draft-ietf-httpapi-idempotency-key-header.
 
 `hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` takes one that starts work, as a job or a sweep: started
 twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused.
@@ -29,20 +30,20 @@ IdempotencyKey = Annotated[
 ]
 
 
-def run_of(key: str, caller: Caller) -> str:
+def run_id_from_key(key: str, caller: Caller) -> str:
     """The id of the run that a caller makes with a key. Nobody else has it, and nobody can choose it."""
     return hashlib.sha256(repr((caller.organization, caller.user_id, key)).encode()).hexdigest()[:32]
 
 
-def sweep_of(key: str, caller: Caller) -> str:
+def sweep_id_from_key(key: str, caller: Caller) -> str:
     """The same of a sweep, whose key may be that of a run too."""
-    return run_of(f"sweep {key}", caller)
+    return run_id_from_key(f"sweep {key}", caller)
 
 
-async def job_of(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
+async def job_id_from_key(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
     """The same of a job, whose key may be that of a call to another path too; None without one."""
-    return run_of(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
+    return run_id_from_key(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
 
 
-JobOfKey = Annotated[str | None, Depends(job_of)]
+JobIdFromKey = Annotated[str | None, Depends(job_id_from_key)]
 """The id that a job has which a call starts; any where it is None."""

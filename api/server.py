@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def main() -> int:
     try:
         settings = Settings.load()
-        refuse_unsafe(settings)
+        refuse_open_network(settings)
         refuse_idle_workers(settings)
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
             page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
-            config = load(settings)
+            config = load_application(settings)
             if settings.server.workers == 1:
                 serve(settings, config, listener, page)
             else:
@@ -45,7 +45,7 @@ def main() -> int:
     return 0
 
 
-def load(settings: Settings) -> "Config":
+def load_application(settings: Settings) -> "Config":
     """The application with all that serves it, so that workers share it. It is imported only now, so that a server that may
     not start says so at once, and without looking for cycles: nothing dies of what imports make, and the search for it is a
     fifth of the start.
@@ -60,13 +60,13 @@ def load(settings: Settings) -> "Config":
 
     import api.prometheus.page  # noqa: F401 - `serve` takes it
     from api.app import create_app
-    from api.corked import CorkedHttp
+    from api.coalesced_writes import CoalescingHttpProtocol
 
     app = create_app(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=CorkedHttp,
+        http=CoalescingHttpProtocol,
         ws="none",
         log_level=settings.logging.level,
         access_log=settings.logging.level == "debug",
@@ -105,18 +105,18 @@ def serve(
     """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
     import uvicorn
 
-    from api.prometheus.page import served
+    from api.prometheus.page import serve_metrics_page
 
-    state = config.app.state  # type: ignore[union-attr]  # `load` gave it an application, not the name of one
+    state = config.app.state  # type: ignore[union-attr]  # `load_application` gave it an application, not the name of one
     state.request_histogram.count_as(worker)
     with ExitStack() as serving:
         if page is not None and worker == 0:
             any_host = not is_loopback(settings.server.host)
-            serving.enter_context(served(page, state.prometheus, settings.metrics.path, any_host=any_host))
+            serving.enter_context(serve_metrics_page(page, state.prometheus, settings.metrics.path, any_host=any_host))
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def refuse_unsafe(settings: Settings) -> None:
+def refuse_open_network(settings: Settings) -> None:
     """Without sign-in, only this machine may be served.
 
     Raises:

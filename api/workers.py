@@ -14,7 +14,7 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 1.0
+RESTART_PAUSE_SECONDS = 1.0
 """Before a worker is replaced: one that dies at its start must not be forked as fast as the machine can."""
 
 
@@ -23,7 +23,7 @@ def run_workers(count: int, serve: Callable[[int], None]) -> None:
 
     There must be no other thread yet: a fork takes none along, but whatever lock one of them holds.
     """
-    alive, held = os.pipe()
+    read_end, write_end = os.pipe()
     workers: dict[int, int] = {}
     ending = False
 
@@ -35,36 +35,36 @@ def run_workers(count: int, serve: Callable[[int], None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    for place in range(count):
-        workers[_forked(place, serve, alive, held)] = place
+    for index in range(count):
+        workers[_fork_worker(index, serve, read_end, write_end)] = index
     while workers:
         pid, status = os.wait()
-        place = workers.pop(pid)
+        index = workers.pop(pid)
         if not ending:
-            log.error("worker %d (process %d) ended with status %d and is replaced", place, pid, status)
-            time.sleep(PAUSE_SECONDS)
+            log.error("worker %d (process %d) ended with status %d and is replaced", index, pid, status)
+            time.sleep(RESTART_PAUSE_SECONDS)
         if not ending:
-            workers[_forked(place, serve, alive, held)] = place
+            workers[_fork_worker(index, serve, read_end, write_end)] = index
             if ending:  # the signal came while the new one was not on the list
                 end(signal.SIGTERM, None)
-    os.close(alive)
-    os.close(held)
+    os.close(read_end)
+    os.close(write_end)
 
 
-def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> int:
+def _fork_worker(index: int, serve: Callable[[int], None], read_end: int, write_end: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        os.close(held)
+        os.close(write_end)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=_end_without_parent, args=(alive,), name="parent", daemon=True).start()
-        serve(place)
+        threading.Thread(target=_exit_without_parent, args=(read_end,), name="parent", daemon=True).start()
+        serve(index)
         status = 0
     except BaseException:
-        log.exception("worker %d failed", place)
+        log.exception("worker %d failed", index)
     finally:
         # Nothing of the parent's: its exit handlers and its open context managers are not this process's to end.
         sys.stdout.flush()
@@ -72,7 +72,7 @@ def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> 
         os._exit(status)
 
 
-def _end_without_parent(alive: int) -> None:
+def _exit_without_parent(read_end: int) -> None:
     """Nobody writes to the pipe: it can be read when its other end, which the parent alone holds, is closed."""
-    os.read(alive, 1)
+    os.read(read_end, 1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,5 +1,6 @@
-"""Who may do what. One guard stands in front of every route; what it decides with lies beside it:
+"""Who may do what. `api.middleware.access_control` stands in front of every route and decides with these modules:
 
-tokens and job_callers (who is calling) · keys (of the IAM that signed) · permissions (what a role may) · table (what a
-route needs) · routes (which route a request takes) · references (which objects it names) · guard (puts them together).
+authentication (who is calling: tokens, jwks, job_tokens) · permissions (what a role may do) · route_matching (which route a
+request takes, and what that declares) · object_references and ownership (which objects it names, and whose they are) ·
+audit_log (the record of calls).
 """

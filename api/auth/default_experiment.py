@@ -8,9 +8,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-NAMES = ("experiment_id", "experiment_ids")
-CREATE_RUN = "/mlflow/runs/create"
+from starlette.concurrency import run_in_threadpool
+
+from resources.metadata.database import Database
+from resources.metadata.tracking.experiments import DEFAULT_NAME, Experiments
+
+PARAMETERS = ("experiment_id", "experiment_ids")
+CREATE_RUN_PATH = "/mlflow/runs/create"
 """Here, no experiment at all means 0."""
+
+
+class DefaultExperiments:
+    """The numbers of organizations' own default experiments, made where there are none."""
+
+    def __init__(self, database: Database) -> None:
+        self._experiments = Experiments(database)
+        self._numbers: dict[str, int] = {}
+
+    async def number(self, organization: str) -> int:
+        if organization not in self._numbers:
+            found = await run_in_threadpool(self._experiments.ensure, DEFAULT_NAME, organization)
+            self._numbers[organization] = found.id
+        return self._numbers[organization]
 
 
 def is_default(value: Any) -> bool:
@@ -23,8 +42,8 @@ def is_default(value: Any) -> bool:
         return False
 
 
-def names_default(route: str, query: Mapping[str, Sequence[str]], body: Any) -> bool:
-    if any(is_default(value) for name in NAMES for value in query.get(name, ())):
+def requests_default(route: str, query: Mapping[str, Sequence[str]], body: Any) -> bool:
+    if any(is_default(value) for name in PARAMETERS for value in query.get(name, ())):
         return True
     if not isinstance(body, dict):
         return False
@@ -32,23 +51,23 @@ def names_default(route: str, query: Mapping[str, Sequence[str]], body: Any) -> 
     return (
         is_default(body.get("experiment_id"))
         or (isinstance(in_list, list) and any(is_default(value) for value in in_list))
-        or (route.endswith(CREATE_RUN) and not body.get("experiment_id"))
+        or (route.endswith(CREATE_RUN_PATH) and not body.get("experiment_id"))
     )
 
 
-def body_with_own_default(route: str, body: Mapping[str, Any], own: int) -> dict[str, Any]:
+def replace_in_body(route: str, body: Mapping[str, Any], own: int) -> dict[str, Any]:
     """The body with the organization's own number for 0."""
     replaced = dict(body)
-    if is_default(body.get("experiment_id")) or (route.endswith(CREATE_RUN) and not body.get("experiment_id")):
+    if is_default(body.get("experiment_id")) or (route.endswith(CREATE_RUN_PATH) and not body.get("experiment_id")):
         replaced["experiment_id"] = str(own)
     if isinstance(in_list := body.get("experiment_ids"), list):
         replaced["experiment_ids"] = [str(own) if is_default(value) else value for value in in_list]
     return replaced
 
 
-def query_with_own_default(query: Mapping[str, Sequence[str]], own: int) -> str:
+def replace_in_query(query: Mapping[str, Sequence[str]], own: int) -> str:
     pairs = [
-        (name, str(own) if name in NAMES and is_default(value) else value)
+        (name, str(own) if name in PARAMETERS and is_default(value) else value)
         for name, values in query.items()
         for value in values
     ]

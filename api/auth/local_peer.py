@@ -20,14 +20,18 @@ def is_own_user(scope: Scope) -> bool:
     if any(name == b"x-forwarded-for" for name, _ in scope.get("headers", ())):
         return False
     try:
-        client, server = endpoint(scope["client"]), endpoint(scope["server"])
+        client, server = kernel_address(scope["client"]), kernel_address(scope["server"])
         lines = CONNECTIONS[ipaddress.ip_address(scope["client"][0]).version].read_text().splitlines()
     except (TypeError, ValueError, OSError):  # no address: the client came over something else, or through a proxy
         return False
-    return any(user == os.getuid() for local, remote, user in map(parsed, lines[1:]) if (local, remote) == (client, server))
+    return any(
+        user == os.getuid()
+        for local, remote, user in map(parse_connection, lines[1:])
+        if (local, remote) == (client, server)
+    )
 
 
-def endpoint(address: tuple[str, int]) -> str:
+def kernel_address(address: tuple[str, int]) -> str:
     """`("127.0.0.1", 8057)` as the kernel writes it: `0100007F:1F79`, each word of four bytes in the processor's order."""
     host, port = address
     packed = ipaddress.ip_address(host).packed
@@ -35,7 +39,7 @@ def endpoint(address: tuple[str, int]) -> str:
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
-def parsed(line: str) -> tuple[str, str, int]:
+def parse_connection(line: str) -> tuple[str, str, int]:
     """Local end, remote end and user of a line of the kernel's table."""
     fields = line.split()
     return fields[1], fields[2], int(fields[7])

@@ -1,8 +1,14 @@
-"""Whether what a request names is the caller's organization's: what is another one's does not exist for him (row W5)."""
+"""Check that the objects a request names are of the caller's organization; others do not exist for the caller (row W5)."""
 
 from collections.abc import Iterable
 
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from api.auth.object_references import references
 from api.auth.permissions import LOCAL, Caller
+from api.dependencies import CallerOf, DatabaseOf
+from api.middleware.request_body import parse_body
 from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
 from resources.metadata.scope import Kind, Reference, owners
@@ -38,17 +44,27 @@ def check_ownership(
         if owner is None and is_new_model:
             continue
         if owner is None or owner.organization != caller.organization:
-            raise missing(reference)
+            raise missing_object(reference)
         if only_own and reference.kind is Kind.JOB and owner.user_id != caller.user_id:
             message = f"job '{printable(reference.id)}' is another user's: an ml-admin may do this"
             raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
 
 
-def check_own(database: Database, caller: Caller, *named: Reference) -> None:
-    """`check_ownership` for endpoints that `api.auth.table` marks as doing it themselves; nothing without sign-in."""
+def require_ownership(database: Database, caller: Caller, *named: Reference) -> None:
+    """`check_ownership` for endpoints that are declared with `checks_ownership`; nothing without sign-in."""
     if caller is not LOCAL:
         check_ownership(database, caller, named, may_be_new=False, only_own=False)
 
 
-def missing(reference: Reference) -> HanzoError:
+def missing_object(reference: Reference) -> HanzoError:
     return not_found(MISSING[reference.kind].format(printable(reference.id)))
+
+
+async def require_own_run(request: Request, database: DatabaseOf, caller: CallerOf) -> None:
+    """A dependency: what the body names is the caller's organization's, or the call ends with a 404."""
+    if caller is LOCAL:
+        return
+    body = parse_body(await request.body(), request.scope["path"])
+    request.state.run_id = body.get("run_id") or body.get("run_uuid") if isinstance(body, dict) else None
+    named = references(f"{request.method} {request.url.path}", {}, {}, body)
+    await run_in_threadpool(require_ownership, database, caller, *named)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from resources.metadata.job_tokens import JobGrant
 from resources.metadata.registry.model_key import ModelKey
@@ -51,9 +52,16 @@ ROLES: dict[str, frozenset[Permission]] = {
 }
 JOB = "job"
 GRANTS = ROLES | {JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ})}
-"""With the role of a job's own token, which no IAM can give. Of what it includes, `table` and `job_callers` allow little."""
-OWN = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
+"""With the role of a job's own token, which no IAM can give. `allows_jobs` and `job_tokens` limit it further."""
+OWN_ONLY = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
 """A permission -> the one that holds for what the caller made, where it lacks the first."""
+
+
+def required_permission(declared: Permission, body: Any) -> Permission:
+    """The permission that a call requires: registering a version straight into a stage is promoting it."""
+    if declared is P.MODELS_REGISTER and isinstance(body, dict) and body.get("stage") not in (None, "", "none"):
+        return P.MODELS_PROMOTE
+    return declared
 
 
 @dataclass(frozen=True)

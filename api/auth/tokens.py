@@ -1,4 +1,4 @@
-"""A bearer token as a caller: signed by the IAM, for this service, now; with an organization and a role (row W1).
+"""Verify bearer tokens (JWT): signed by the sign-in server, for this service, now; with organization and role (row W1).
 
 No message and no log line of this module holds a token or a part of one.
 """
@@ -9,22 +9,22 @@ from typing import Any
 
 import jwt
 
-from api.auth.keys import Keys, VerifyingKey
+from api.auth.jwks import SigningKeys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
 from recipes.frozen import UNSTORABLE
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking_rules import MAX_USER
 from resources.settings_sections import Auth
 
-MAX_TOKEN = 16_384
-REMEMBERED = 2048
-REQUIRED = ["exp", "iss", "aud"]
+MAX_TOKEN_LENGTH = 16_384
+MAX_CACHED = 2048
+REQUIRED_CLAIMS = ["exp", "iss", "aud"]
 
 
 class Tokens:
     """Verifies tokens, and remembers those that it verified until they expire or their key is withdrawn."""
 
-    def __init__(self, auth: Auth, keys: Keys) -> None:
+    def __init__(self, auth: Auth, keys: SigningKeys) -> None:
         self._auth = auth
         self._keys = keys
         self._verified: dict[str, tuple[Caller, str, float]] = {}
@@ -35,26 +35,26 @@ class Tokens:
         Raises:
             HanzoError: 401 where the token proves nothing, 403 where it has no role here, 503 where it can't be checked.
         """
-        token = bearer(authorization)
+        token = bearer_token(authorization)
         remembered = self._verified.get(token)
         if remembered is not None:
             caller, kid, expires = remembered
-            if time.time() < expires and self._keys.known(kid):
+            if time.time() < expires and self._keys.is_known(kid):
                 return caller
             del self._verified[token]
-        kid = key_name(token)
+        kid = key_id(token)
         key = await self._keys.get(kid)
         if key is None:
             raise unauthenticated("it is signed by a key that the sign-in server does not have")
         claims = verified_claims(token, key, self._auth)
-        caller = caller_of(claims, self._auth)
-        if len(self._verified) >= REMEMBERED:
+        caller = caller_from_claims(claims, self._auth)
+        if len(self._verified) >= MAX_CACHED:
             self._verified.clear()
         self._verified[token] = (caller, kid, float(claims["exp"]) + self._auth.leeway_seconds)
         return caller
 
 
-def bearer(authorization: str | None) -> str:
+def bearer_token(authorization: str | None) -> str:
     """The token of a header."""
     if authorization is None:
         message = "Sign in: send your token as 'Authorization: Bearer TOKEN' (MLflow's clients: set MLFLOW_TRACKING_TOKEN)"
@@ -62,12 +62,12 @@ def bearer(authorization: str | None) -> str:
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise unauthenticated("send it as 'Authorization: Bearer TOKEN'")
-    if len(token) > MAX_TOKEN:
+    if len(token) > MAX_TOKEN_LENGTH:
         raise unauthenticated("it is too long")
     return token.strip()
 
 
-def key_name(token: str) -> str:
+def key_id(token: str) -> str:
     """The `kid` of a token, which nobody has verified yet."""
     try:
         header = jwt.get_unverified_header(token)
@@ -91,7 +91,7 @@ def verified_claims(token: str, key: VerifyingKey, auth: Auth) -> Mapping[str, A
             audience=auth.audience,
             issuer=[auth.issuer, auth.issuer + "/"],
             leeway=auth.leeway_seconds,
-            options={"require": REQUIRED},
+            options={"require": REQUIRED_CLAIMS},
         )
     except jwt.ExpiredSignatureError:
         raise unauthenticated("it has expired: sign in again") from None
@@ -107,7 +107,7 @@ def verified_claims(token: str, key: VerifyingKey, auth: Auth) -> Mapping[str, A
         raise unauthenticated("its signature or its form is wrong") from None
 
 
-def caller_of(claims: Mapping[str, Any], auth: Auth) -> Caller:
+def caller_from_claims(claims: Mapping[str, Any], auth: Auth) -> Caller:
     """Who the claims name. Roles that are not ours are left out."""
     user, organization = claims.get(auth.user_claim), claims.get(auth.organization_claim)
     for claim, value in ((auth.user_claim, user), (auth.organization_claim, organization)):

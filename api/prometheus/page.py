@@ -9,11 +9,11 @@ from socket import socket
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from api.host_guard import LOOPBACK_NAMES, host_name
+from api.middleware.host_validation import LOOPBACK_NAMES, host_name
 
 
 @contextmanager
-def served(listener: socket, registry: CollectorRegistry, path: str, any_host: bool) -> Iterator[None]:
+def serve_metrics_page(listener: socket, registry: CollectorRegistry, path: str, any_host: bool) -> Iterator[None]:
     """Serve the page on a listening socket until the block ends. On loopback (`any_host` false) by loopback names only."""
 
     class Page(BaseHTTPRequestHandler):

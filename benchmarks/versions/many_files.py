@@ -17,8 +17,8 @@ from pathlib import Path
 
 from sqlalchemy import event
 
-from api.v1.datasets.download import file_json, listing, source_of
-from api.v1.datasets.messages import versions_json
+from api.routes.v1.dataset_download import file_json, listing, source_artifact
+from api.schemas.v1.datasets import versions_json
 from recipes.assignment import SPLITS
 from recipes.preparation.plan import cut
 from recipes.preparation.source import Source
@@ -83,12 +83,12 @@ def preview(place: Place) -> None:
 
 def addresses(place: Place) -> None:
     """What `checkout` asks for first."""
-    source = source_of(place.database, place.version(1))
+    source = source_artifact(place.database, place.version(1))
     listing({"url": None}, (file_json(source, file, lambda uri, _: uri) for file in place.store.manifest(source).files))
 
 
 def checkout(place: Place) -> None:
-    place.store.fetch(source_of(place.database, place.version(1)), place.folder / "cache")
+    place.store.fetch(source_artifact(place.database, place.version(1)), place.folder / "cache")
 
 
 def compare(place: Place) -> None:

@@ -1,5 +1,7 @@
 """What was found: the types of the programs' results, which the control plane judges, stores and shows."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from recipes.frozen import Frozen
@@ -96,7 +98,7 @@ class FeatureDrift(Frozen):
 
     feature: str
     psi: float
-    test: str
+    test: Literal["ks", "chi2"]
     statistic: float
     p_value: float
     new: tuple[str, ...] = Field((), description="values that the reference did not have")
@@ -124,7 +126,7 @@ class Leak(Frozen):
 
     line: int
     text: str
-    match: str = Field(description="exact or near")
+    match: Literal["exact", "near"]
     similarity: float
     ancestor: str
     ancestor_line: int

@@ -12,7 +12,7 @@ from recipes.store import Store
 def shape_of_base(recipe: Recipe, store: Store) -> Architecture | None:
     """The shape, or none where nobody has stated it, or it is of a family that is not known here.
 
-    A folder is looked into: whoever names one may (`api.v1.new_job.allow_base_model`).
+    A folder is looked into: whoever names one may (`api.routes.v1.job_submission.allow_base_model`).
     """
     uri = recipe.base_model.artifact_uri
     if uri is None:

@@ -16,6 +16,22 @@ def documented(template: str) -> str:
     return path.removeprefix("/api") if path.startswith("/api/v1/") else path
 
 
+def named_schemas(document: dict[str, Any], part: Any) -> set[str]:
+    """The components that a part of a document refers to, and those that they refer to."""
+    found: set[str] = set()
+    waiting = [part]
+    while waiting:
+        text = json.dumps(waiting.pop())
+        for name in set(re.findall(r'"#/components/schemas/([^"]+)"', text)) - found:
+            found.add(name)
+            waiting.append(document["components"]["schemas"][name])
+    return found
+
+
+def operations_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for operations in document["paths"].values() for operation in operations.values()]
+
+
 class Conformance:
     """Compares answers with an application's document."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api import abandoned_uploads
+from api import background_tasks as abandoned_uploads
 from recipes.schema import StoreAddress
 from recipes.store import Store
 
@@ -20,7 +20,7 @@ def test_what_is_left_of_an_upload_goes_though_the_server_started_long_ago(
     Store(address).put_bytes("s3://hanzo-ml/checkpoints/run-1/whole", b"whole")
     monkeypatch.setattr(abandoned_uploads, "DAY", 0.01)
     stopped = threading.Event()
-    abandoned_uploads.remove_in_background(address, {}, stopped)
+    abandoned_uploads.start_upload_cleanup(address, {}, stopped)
     try:
         for name in ("first#1", "second#1"):
             left = tmp_path / "objects" / "c" / "checkpoints" / name

@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from api import server
 from api.app import create_app
-from api.probe import Probe
+from api.health import Probe
 from resources.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
@@ -80,7 +80,6 @@ def test_another_method_is_told_which_there_are(http: TestClient, method: str, p
 
 def test_a_server_starts_without_what_few_requests_need() -> None:
     heavy = {"numpy", "pyarrow", "polars", "jinja2", "tokenizers", "torch", "dagster", "optuna", "kubernetes"}
-    heavy |= {"api.openapi.messages", "api.openapi.v1"}
     code = f"import sys, api.server, api.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -184,7 +183,7 @@ def test_a_probe_that_was_lost_is_asked_anew(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(1)
         return len(asked) > 1 or hangs.wait(60)
 
-    monkeypatch.setattr("api.probe.LOST_SECONDS", 0.0)
+    monkeypatch.setattr("api.health.ABANDON_SECONDS", 0.0)
     probe = Probe(ask, wait=0.05)
     assert asyncio.run(probe.answers()) is False
     assert comes_back(probe)

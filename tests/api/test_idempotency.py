@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from api.auth.permissions import LOCAL, Caller
-from api.idempotency import run_of
+from api.idempotency import run_id_from_key
 from tests.api.server_process import ServerProcess
 
 CREATE = "/api/2.0/mlflow/runs/create"
@@ -48,4 +48,4 @@ def test_nobody_has_the_run_of_somebody_else_s_key() -> None:
         *(Caller(user, organization, frozenset()) for user in ("ann", "bob") for organization in ("acme", "rival")),
         Caller("acme", "ann", frozenset()),
     ]
-    assert len({run_of("key", caller) for caller in callers}) == len(callers)
+    assert len({run_id_from_key("key", caller) for caller in callers}) == len(callers)

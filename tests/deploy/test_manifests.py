@@ -11,7 +11,7 @@ import yaml
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.server import refuse_unsafe
+from api.server import refuse_open_network
 from recipes.schema import BadConfiguration, Distributed
 from resources.compute.kubernetes.pod import USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
@@ -84,7 +84,7 @@ def test_keys_of_ours_have_their_defaults_but_the_address_that_only_a_cluster_ha
     assert out_of_reach(a_job(), settings.scheduler) == []
     assert urlsplit(address).hostname in settings.server.allowed_hosts
     assert settings.auth.verify_tokens  # or the API would refuse to serve a network
-    refuse_unsafe(settings)
+    refuse_open_network(settings)
 
 
 def test_secrets_are_named_and_nowhere_written() -> None:
@@ -213,5 +213,5 @@ def test_the_image_by_itself_serves_the_api_to_a_network_and_asks_for_tokens() -
         "HANZO_ML_STREAM_BROKERS": "kafka:9092",
     }
     settings = Settings.load({**given, "HANZO_ML_CONFIG": str(ROOT / "deploy" / "image.yaml")})
-    refuse_unsafe(settings)
+    refuse_open_network(settings)
     assert settings.server.host == "0.0.0.0" and settings.auth.verify_tokens

@@ -11,8 +11,8 @@ from recipes.record_lines import record_lines
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from tests.api.routes.v1.test_dataset_lineage import made_into_a_model_and_a_child
 from tests.api.server_process import ServerProcess
-from tests.api.test_dataset_lineage import made_into_a_model_and_a_child
 from tests.hanzo_ml.test_cli import refusal, run
 from tests.resources.lineage.test_trace import World
 

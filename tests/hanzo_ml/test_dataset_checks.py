@@ -16,8 +16,8 @@ from resources.metadata.datasets import Datasets
 from resources.metadata.validations import Validations
 from resources.validation.judge import Verdict
 from resources.validation.policy import Check
+from tests.api.routes.v1.test_dataset_checks import validate
 from tests.api.server_process import ServerProcess
-from tests.api.test_dataset_checks import validate
 from tests.hanzo_ml.test_cli import refusal, run
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.v1.new_job import NewJob
+from api.routes.v1.job_submission import NewJob
 from hanzo_ml.cli import main as command_line
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane

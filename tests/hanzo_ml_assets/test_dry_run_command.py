@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.api.test_command_jobs import SPECIFICATION
+from tests.api.routes.v1.test_command_jobs import SPECIFICATION
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from api.v1.datasets.download import file_json, listing
+from api.routes.v1.dataset_download import file_json, listing
 from hanzo_ml import checkout as checkouts
 from hanzo_ml.checkout import Part, RemoteFile, checkout
 from recipes import chunking

@@ -1,5 +1,5 @@
-"""Who may call what, as rows W1-W6 of the specification have it: written by hand, not taken from `api.auth.table`, which has
-to agree with it.
+"""Who may call what, as rows W1-W6 of the specification have it: written by hand, not taken from the routes'
+declarations, which have to agree with it.
 
 A line is a route below its first prefix, and who may call it: `a` ml-admin, `r` ml-researcher, `v` ml-viewer, `j` a job with
 its own token, for what is the job's own, `n` whoever has no token. What a role may do, it may do in its own organization.

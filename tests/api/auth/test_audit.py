@@ -14,9 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.app import create_app
-from api.audit import AuditTrail
-from api.auth.call import Call
-from api.auth.routes import Routes
+from api.auth.audit_log import AuditLog, Call
+from api.auth.route_matching import Routes
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
 from resources.metadata.call_tallies import take
 from resources.metadata.database import Database
@@ -26,7 +25,7 @@ from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
-from tests.api.test_dataset_checks import create, validate
+from tests.api.routes.v1.test_dataset_checks import create, validate
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -130,7 +129,7 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
     now = 1_000_000_000
     database = Database(f"sqlite:///{tmp_path}/a.db")
     database.migrate()
-    trail = AuditTrail(database, lambda: now)
+    trail = AuditLog(database, lambda: now)
     call = AuditedCall("u", "o", (), "POST", "/r", ("run:1",), 200, "c", 2.0)
 
     def written() -> list[int]:
@@ -259,7 +258,7 @@ def test_a_call_that_fails_at_the_door_is_on_record(
         app = create_app(migrated(tmp_path, HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=iam.url))
         headers = {"Authorization": f"Bearer {iam.token('ann', 'default', 'ml-admin')}"}
         with asking(app) as http:
-            monkeypatch.setattr("api.auth.guard.check_ownership", broken)
+            monkeypatch.setattr("api.middleware.access_control.check_ownership", broken)
             failed = http.post(f"{MLFLOW}/runs/update", json={"run_id": "r"}, headers=headers)
             read = http.get("/v1/runs/r", headers=headers)
     assert (failed.status_code, read.status_code) == (status, status)
@@ -328,7 +327,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
         nonlocal commits
         commits += 1
 
-    trail = AuditTrail(database)
+    trail = AuditLog(database)
     calls = [AuditedCall("u", "o", (), "POST", f"/{number}", (), 200, "c", 2.0) for number in range(50)]
 
     async def record_all() -> None:
@@ -344,7 +343,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
 def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> None:
     """An answer waits for the row of its call; a count is kept for the next time."""
     database = Database(f"sqlite:///{tmp_path}/a.db")
-    trail = AuditTrail(database)  # without tables: every write fails
+    trail = AuditLog(database)  # without tables: every write fails
     change, logged = (AuditedCall("u", "o", (), "POST", route, (), 200, "c", 2.0) for route in ("/change", "/log"))
 
     async def call() -> None:
@@ -367,4 +366,4 @@ def test_of_a_call_that_names_very_many_objects_some_are_on_record() -> None:
     """All of them were kept in memory, for as long as such calls were counted."""
     named = frozenset(Reference(Kind.RUN, f"{number:05}") for number in range(50_000))
     call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)
-    assert call.audited(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))
+    assert call.audit_row(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from api.v1.new_job import allow_base_model, allow_image
+from api.routes.v1.job_submission import allow_base_model, allow_image
 from recipes.recipe import Recipe
 from resources.settings import Settings
 from tests.api.auth.conftest import SignedIn

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from api.auth.routes import Routes
-from api.auth.table import shape
+from api.auth.route_matching import Routes, shape
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 from tests.api.auth.role_matrix import WHO_MAY
 from tests.resources.hpo.sweep_files import small

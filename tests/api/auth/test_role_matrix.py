@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.auth.routes import Route, Routes
+from api.auth.route_matching import Route, Routes
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 from tests.api.auth.role_matrix import WHO_MAY

@@ -11,25 +11,28 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.audit import AuditTrail
-from api.auth.guard import Guard
-from api.auth.keys import Keys
-from api.auth.references import NAMES
-from api.auth.routes import Routes
-from api.auth.table import FOR_JOBS, NEEDS, OPEN, RULES, shape, spellings
+import api.app
+from api.auth.audit_log import AuditLog
+from api.auth.jwks import SigningKeys
+from api.auth.object_references import PARAMETER_KINDS
+from api.auth.permissions import Permission
+from api.auth.route_matching import Routes
 from api.auth.tokens import Tokens
-from api.openapi.descriptions import schemas_of_answers
-from api.ui.sign_in import COOKIE
+from api.middleware.access_control import AccessControl
+from api.routes.ui.sign_in import COOKIE
+from api.routing import PUBLIC, Router, undeclared
 from resources.metadata.database import Database
 from resources.settings import Settings
 from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
+from tests.api.conformance import named_schemas, operations_of
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {"key", "name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
-"""`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
+"""`name` and `artifact_path` are read by `api.auth.object_references` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
+OPEN = {"GET /alive", "GET /ready", "GET /health", f"GET {SIGNED_LINK}"}
 FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
 OF_A_PATH = {"upload_id"}
@@ -45,47 +48,41 @@ def requests(app: FastAPI) -> list[tuple[str, str]]:
     return [(route.method, re.sub(r"\{[^}]*\}", "nothing", route.template)) for route in Routes(app).all]
 
 
-def test_every_route_is_listed(app: FastAPI) -> None:
-    missing = [route.shape for route in Routes(app).all if route.shape not in RULES and route.shape not in OPEN]
-    assert missing == [], "say in api/auth/table.py who may call them"
+def is_open(method: str, path: str) -> bool:
+    return f"{'GET' if method == 'HEAD' else method} {path}" in OPEN
 
 
-def test_every_route_that_is_listed_is_there(app: FastAPI) -> None:
-    """What `api/auth/table.py` promises is no more than there is. A line for nothing would be a new route's by accident."""
-    served = {route.shape for route in Routes(app).all}
-    listed = [route for routes in NEEDS.values() for route in routes]
-    assert [route for route in listed if not served & {shape(route), *spellings(route)}] == []
+def test_every_route_declares_a_permission(app: FastAPI) -> None:
+    assert undeclared(app) == []
 
 
-def test_what_is_for_jobs_is_listed() -> None:
-    assert {spelling for route in FOR_JOBS for spelling in spellings(route)} <= RULES.keys()
+def test_an_application_with_an_undeclared_route_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = Router("/v1")
+    forgotten._main.get("/new")(lambda: "secret")
+    monkeypatch.setattr(api.app, "ROUTERS", (*api.app.ROUTERS, forgotten))
+    with pytest.raises(TypeError, match="/v1/new"):
+        api.app.create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path)}))
 
 
 def test_only_the_probes_and_signed_links_are_open(app: FastAPI) -> None:
-    assert {route.shape for route in Routes(app).all if route.shape in OPEN} == {
-        "GET /alive",
-        "GET /ready",
-        "GET /health",
-        f"GET {SIGNED_LINK}",
-    }
-    assert not OPEN & RULES.keys()
+    public = {route.shape for route in Routes(app).all if route.declaration and route.declaration.permission is PUBLIC}
+    assert public == OPEN
 
 
 def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
     """A route that names an object in words of its own would pass the guard unseen."""
     document = app.openapi()
     names = {name for route in Routes(app).all for name in route.pattern.groupindex}
-    assert names - NAMES.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
+    assert names - PARAMETER_KINDS.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
     sent: set[str] = set()
     for operations in document["paths"].values():
         for operation in operations.values():
             sent |= {parameter["name"] for parameter in operation.get("parameters", ())}
-    _, answered = schemas_of_answers()
-    for name, model in document["components"]["schemas"].items():
-        if name not in answered:
-            sent |= set(model.get("properties", {}))
+    bodies = [operation.get("requestBody") for operation in operations_of(document)]
+    for name in named_schemas(document, bodies):
+        sent |= set(document["components"]["schemas"][name].get("properties", {}))
     ids = {name for name in sent if re.search(r"(^|_)(id|ids|uuid|uuids)$", name)}
-    assert ids - NAMES.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
+    assert ids - PARAMETER_KINDS.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
 
 
 def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
@@ -104,7 +101,7 @@ def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app:
     bad = cycle(name for name in tokens if name != "none")
     with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
         for method, path in requests(app):
-            if f"{method} {path}" in OPEN:
+            if is_open(method, path):
                 assert http.request(method, path).status_code == (400 if path == SIGNED_LINK else 200)
                 continue
             # One door has them all: each route sees two of the tokens, each token dozens of the routes.
@@ -126,7 +123,7 @@ def test_a_default_password_opens_no_route(signed_in: SignedIn, app: FastAPI, pa
     user, _, password = pair.partition(":")
     with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
         for method, path in requests(app):
-            if f"{method} {path}" not in OPEN:
+            if not is_open(method, path):
                 answer = http.request(method, path, headers={"Authorization": f"Basic {encoded}"})
                 assert answer.status_code == 401, (method, path, answer.text)
                 assert answer.headers["www-authenticate"] == "Bearer", "a browser would ask for a password"
@@ -167,13 +164,15 @@ def test_a_route_that_nobody_listed_is_refused_to_an_admin(tmp_path: Path) -> No
         database.migrate()
         app = FastAPI(openapi_url=None)
         app.get("/v1/new")(lambda: "secret")
-        app.get("/v1/jobs")(lambda: "listed")
-        guard = Guard(
+        declared = Router("/v1")
+        declared.get("/jobs", Permission.JOBS_READ)(lambda: "listed")
+        declared.include_in(app)
+        guard = AccessControl(
             app,
             routes=Routes(app),
-            tokens=Tokens(settings.auth, Keys(settings.auth)),
+            tokens=Tokens(settings.auth, SigningKeys(settings.auth)),
             database=database,
-            trail=AuditTrail(database),
+            audit_log=AuditLog(database),
             max_body_bytes=1000,
         )
         http = TestClient(guard, headers={"Authorization": f"Bearer {iam.token('ann', 'acme', 'ml-admin')}"})

@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from api.auth.keys import Keys, verifying_keys
+from api.auth.jwks import SigningKeys, verifying_keys
 from api.auth.permissions import Caller
 from api.auth.tokens import Tokens
 from resources.errors import ErrorCode, HanzoError
@@ -55,7 +55,7 @@ def refused(tokens: Tokens, authorization: str | None) -> HanzoError:
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_each_kind_of_key_signs_a_caller_in(iam: Iam, number: int) -> None:
     claims = iam.claims("ann", "acme", "ml-admin", "ml-viewer", "somebody-elses-role")
-    caller = signed_in(Tokens(settings(iam), Keys(settings(iam))), iam.keys[number].sign(claims))
+    caller = signed_in(Tokens(settings(iam), SigningKeys(settings(iam))), iam.keys[number].sign(claims))
     assert caller == Caller("ann", "acme", frozenset({"ml-admin", "ml-viewer"}))
 
 
@@ -104,7 +104,7 @@ FORGED: dict[str, Callable[[Iam, dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("how", FORGED)
 def test_a_forged_token_is_refused(iam: Iam, how: str) -> None:
-    tokens = Tokens(settings(iam), Keys(settings(iam)))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam)))
     token = FORGED[how](iam, iam.claims("ann", "acme", "ml-admin"))
     error = refused(tokens, f"Bearer {token}")
     assert error.code is ErrorCode.UNAUTHENTICATED
@@ -132,31 +132,31 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_claims_are_refused(iam: Iam, what: str) -> None:
-    tokens = Tokens(settings(iam), Keys(settings(iam)))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam)))
     error = refused(tokens, f"Bearer {iam.token('ann', 'acme', 'ml-admin', **WRONG[what])}")
     assert error.code is ErrorCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("roles", [[], ["admin"], None, {"ml-admin": True}, 7])
 def test_a_user_without_a_role_of_ours_is_forbidden(iam: Iam, roles: Any) -> None:
-    error = refused(Tokens(settings(iam), Keys(settings(iam))), f"Bearer {iam.token('ann', 'acme', roles=roles)}")
+    error = refused(Tokens(settings(iam), SigningKeys(settings(iam))), f"Bearer {iam.token('ann', 'acme', roles=roles)}")
     assert error.code is ErrorCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("header", [None, "", "Basic YW5uOnB3", "Bearer", "Bearer  "])
 def test_other_headers_are_refused(iam: Iam, header: str | None) -> None:
-    assert refused(Tokens(settings(iam), Keys(settings(iam))), header).code is ErrorCode.UNAUTHENTICATED
+    assert refused(Tokens(settings(iam), SigningKeys(settings(iam))), header).code is ErrorCode.UNAUTHENTICATED
 
 
 def test_clocks_may_differ_a_little(iam: Iam) -> None:
-    tokens = Tokens(settings(iam), Keys(settings(iam)))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam)))
     now = int(time.time())
     assert signed_in(tokens, iam.token("ann", "acme", "ml-viewer", nbf=now + 10, iat=now + 10, exp=now - 10))
 
 
 def test_a_new_key_is_fetched_but_not_for_every_unknown_name(iam: Iam) -> None:
     clock = Clock()
-    tokens = Tokens(settings(iam), Keys(settings(iam), clock))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     signed_in(tokens, iam.token("ann", "acme", "ml-viewer"))
     for number in range(5):
         refused(tokens, "Bearer " + Key(f"forged-{number}").sign(iam.claims("eve", "acme", "ml-admin")))
@@ -170,7 +170,7 @@ def test_a_new_key_is_fetched_but_not_for_every_unknown_name(iam: Iam) -> None:
 
 def test_a_withdrawn_key_verifies_no_more_also_for_tokens_seen_before(iam: Iam) -> None:
     clock = Clock()
-    tokens = Tokens(settings(iam), Keys(settings(iam), clock))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     old = iam.token("ann", "acme", "ml-viewer")
     signed_in(tokens, old)
     iam.keys = [Key("new")]
@@ -181,7 +181,7 @@ def test_a_withdrawn_key_verifies_no_more_also_for_tokens_seen_before(iam: Iam) 
 
 def test_while_the_iam_is_down_old_keys_hold_until_their_limit(iam: Iam) -> None:
     clock = Clock()
-    tokens = Tokens(settings(iam), Keys(settings(iam), clock))
+    tokens = Tokens(settings(iam), SigningKeys(settings(iam), clock))
     token, other = (iam.token(user, "acme", "ml-viewer") for user in ("ann", "bob"))
     signed_in(tokens, token)
     iam.status = 500
@@ -196,7 +196,7 @@ def test_while_the_iam_is_down_old_keys_hold_until_their_limit(iam: Iam) -> None
 
 def test_an_iam_that_never_answered_is_unavailable_not_unauthenticated(iam: Iam) -> None:
     iam.go_away()
-    error = refused(Tokens(settings(iam), Keys(settings(iam))), f"Bearer {iam.token('ann', 'acme', 'ml-viewer')}")
+    error = refused(Tokens(settings(iam), SigningKeys(settings(iam))), f"Bearer {iam.token('ann', 'acme', 'ml-viewer')}")
     assert error.code is ErrorCode.TEMPORARILY_UNAVAILABLE
 
 
@@ -204,7 +204,7 @@ def test_a_redirect_is_not_followed(iam: Iam) -> None:
     with Iam() as evil:
         iam.status, iam.target = 302, f"{evil.url}/.well-known/jwks.json"
         token = evil.keys[1].sign(iam.claims("eve", "acme", "ml-admin"))
-        error = refused(Tokens(settings(iam), Keys(settings(iam))), f"Bearer {token}")
+        error = refused(Tokens(settings(iam), SigningKeys(settings(iam))), f"Bearer {token}")
         assert error.code is ErrorCode.TEMPORARILY_UNAVAILABLE
         assert evil.asked == 0
 

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from api.ui.sign_in import COOKIE, MAX_COOKIE
-from api.ui.static_files import build_folder
+from api.routes.ui.sign_in import COOKIE, MAX_COOKIE
+from api.routes.ui.static_files import build_folder
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.browser_session import BrowserSession
 

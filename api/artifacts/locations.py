@@ -1,0 +1,102 @@
+"""What a path of the artifact proxy names: the files of a run or of a logged model, or a free path of an organization.
+
+- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place
+  instead of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
+- `models/NAME/VERSION/...`: a registered model's, read-only (`api.routes.mlflow.model_version_files`);
+- everything else that begins with no number is a free path, as a script with its own layout uses them.
+
+Numbers stay the experiments': what names no run of that experiment is refused and not taken for a free path, so that a
+mistyped id never hides a file.
+"""
+
+from dataclasses import dataclass, replace
+
+from api.artifacts.run_artifacts import Entry, OwnedArtifacts, RunArtifacts
+from api.artifacts.verified_files import VerifiedFiles
+from recipes.storage import uris
+from resources.errors import HanzoError, not_found
+from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
+from resources.metadata.artifacts.artifact_owners import files_owner, folders_above
+from resources.metadata.database import Database
+from resources.metadata.tracking.logged_model_states import no_model
+from resources.metadata.tracking.run_data import check_run_active
+
+
+@dataclass(frozen=True)
+class ArtifactLocation:
+    """A path below the files of a run, of a logged model or of an organization ("" for all of them)."""
+
+    artifacts: OwnedArtifacts
+    owner: str
+    path: str
+    is_model: bool = False
+    lifecycle_stage: str = "active"
+
+    def check_writable(self) -> None:
+        """Raises a 4xx where the owner is deleted."""
+        if self.is_model and self.lifecycle_stage != "active":
+            raise no_model(self.owner)
+        check_run_active(self.owner, self.lifecycle_stage)
+
+
+class ArtifactLocations:
+    """The paths of the artifact proxy."""
+
+    def __init__(self, database: Database, files: VerifiedFiles) -> None:
+        self._database = database
+        self._run_artifacts = RunArtifacts(files)
+        self._free = OwnedArtifacts(files, uris.organization_artifacts)
+
+    def locate(self, proxied: str, organization: str) -> ArtifactLocation:
+        """What a checked path ("" for the root) is to a caller of an organization.
+
+        Raises:
+            HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization, in
+                the same words whether there is none or it is another's.
+        """
+        location = self._owned(proxied, organization)
+        if location is not None:
+            return location
+        if is_reserved(proxied):
+            raise no_such_location()
+        return ArtifactLocation(self._free, organization, proxied)
+
+    def entries(self, proxied: str, organization: str) -> list[Entry]:
+        """What lies directly below a checked path, by name; each path is relative to it.
+
+        Raises:
+            HanzoError: 404 as `locate`, but for a path above the files of runs or logged models: clients go down from there.
+        """
+        location = self._owned(proxied, organization)
+        if location is not None:
+            return relative_entries(location.artifacts.entries(location.owner, location.path))
+        with self._database.read() as connection:
+            folders = folders_above(connection, proxied, organization)
+        if folders is None and is_reserved(proxied):
+            raise no_such_location()
+        free = [] if is_reserved(proxied) else relative_entries(self._free.entries(organization, proxied))
+        return sorted([*free, *(Entry(name, True) for name in folders or ())], key=lambda entry: entry.path)
+
+    def _owned(self, proxied: str, organization: str) -> ArtifactLocation | None:
+        with self._database.read() as connection:
+            found = files_owner(connection, proxied)
+        if found is None or found.organization != organization:
+            return None
+        return ArtifactLocation(self._run_artifacts, found.id, found.path, found.is_model, found.lifecycle_stage)
+
+
+def is_reserved(proxied: str) -> bool:
+    """Whether nothing but the files of runs, logged models and versions is at a path."""
+    first = proxied.partition("/")[0]
+    return first == VERSIONS or RESERVED.fullmatch(first) is not None
+
+
+def relative_entries(entries: list[Entry]) -> list[Entry]:
+    return [replace(entry, path=entry.path.rpartition("/")[2]) for entry in entries]
+
+
+def no_such_location() -> HanzoError:
+    return not_found(
+        "There is no such artifact location: it must be EXPERIMENT_ID/RUN_ID/artifacts/PATH or "
+        "EXPERIMENT_ID/models/MODEL_ID/artifacts/PATH of an experiment that exists, or begin with another name"
+    )

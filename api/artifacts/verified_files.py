@@ -1,0 +1,216 @@
+"""Verified files: hashed when they are uploaded, and again before they are sent (row X7).
+
+What belongs here: object store and records of hashes, kept in step. What does not: what a file may be called
+(`run_artifacts`), and HTTP (`artifacts.file_response`).
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api.artifacts.checksums import ExpectedChecksums, RunningChecksums
+from recipes.buckets import StoreUnavailable
+from recipes.chunks import hash_in_name
+from recipes.manifest import Artifact, Manifest
+from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.stored_object import StoredObject
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles, Recorded
+
+CHUNK_BYTES = 1 << 20
+MAX_BYTES_IN_MEMORY = 4 << 20
+"""Up to here a file is read once and kept until it is sent; a larger one is read twice."""
+MAX_READ_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class UploadedFile:
+    uri: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """A file whose bytes were hashed a moment ago and are the recorded ones."""
+
+    stored: StoredObject
+    sha256: str
+    content: bytes | None
+
+    @property
+    def size(self) -> int:
+        return self.stored.size
+
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
+        if self.content is not None:
+            return iter([self.content[start:stop]])
+        return self.stored.chunks(start, stop)
+
+
+class VerifiedFiles:
+    """Uploaded files of an object store, and those that the asset graph published there.
+
+    Args:
+        find_organization: whose the file at a URI is, for the audit log.
+    """
+
+    def __init__(self, store: Store, records: ArtifactFiles, find_organization: Callable[[str], str]) -> None:
+        self.store = store
+        self._records = records
+        self._find_organization = find_organization
+
+    async def receive(
+        self, uri: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None = None
+    ) -> UploadedFile:
+        """Store a body, whole or not at all; what lay there before is replaced.
+
+        Raises:
+            HanzoError: 400 where the bytes are not those that were promised.
+        """
+        running = RunningChecksums(promised)
+        arrivals = []
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for piece in in_chunks(body):
+                await run_in_threadpool(running.update, piece)
+                yield piece
+            running.check()
+            # The store makes the object visible when this ends: its hash is on record by then.
+            arrivals.append(await run_in_threadpool(self._records.arriving, uri, running.sha256, running.size))
+
+        await self.store.put_stream(uri, hashed(), declared_size)
+        await run_in_threadpool(self._records.stored, arrivals[0])
+        return UploadedFile(uri, running.sha256, running.size)
+
+    def adopt(self, uri: str, complete: Callable[[], None]) -> UploadedFile:
+        """Record what a client put into the store by itself: `complete` makes it visible at `uri`, then it is hashed.
+
+        Raises:
+            Exception: whatever `complete` raises. What lay at `uri` before is there still.
+        """
+        arrival = self._records.arriving(uri, UNSEEN, 0)
+        try:
+            complete()
+        except StoreUnavailable:  # it may have happened all the same
+            raise
+        except Exception:
+            self._records.forget([arrival.id])
+            raise
+        stored = self.store.open(uri)
+        sha256 = stored.sha256()
+        self._records.seen(arrival, sha256, stored.size)
+        return UploadedFile(uri, sha256, stored.size)
+
+    def open(self, uri: str, owner: str, artifact: Artifact | None = None) -> VerifiedFile:
+        """The file at `uri`, hashed from its first byte to its last before one of them is given away: so a broken file is
+        answered with an error and not with a broken connection, also where a client asks for a part of it only.
+
+        Args:
+            owner: whose file it is, as the key of the event `artifact.broken`.
+            artifact: what the asset graph published there, where the caller knows it.
+
+        Raises:
+            FileNotFoundError: nothing lies there.
+            HanzoError: 409 where its bytes are not the recorded ones.
+        """
+        for _ in range(MAX_READ_ATTEMPTS):
+            stored = self.store.open(uri)
+            try:
+                content = b"".join(stored.chunks()) if stored.size <= MAX_BYTES_IN_MEMORY else None
+                found = stored.sha256() if content is None else hashlib.sha256(content).hexdigest()
+            except FileNotFoundError:  # another upload took its place
+                continue
+            # The records are read after the bytes: those of an object that was replaced meanwhile are gone by now.
+            rows = self._records.at(uri)
+            expected = {row.sha256 for row in rows} if rows else self._published_hashes(uri, owner, artifact)
+            if not expected or found in expected:
+                self._note_repair(uri, rows)
+                return VerifiedFile(stored, found, content)
+            if UNSEEN in expected:
+                self._records.first_seen(uri, found, stored.size)
+                return VerifiedFile(stored, found, content)
+            if self.store.open(uri).version == stored.version:
+                self._records.report_broken(uri, owner, self._find_organization(uri), sorted(expected), found)
+                raise corrupted_artifact(uri)
+        raise replaced_while_read()
+
+    def delete(self, uri: str) -> None:
+        """Delete the file at `uri`, or everything below it."""
+        rows = self._records.stored_at([uri, *self.store.list(uri)])
+        self.store.delete(uri)
+        self._records.forget(rows)
+
+    def _note_repair(self, uri: str, rows: list[Recorded]) -> None:
+        if any(row.found_sha256 for row in rows):
+            self._records.is_whole_again(uri)
+
+    def _published_hashes(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
+        """The hash that a chunk has by its name, a file by a manifest: a known artifact's, else the nearest one above it."""
+        if named := hash_in_name(uri):
+            return {named}
+        if artifact is not None:
+            return self._hashes_in_manifest(uri, artifact.uri, self._proved_manifest(artifact, owner)) | (
+                {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST}" else set()
+            )
+        folder = uri.rpartition("/")[0]
+        while folder.count("/") > 3:  # s3://BUCKET/KIND/NAME is the shortest place of an artifact
+            where = f"{folder}/{MANIFEST}"
+            # A file of that name that somebody uploaded proves nothing.
+            if where != uri and not self._records.at(where):
+                with suppress(FileNotFoundError, ValidationError):
+                    manifest = Manifest.model_validate_json(self.store.get_bytes(where))
+                    if hashes := self._hashes_in_manifest(uri, folder, manifest):
+                        return hashes
+            folder = folder.rpartition("/")[0]
+        return set()
+
+    def _proved_manifest(self, artifact: Artifact, owner: str) -> Manifest:
+        try:
+            return self.store.manifest(artifact)
+        except BrokenArtifact:
+            where = f"{artifact.uri}/{MANIFEST}"
+            found = self._hash_or_nothing(where)
+            self._records.report_broken(where, owner, self._find_organization(where), [artifact.digest], found)
+            raise corrupted_artifact(where) from None
+
+    def _hash_or_nothing(self, uri: str) -> str:
+        try:
+            return self.store.sha256(uri)
+        except FileNotFoundError:
+            return ""
+
+    @staticmethod
+    def _hashes_in_manifest(uri: str, folder: str, manifest: Manifest) -> set[str]:
+        return {file.sha256 for file in manifest.files if f"{folder}/{file.path}" == uri}
+
+
+def corrupted_artifact(uri: str) -> HanzoError:
+    # Not 500 as in MLflow: its client would try five times, and then hide the message.
+    name = uri.rpartition("/")[2]
+    return HanzoError(
+        ErrorCode.DATA_LOSS,
+        f"The artifact '{name}' is broken: its bytes do not have the recorded SHA-256. Restore it or upload it again",
+    )
+
+
+def replaced_while_read() -> HanzoError:
+    return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, "The artifact was replaced while it was read: try again")
+
+
+async def in_chunks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces large enough that a thread for each is worth it."""
+    waiting: list[bytes] = []
+    length = 0
+    async for chunk in body:
+        waiting.append(chunk)
+        length += len(chunk)
+        if length >= CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, length = [], 0
+    if length:
+        yield b"".join(waiting)

@@ -1,0 +1,151 @@
+"""Authenticate a job by its token, and check that it reaches only its run, what the run made and what it works with.
+
+What belongs here: which objects. Which routes are for jobs, they declare (`allows_jobs`).
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+from starlette.concurrency import run_in_threadpool
+
+from api.auth.object_references import PROXY_LISTING_ROUTE, references
+from api.auth.ownership import missing_object
+from api.auth.permissions import JOB, Caller
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
+from resources.metadata.run_tags import PARENT_TAG
+from resources.metadata.scope import Kind, Reference, stored_id
+from resources.metadata.tables import dataset_versions, logged_models, run_tags
+
+CACHE_SECONDS = 5.0
+"""How long a look at the database holds: a training loop asks often, and a revoked token ends within this time."""
+MAX_CACHED = 2048
+MAX_DEPTH = 8
+"""Of runs within runs."""
+CREATE_RUN_PATH = "/mlflow/runs/create"
+
+
+@dataclass(frozen=True)
+class CachedCaller:
+    caller: Caller
+    at: float
+
+
+class JobTokens:
+    """Tells which job a token is of."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._cached: dict[str, CachedCaller] = {}
+
+    async def caller(self, token: str) -> Caller:
+        """Raises 401 where the token is unknown, expired or revoked."""
+        known = self._cached.get(digest(token))
+        if known is not None and time.monotonic() - known.at < CACHE_SECONDS:
+            return known.caller
+        grant = await run_in_threadpool(self._look_up, token)
+        if grant is None:
+            self._cached.pop(digest(token), None)
+            raise HanzoError(
+                ErrorCode.UNAUTHENTICATED, "The token is refused: it is of a job that has ended or was restarted"
+            )
+        caller = Caller(user_id=grant.user_id, organization=grant.organization, roles=frozenset({JOB}), job=grant)
+        if len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
+        self._cached[digest(token)] = CachedCaller(caller, time.monotonic())
+        return caller
+
+    def _look_up(self, token: str) -> JobGrant | None:
+        with self._database.read() as connection:
+            return grant_of(connection, token)
+
+
+def job_token(authorization: str | None) -> str | None:
+    """The token of a header, where it is a job's."""
+    scheme, _, token = (authorization or "").partition(" ")
+    token = token.strip()
+    return token if scheme.lower() == "bearer" and token.startswith(PREFIX) else None
+
+
+def acted_on_references(
+    route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], named: frozenset[Reference]
+) -> frozenset[Reference]:
+    """What a request acts on: through the artifact proxy what its path says, whatever it names beside it."""
+    if "artifact_path" in path:
+        return references(route, {"artifact_path": path["artifact_path"]}, {})
+    return references(route, {}, {"path": query.get("path", ())}) if PROXY_LISTING_ROUTE.search(route) else named
+
+
+def job_references(route: str, acted_on: Iterable[Reference], body: Any) -> frozenset[Reference]:
+    """What a job's request names: a run that it makes is named by the parent that it gets, and by nothing else."""
+    named = set(acted_on)
+    if route.endswith(CREATE_RUN_PATH):
+        named = {reference for reference in named if reference.kind is not Kind.RUN}
+        tags = body.get("tags") if isinstance(body, dict) else None
+        for tag in tags if isinstance(tags, list) else ():
+            if isinstance(tag, dict) and tag.get("key") == PARENT_TAG:
+                named.add(Reference(Kind.RUN, str(tag.get("value"))))
+    return frozenset(named)
+
+
+def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Reference], *, writes: bool, lists: bool) -> None:
+    """Whether all that a job names is its own.
+
+    Raises:
+        HanzoError: 404 as for what is not there at all; 403 where a change names neither a run nor what one made, or a
+            read of objects (`lists`) names none.
+    """
+    own_run = Reference(Kind.RUN, grant.run_id)
+    if writes and not any(reference.kind in (Kind.RUN, Kind.LOGGED_MODEL) for reference in named):
+        message = "A job's token writes to its own run only: name it, or as mlflow.parentRunId of a run that it starts"
+        raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
+    if lists and not named:
+        raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token reads what is its own only: name it")
+    others = sorted(named - {own_run})
+    if not others:
+        return
+    with database.read() as connection:
+        for reference in others:
+            if not belongs_to_job(connection, grant, reference):
+                raise missing_object(reference)
+
+
+def belongs_to_job(connection: Connection, grant: JobGrant, reference: Reference) -> bool:
+    if stored_id(reference) is None:
+        return False
+    match reference.kind:
+        case Kind.RUN:
+            return is_descendant(connection, reference.id, grant.run_id)
+        case Kind.EXPERIMENT:
+            return reference.id == str(grant.experiment_id)
+        case Kind.LOGGED_MODEL:
+            query = select(logged_models.c.source_run_id).where(logged_models.c.id == reference.id)
+            source = connection.execute(query).scalar()
+            return source is not None and is_descendant(connection, source, grant.run_id)
+        case Kind.DATASET:
+            row = connection.execute(select(dataset_versions).where(dataset_versions.c.id == reference.id)).first()
+            if row is None or row.organization != grant.organization:
+                return False
+            return grant.dataset in (row.name, f"{row.name}@{row.version}")
+        case Kind.REGISTERED_MODEL:
+            return reference.id in grant.models
+        case Kind.JOB:
+            return reference.id == grant.job_id
+        case _:
+            return False
+
+
+def is_descendant(connection: Connection, run_id: str, ancestor: str) -> bool:
+    """Whether a run is another one, or was started below it."""
+    for _ in range(MAX_DEPTH):
+        if run_id == ancestor:
+            return True
+        parent = select(run_tags.c.value).where(run_tags.c.run_id == run_id, run_tags.c.key == PARENT_TAG)
+        run_id = connection.execute(parent).scalar() or ""
+        if not run_id:
+            return False
+    return False

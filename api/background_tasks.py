@@ -1,0 +1,71 @@
+"""Background threads of a running server: remove abandoned uploads, keep the planner's statistics current.
+
+Nobody waits for either, and both may end at any moment.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from recipes.abandoned_uploads import DAY, remove_abandoned
+from recipes.addresses import local_root
+from recipes.schema import StoreAddress
+from resources.metadata.database import Database
+from resources.metadata.planner_statistics import analyze_what_has_grown
+
+log = logging.getLogger(__name__)
+
+PLANNER_CHECK_SECONDS = 5.0
+"""A check reads one row for each table: half a millisecond."""
+
+
+def start_upload_cleanup(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
+    """Remove abandoned uploads now and each day until `stopped`.
+
+    Trainers are killed while a server runs for months, and each may leave a part of a checkpoint.
+    """
+
+    def each_day() -> None:
+        while not stopped.is_set():
+            _remove_abandoned(address, variables)
+            stopped.wait(DAY)
+
+    threading.Thread(target=each_day, daemon=True).start()
+
+
+def _remove_abandoned(address: StoreAddress, variables: Mapping[str, str]) -> None:
+    try:
+        on_s3 = local_root(address) is None
+        removed = _remove_in_subprocess(address, variables) if on_s3 else remove_abandoned(address)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("what is left of broken uploads could not be removed: %s", error)
+    else:
+        log.info("removed %d uploads that killed programs left unfinished", removed)
+
+
+def _remove_in_subprocess(address: StoreAddress, variables: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", "recipes.abandoned_uploads", address.model_dump_json()]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    return int(done.stdout)
+
+
+def start_table_analysis(database: Database, stopped: threading.Event) -> None:
+    """Analyze tables that grow fast, for PostgreSQL's planner, until `stopped`. Does nothing over SQLite."""
+    if database.engine.dialect.name == "postgresql":
+        threading.Thread(target=_analyze_until_stopped, args=(database, stopped), daemon=True).start()
+
+
+def _analyze_until_stopped(database: Database, stopped: threading.Event) -> None:
+    while not stopped.wait(PLANNER_CHECK_SECONDS):
+        try:
+            if grown := analyze_what_has_grown(database):
+                log.info("analyzed %s", ", ".join(grown))
+        except SQLAlchemyError as error:  # it is away, and whoever asks it something says so
+            log.debug("tables could not be analyzed: %s", error)

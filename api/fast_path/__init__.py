@@ -1,0 +1,1 @@
+"""Fast path of calls that clients make thousands of times: `writes` log, `reads` read runs, metrics and experiments."""

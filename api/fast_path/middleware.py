@@ -1,0 +1,119 @@
+"""Answer plain calls of frequent routes without FastAPI; pass every other request on to the route of its path.
+
+Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`writes`), `FastQuery` and `FastSearch`
+(`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth.permissions import Caller
+from api.errors import response_to_error
+from api.middleware.request_headers import header
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.writes.run_writer import RunWriter
+
+BODY_SECONDS = 60
+"""For a megabyte at most: a body that has arrived in part takes room that other writers wait for."""
+
+
+class FastCall(Protocol):
+    """Finds what answers a request: a response, the route where that must judge, or None where the client went away.
+
+    The route is given as `route`; as `with_body` of it where the body was read already.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None: ...
+
+
+@dataclass(frozen=True)
+class FastPathResources:
+    """What fast calls of an application share."""
+
+    tracking: Tracking
+    writer: RunWriter
+    threads: Executor
+
+
+class FastPath(Protocol):
+    """The fast path of a declared route."""
+
+    def bind(self, endpoint: Callable[..., Any], resources: FastPathResources) -> FastCall: ...
+
+
+class FastPathMiddleware:
+    """ASGI middleware, the innermost: access control comes before it, or is up to the call.
+
+    Args:
+        calls: by method and path.
+    """
+
+    def __init__(self, app: ASGIApp, calls: Mapping[tuple[str, str], FastCall]) -> None:
+        self._app = app
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._calls.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            response = await call(scope, receive, self._app)
+        except Exception as error:
+            response = response_to_error(error, Request(scope))
+        if response is not None:
+            await response(scope, receive, send)
+
+
+def caller(scope: Scope) -> Caller:
+    found: Caller = scope["state"]["caller"]
+    return found
+
+
+def is_json(scope: Scope) -> bool:
+    value = header(scope, b"content-type") or b""
+    return value == b"application/json" or value.startswith(b"application/json;")
+
+
+async def whole_body(message: Message, receive: Receive) -> bytes | None:
+    """The body of a request, whose first message was received; None where the client went away.
+
+    Raises:
+        HanzoError: its rest does not come.
+    """
+    if message["type"] != "http.request":
+        return None
+    if not message.get("more_body", False):
+        return bytes(message["body"])
+    parts = [message["body"]]
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                parts.append(message["body"])
+    except TimeoutError:
+        problem = f"The rest of the request did not come within {BODY_SECONDS} s: send it again"
+        raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, problem) from None
+    return b"".join(parts)
+
+
+def with_body(body: bytes, route: ASGIApp) -> ASGIApp:
+    """`route` for a request whose body was received already."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def call_route(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await route(scope, receive_again, send)
+
+    return call_route

@@ -1,0 +1,190 @@
+"""Fast path of logging calls: a plain body goes to the writer with the call's audit count, and is answered after its commit.
+
+Bodies are decoded to a `RunWrite` in microseconds. What is accepted here is accepted by the route too, and means the same;
+what is odd (an alias, a number written as text) or wrong in any way is left to the route, so that there is one set of
+messages. tests/api/fast_path/test_writes.py holds both together.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth.audit_log import Call
+from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
+from api.schemas.mlflow.requests import MAX_BATCH_BYTES
+from resources.errors import HanzoError
+from resources.metadata.call_tallies import tally_of
+from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
+from resources.metadata.writes.run_writer import RunWriter
+from resources.metadata.writes.run_writes import Points, RunWrite, write_of_points
+
+Decode = Callable[[bytes, str | None], RunWrite | None]
+"""A body, and the organization that its sender is limited to."""
+LoggingBody = TypeVar("LoggingBody", "LogMetric", "LogBatch", "PairOfRun")
+
+NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A message of which every member is named here, also those that clients send and that mean nothing.
+
+    Among others there may be another spelling of a name (`api.strict_json.proto_fields`).
+    """
+
+
+class Metric(Body):
+    key: str
+    value: float | str
+    timestamp: Annotated[int, Meta(ge=0, le=MAX_INT64)]
+    step: Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] = 0
+    model_id: Literal[""] = ""
+    """Metrics of a logged model have a second table, which may refuse one, and its neighbours with it."""
+    dataset_name: str = ""
+    dataset_digest: str = ""
+    run_id: str = ""
+
+
+class LogMetric(Metric, kw_only=True):
+    run_id: str
+    run_uuid: str = ""
+
+
+class Pair(Body):
+    key: str
+    value: str = ""
+
+
+class PairOfRun(Pair, kw_only=True):
+    run_id: str
+    run_uuid: str = ""
+
+
+class LogBatch(Body):
+    run_id: str
+    metrics: list[Metric] = []
+    params: list[Pair] = []
+    tags: list[Pair] = []
+
+
+class NotPlain(Exception):
+    """The route must judge this body."""
+
+
+_metric = msgspec.json.Decoder(LogMetric)
+_batch = msgspec.json.Decoder(LogBatch)
+_pair = msgspec.json.Decoder(PairOfRun)
+
+
+def decode_log_metric(body: bytes, organization: str | None) -> RunWrite | None:
+    try:
+        sent = _decoded(_metric, body)
+        return write_of_points(sent.run_id, _points([sent]), organization=organization)
+    except (HanzoError, NotPlain):
+        return None
+
+
+def decode_log_batch(body: bytes, organization: str | None) -> RunWrite | None:
+    if len(body) > MAX_BATCH_BYTES:
+        return None
+    try:
+        sent = _decoded(_batch, body)
+        params, tags = ([(pair.key, pair.value) for pair in pairs] for pairs in (sent.params, sent.tags))
+        return write_of_points(sent.run_id, _points(sent.metrics), params, tags, organization)
+    except (HanzoError, NotPlain):
+        return None
+
+
+def decode_log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
+    try:
+        sent = _decoded(_pair, body)
+        return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization, batch=False)
+    except (HanzoError, NotPlain):
+        return None
+
+
+def decode_set_tag(body: bytes, organization: str | None) -> RunWrite | None:
+    try:
+        sent = _decoded(_pair, body)
+        return write_of_points(sent.run_id, {}, tags=[(sent.key, sent.value)], organization=organization)
+    except (HanzoError, NotPlain):
+        return None
+
+
+def _decoded(decoder: "msgspec.json.Decoder[LoggingBody]", body: bytes) -> LoggingBody:
+    if b"\\u" in body:
+        raise NotPlain
+    try:
+        sent = decoder.decode(body)
+    except (ValueError, RecursionError):
+        raise NotPlain from None
+    if not sent.run_id:
+        raise NotPlain
+    return sent
+
+
+def _points(metrics: Sequence[Metric]) -> Points:
+    points: Points = {}
+    for metric in metrics:
+        key, value, is_nan = metric.key, metric.value, False
+        if bool(metric.dataset_name) is not bool(metric.dataset_digest):
+            raise NotPlain
+        if isinstance(value, str):
+            if value not in NUMBERS:
+                raise NotPlain
+            point = metric_point(key, NUMBERS[value], metric.step, metric.timestamp)
+            value, is_nan = point.value, point.is_nan
+        if key not in points:
+            check_key(key, "Metric name", "")
+            points[key] = []
+        points[key].append((metric.step, metric.timestamp, value, is_nan))
+    return points
+
+
+_OK = 200
+_HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json")]
+_BODY: Message = {"type": "http.response.body", "body": b"{}"}
+
+
+@dataclass(frozen=True)
+class FastWrite:
+    """A logging call whose body `decode` reads."""
+
+    decode: Decode
+
+    def bind(self, endpoint: Callable[..., Any], resources: FastPathResources) -> FastCall:
+        return WriteCall(self.decode, resources.writer)
+
+
+class WriteCall:
+    def __init__(self, decode: Decode, writer: RunWriter) -> None:
+        self._decode = decode
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None:
+        if not is_json(scope):
+            return route
+        first = await receive()  # a client that sends nothing delays nobody
+        # A client that has sent a part delays only others whose bodies come in parts too.
+        async with self._writer.arriving if first.get("more_body", False) else nullcontext():
+            body = await whole_body(first, receive)
+            if body is None:
+                return None
+            async with self._writer.room:
+                write = self._decode(body, caller(scope).organization)
+                if write is not None:
+                    call: Call = scope["state"]["call"]
+                    scope["state"]["run_id"] = write.run_id
+                    await self._writer.store(write.counted_in(tally_of(call.audit_row(_OK))))
+                    call.is_counted = True
+                    return _respond_stored
+        return with_body(body, route)
+
+
+async def _respond_stored(_: Scope, __: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": _OK, "headers": _HEADERS})
+    await send(_BODY)

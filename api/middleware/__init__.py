@@ -1,0 +1,1 @@
+"""ASGI middleware that every request passes: validation of hosts, access control, normalization."""

@@ -1,0 +1,282 @@
+"""Control access to every route: who is calling, may they, is everything they name their organization's. Refuses by default.
+
+An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that is declared with
+`checks_ownership` leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
+
+Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
+changes is on record all the same.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth.audit_log import AuditLog, Call, begin_call
+from api.auth.authentication import Authenticator
+from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
+from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
+from api.auth.object_references import references
+from api.auth.ownership import check_ownership
+from api.auth.permissions import LOCAL, OWN_ONLY, Caller, Permission, required_permission
+from api.auth.route_matching import Match, Routes
+from api.errors import error_response, method_not_allowed, no_such_route
+from api.middleware import request_body as bodies
+from api.middleware.request_normalization import respond_to_head
+from api.routes.ui import sign_in
+from api.routing import PUBLIC, Audit, Declaration
+from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.scope import Reference
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+
+if TYPE_CHECKING:
+    from api.auth.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+MAX_REFUSED_BODY_BYTES = 64 << 10
+"""Bytes of a body that is read of a call that is refused all the same."""
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+class AccessControl:
+    """ASGI middleware. `tokens` is None where there is no sign-in."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Routes,
+        tokens: "Tokens | None",
+        database: Database,
+        audit_log: AuditLog,
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._authenticator = Authenticator(tokens, database) if tokens is not None else None
+        self._database = database
+        self._audit_log = audit_log
+        self._max_body = max_body_bytes
+        self._default_experiments = DefaultExperiments(database)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        match = self._routes.match(scope["method"], scope["path"])
+        if match is None and scope["method"] == "HEAD" and self._routes.match("GET", scope["path"]):
+            await respond_to_head(self, scope, receive, send)
+            return
+        declared = match.route.declaration if match else None
+        if declared is None or not declared.streams_body:
+            length = bodies.declared_length(scope)
+            if length is None:
+                receive = bodies.limit_body(receive, self._max_body)
+            elif length > self._max_body:
+                await too_large(bodies.too_large(self._max_body))(scope, receive, send)
+                return
+        state = scope.setdefault("state", {})
+        if self._authenticator is None:
+            state["caller"] = LOCAL
+            if match is None or declared is None or declared.audit is Audit.NONE:
+                await self._app(scope, receive, send)
+            else:
+                await self._without_sign_in(match, declared, scope, receive, send)
+        elif declared is not None and declared.permission is PUBLIC:
+            await self._app(scope, receive, send)
+        else:
+            await self._with_sign_in(self._authenticator, match, declared, scope, receive, send)
+
+    async def _without_sign_in(
+        self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Nobody signs in: the call is let through, and is on record with what it names."""
+        call = scope["state"]["call"] = begin_call(scope, match)
+        call.caller, call.audit = LOCAL, declared.audit
+        if not declared.checks_ownership:
+            body: Any = None
+            if not declared.streams_body and bodies.declared_length(scope) != 0:
+                try:
+                    raw = await bodies.read_body(receive)
+                except HTTPException as refusal:
+                    await too_large(refusal)(scope, receive, send)
+                    return
+                except HanzoError:
+                    return  # the client went away: there is nobody to answer, and nothing was done
+                receive = bodies.resend_body(raw, receive)
+                with suppress(HanzoError):  # the endpoint says what is wrong with it
+                    body = bodies.parse_body(raw, scope["path"])
+            call.references = references(match.route.shape, match.parameters, parse_query(scope), body)
+        await self._answer_on_record(call, scope, receive, send)
+
+    async def _with_sign_in(
+        self,
+        authenticator: Authenticator,
+        match: Match | None,
+        declared: Declaration | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        call, headers = begin_call(scope, match), Headers(scope=scope)
+        scope["state"]["call"] = call
+        try:
+            accepts_cookie = declared is not None and not declared.writes
+            call.caller = await authenticator.caller(headers, accepts_cookie=accepts_cookie)
+            if match is None:
+                raise no_such_route(scope["method"], scope["path"])
+            if declared is None or not isinstance(declared.permission, Permission):
+                log.error("%s declares no permission and is refused to everybody", match.route.shape)
+                raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
+            call.audit = declared.audit
+            receive = await self._authorize(call, match, declared, scope, receive)
+        except HanzoError as refusal:
+            await self._refuse(call, refusal, headers, scope, receive, send)
+            return
+        except HTTPException as refusal:
+            await too_large(refusal)(scope, receive, send)
+            return
+        except SQLAlchemyError as error:
+            log.warning("the metadata database is unavailable: %s", type(error).__name__)
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.TEMPORARILY_UNAVAILABLE])
+            message = "The metadata database is unavailable: try again later"
+            await error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message)(scope, receive, send)
+            return
+        except Exception:
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
+        scope["state"]["caller"] = call.caller
+        if declared.audit is Audit.NONE:
+            await self._app(scope, receive, send)
+        else:
+            await self._answer_on_record(call, scope, receive, send)
+
+    async def _authorize(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
+        """Let the caller in, or raise. Returns what the endpoint will read its body from."""
+        caller = call.caller
+        assert caller is not None
+        permission = declared.permission
+        assert isinstance(permission, Permission)
+        own = OWN_ONLY.get(permission)
+        if not caller.may(permission) and not (own and caller.may(own)):
+            call.references = await refused_references(match, declared, scope, receive)
+            raise forbidden(caller, permission)
+        if caller.job is not None and not declared.allows_jobs:
+            call.references = await refused_references(match, declared, scope, receive)
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
+        if declared.checks_ownership and caller.job is None:
+            return receive
+        body: Any = None
+        if not declared.streams_body and bodies.declared_length(scope) != 0:
+            raw = await bodies.read_body(receive)
+            body = bodies.parse_body(raw, scope["path"])
+            receive = bodies.resend_body(raw, receive)
+            needed = required_permission(permission, body)
+            if needed is not permission and not caller.may(needed):
+                call.references = references(match.route.shape, match.parameters, parse_query(scope), body)
+                raise forbidden(caller, needed)
+        query = parse_query(scope)
+        if caller.organization != DEFAULT_ORGANIZATION and requests_default(call.route, query, body):
+            number = await self._default_experiments.number(caller.organization)
+            query_text = replace_in_query(query, number)
+            scope["query_string"] = query_text.encode()
+            query = parse_qs(query_text, keep_blank_values=True)
+            if isinstance(body, dict):
+                body = replace_in_body(call.route, body, number)
+                raw = json.dumps(body).encode()
+                scope["headers"] = bodies.with_content_length(scope["headers"], len(raw))
+                receive = bodies.resend_body(raw, receive)
+        call.references = references(match.route.shape, match.parameters, query, body)
+        if caller.job is not None:
+            acted_on = acted_on_references(match.route.shape, match.parameters, query, call.references)
+            call.references = job_references(match.route.template, acted_on, body)
+            lists = permission is not Permission.SERVER_READ
+            await run_in_threadpool(
+                check_job_scope, self._database, caller.job, call.references, writes=declared.writes, lists=lists
+            )
+        elif call.references:
+            only_own = not caller.may(permission)
+            await run_in_threadpool(
+                check_ownership,
+                self._database,
+                caller,
+                call.references,
+                may_be_new=declared.creates_model,
+                only_own=only_own,
+            )
+        return receive
+
+    async def _refuse(
+        self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        answer: Response = error_response(refusal.code, refusal.message)
+        if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.allowed_methods(scope["path"])):
+            answer = method_not_allowed(refusal.message, methods)
+        if refusal.code is ErrorCode.UNAUTHENTICATED:
+            if sign_in.wants_page(scope["method"], headers):
+                answer = sign_in.page(answer.status_code)
+            answer.headers.update(CHALLENGE)
+        await self._audit_log.record_call(call, answer.status_code)
+        await answer(scope, receive, send)
+
+    async def _answer_on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """The call, on record before its answer leaves, and also where an error leaves it without one."""
+        answered = False
+
+        async def recorded(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                await self._audit_log.record_call(call, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, recorded)
+        except Exception:
+            if not answered:
+                await self._audit_log.record_call(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
+
+    async def _record_failed(self, call: Call, status: int) -> None:
+        """A call that failed at this door, if it would be on record had it passed."""
+        if call.audit is not Audit.NONE:
+            await self._audit_log.record_call(call, status)
+
+
+def parse_query(scope: Scope) -> dict[str, list[str]]:
+    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+async def refused_references(match: Match, declared: Declaration, scope: Scope, receive: Receive) -> frozenset[Reference]:
+    """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
+    body: Any = None
+    if (
+        not declared.streams_body
+        and not declared.checks_ownership
+        and 0 < (bodies.declared_length(scope) or 0) <= MAX_REFUSED_BODY_BYTES
+    ):
+        with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
+            body = bodies.parse_body(await bodies.read_body(receive), scope["path"])
+    return references(match.route.shape, match.parameters, parse_query(scope), body)
+
+
+def too_large(refusal: HTTPException) -> Response:
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, refusal.detail, refusal.status_code)
+
+
+def forbidden(caller: Caller, permission: Permission) -> HanzoError:
+    roles = ", ".join(sorted(caller.roles))
+    return HanzoError(ErrorCode.PERMISSION_DENIED, f"Your role ({roles}) does not include {permission}")

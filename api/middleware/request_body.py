@@ -1,0 +1,87 @@
+"""Limit, read and resend request bodies: access control reads those that name objects (row X9)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
+
+from api.middleware.request_headers import header
+from api.strict_json import parse_json, with_proto_names
+from resources.errors import invalid
+
+
+def too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"The request body is too large: at most {limit} bytes")
+
+
+def declared_length(scope: Scope) -> int | None:
+    """The length that the client announces; None where it streams. The server lets no longer body through."""
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit():
+        return int(length[:20])
+    return None if header(scope, b"transfer-encoding") is not None else 0
+
+
+def limit_body(receive: Receive, limit: int) -> Receive:
+    """A body of unknown length that ends with a 413 as soon as it is too long."""
+    received = 0
+
+    async def receive_counted() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise too_large(limit)
+        return message
+
+    return receive_counted
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body."""
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise invalid("The connection was closed before the request was complete")
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def resend_body(body: bytes, receive: Receive) -> Receive:
+    """The body once more for the endpoint, then whatever the client sends next."""
+    is_sent = False
+
+    async def receive_body() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            return await receive()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
+MLFLOW_PATH = "mlflow"
+"""In the path of every route whose body is a message of MLflow's protocol: of runs, of models, of artifacts in parts."""
+
+
+def parse_body(body: bytes, path: str) -> Any:
+    """The JSON of a body that is is_sent to `path`, None where there is none.
+
+    What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
+    """
+    if not body:
+        return None
+    try:
+        found = parse_json(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"Malformed JSON in the request body: {str(error)[:200]}") from None
+    return with_proto_names(found) if MLFLOW_PATH in path else found
+
+
+def with_content_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]

@@ -1,0 +1,107 @@
+"""/mlflow/runs/create-promptlab-run: a prompt that was tried out by hand, kept as a run: its params, and one row of a table.
+
+Not kept is what MLflow saves besides: a model that asks the gateway, which there is none of here.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from api.artifacts.checksums import ExpectedChecksums
+from api.auth.permissions import Caller, Permission
+from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
+from api.schemas.mlflow.messages import experiment_number, mlflow_response
+from api.schemas.mlflow.requests import Message, Tag
+from api.schemas.mlflow.runs import run_message
+from resources.errors import invalid
+from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.tracking.run_states import Run
+from resources.metadata.tracking.tracking import Tracking
+
+router = Router("/mlflow/runs", tag="mlflow")
+
+TABLE = "eval_results_table.json"
+TAGS = {
+    "mlflow.loggedArtifacts": json.dumps([{"path": TABLE, "type": "table"}]),
+    "mlflow.runSourceType": "PROMPT_ENGINEERING",
+}
+REQUIRED = ("experiment_id", "prompt_template", "prompt_parameters", "model_route", "model_input", "mlflow_version")
+"""In the order in which MLflow misses them."""
+
+
+class Parameter(Message):
+    """Of a prompt or of a model: a number is kept as the text that Python makes of it, as in MLflow."""
+
+    key: str
+    value: Any = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.key, str(self.value)
+
+
+class CreatePromptlabRun(Message):
+    experiment_id: str = ""
+    run_name: str = ""
+    tags: tuple[Tag, ...] = ()
+    prompt_template: str = ""
+    prompt_parameters: tuple[Parameter, ...] = ()
+    model_route: str = ""
+    model_parameters: tuple[Parameter, ...] = ()
+    model_input: str = ""
+    model_output: str | None = None
+    model_output_parameters: tuple[Parameter, ...] = ()
+    mlflow_version: str = ""
+    user_id: str = "unknown"
+    start_time: int | None = None
+
+
+@router.post("/create-promptlab-run", Permission.EXPERIMENTS_WRITE)
+async def create(
+    body: CreatePromptlabRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller: CallerOf
+) -> TypedResponse[responses.RunAnswer]:
+    for name in REQUIRED:
+        if not getattr(body, name):
+            raise invalid(f"CreatePromptlabRun request must specify {name}.")
+    run = await run_in_threadpool(create_run, body, tracking, caller)
+    ended = "failed"
+    try:
+        await artifacts.receive(run.id, TABLE, single_chunk(results_table(body)), ExpectedChecksums(), None)
+        ended = "completed"
+    finally:
+        run = await run_in_threadpool(tracking.runs.set_status, run.id, ended)
+    return mlflow_response(run=run_message(await run_in_threadpool(tracking.run_search.get, run)))
+
+
+def create_run(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> Run:
+    """The run with all but its file, or nothing."""
+    params = [parameter.pair for parameter in body.model_parameters]
+    params += [("model_route", body.model_route), ("prompt_template", body.prompt_template)]
+    with tracking.write() as writer:
+        run = tracking.runs.create(
+            experiment_number(body.experiment_id),
+            name=body.run_name or None,
+            user_id=caller.user_or(body.user_id),
+            tags={tag.key: tag.value for tag in body.tags} | TAGS,
+            start_time=body.start_time,
+            connection=writer,
+        )
+        check_here(run.artifact_uri)
+        tracking.run_data.log_batch(run.id, params=params, connection=writer)
+    return run
+
+
+def results_table(body: CreatePromptlabRun) -> bytes:
+    """What the page of the experiment shows of the run: what was asked and answered, in one row."""
+    asked, more = ([each.pair for each in given] for given in (body.prompt_parameters, body.model_output_parameters))
+    cells = [*asked, ("prompt", body.model_input), ("output", body.model_output), *more]
+    return json.dumps({"columns": [name for name, _ in cells], "data": [[value for _, value in cells]]}).encode()
+
+
+async def single_chunk(content: bytes) -> AsyncIterator[bytes]:
+    yield content

@@ -1,0 +1,169 @@
+"""/mlflow/registered-models/*: the names under which versions are kept, with their tags and aliases (row F8)."""
+
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import Field
+
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, DatabaseOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
+from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.registry import mlflow_stage, model_message, newest_by_stage, stages_in_mlflow_stage, version_message
+from api.schemas.mlflow.requests import Message, Required, Tag
+from resources.errors import invalid, not_found
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.registry_search import MODEL_GRAMMAR, RegistrySearch
+
+router = Router("/mlflow/registered-models", tag="mlflow")
+
+
+class ModelName(Message):
+    name: Required
+
+
+class CreateModel(ModelName):
+    description: str = ""
+    tags: tuple[Tag, ...] = ()
+
+
+class RenameModel(ModelName):
+    new_name: Required
+
+
+class UpdateModel(ModelName):
+    description: str = ""
+
+
+class SearchModels(Message):
+    filter: str = ""
+    max_results: int = Field(100, ge=1, le=1000)
+    order_by: tuple[str, ...] = ()
+    page_token: str = ""
+
+
+class LatestVersions(ModelName):
+    stages: tuple[str, ...] = ()
+
+
+class ModelTag(ModelName):
+    key: Required
+    value: str = ""
+
+
+class ModelTagKey(ModelName):
+    key: Required
+
+
+class AliasName(ModelName):
+    alias: Required
+
+
+class Alias(AliasName):
+    version: Required
+
+
+@router.post("/create", Permission.MODELS_REGISTER, creates_model=True)
+def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+    tags = {tag.key: tag.value for tag in body.tags}
+    made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
+    return mlflow_response(registered_model=model_message(made))
+
+
+@router.get("/get", Permission.MODELS_READ, allows_jobs=True)
+def get(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+    return mlflow_response(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
+
+
+@router.patch("/update", Permission.MODELS_REGISTER)
+def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+    changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
+    return mlflow_response(registered_model=model_message(changed))
+
+
+@router.post("/rename", Permission.MODELS_ARCHIVE)
+def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+    changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
+    return mlflow_response(registered_model=model_message(changed))
+
+
+@router.delete("/delete", Permission.MODELS_ARCHIVE)
+def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+    RegisteredModels(database).delete(caller.model(body.name))
+    return mlflow_response()
+
+
+@router.get("/search", Permission.MODELS_READ)
+def search(
+    query: Annotated[SearchModels, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.RegisteredModelsAnswer]:
+    page = RegistrySearch(database, caller.organization).models(
+        parse_filter(query.filter, MODEL_GRAMMAR),
+        parse_orders(query.order_by, MODEL_GRAMMAR),
+        query.max_results,
+        query.page_token or None,
+    )
+    found = [model_message(model) for model in page.models]
+    return mlflow_response(registered_models=found or None, next_page_token=page.next_page_token)
+
+
+@router.post("/get-latest-versions", Permission.MODELS_READ, read_only=True)
+def latest_versions(
+    body: LatestVersions, database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.LatestVersionsAnswer]:
+    """The newest version of each stage asked for; of every stage where none is."""
+    model = RegisteredModels(database).get(caller.model(body.name))
+    wanted = {ours for stage in body.stages for ours in stages_in_mlflow_stage(mlflow_stage(stage))}
+    found = [version for version in newest_by_stage(model.latest) if not wanted or version.stage in wanted]
+    return mlflow_response(model_versions=[version_message(version) for version in found] or None)
+
+
+@router.get("/get-latest-versions", Permission.MODELS_READ)
+def latest_versions_by_query(
+    query: Annotated[LatestVersions, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.LatestVersionsAnswer]:
+    return latest_versions(query, database, caller)
+
+
+@router.post("/set-tag", Permission.MODELS_REGISTER)
+def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+    RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
+    return mlflow_response()
+
+
+@router.delete("/delete-tag", Permission.MODELS_REGISTER)
+def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+    RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
+    return mlflow_response()
+
+
+@router.post("/alias", Permission.MODELS_PROMOTE)
+def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+    RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
+    return mlflow_response()
+
+
+@router.delete("/alias", Permission.MODELS_PROMOTE)
+def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+    RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
+    return mlflow_response()
+
+
+@router.get("/alias", Permission.MODELS_READ, allows_jobs=True)
+def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
+    """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
+    checked_alias(alias)
+    model = RegisteredModels(database).get(caller.model(name))
+    if alias.lower() == LATEST:
+        newest = max((version.version for version in model.latest), default=None)
+        if newest is None:
+            raise not_found(f"Latest version not found for model {name}.")
+        return mlflow_response(model_version=version_message(Registry(database).read(caller.model(name), newest)))
+    if alias not in model.aliases:
+        raise invalid(f"Registered model alias {alias} not found.")
+    return mlflow_response(model_version=version_message(Registry(database).read(caller.model(name), model.aliases[alias])))

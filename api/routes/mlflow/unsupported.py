@@ -1,0 +1,88 @@
+"""What MLflow's server has and this one does not: each such call is told so, in one sentence and with 501.
+
+With the 404 of a path that nobody knows, MLflow's clients try an older path of the same call, which is not here either, and
+then say that the server must be upgraded.
+"""
+
+import re
+from collections.abc import Callable
+
+from fastapi import Response
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from api.auth.permissions import Permission
+from api.routing import Endpoint, Router
+from resources.errors import ErrorCode, HanzoError
+
+router = Router(strict=False, include_in_schema=False)
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+SERVED = "of MLflow it has experiments, runs, models and their files"
+TRACES = "traces and assessments"
+UNSUPPORTED: dict[str, dict[str, str]] = {
+    "2.0": {
+        **dict.fromkeys(("traces", "unified-traces", "get-online-trace-details", "get-trace-artifact"), TRACES),
+        "webhooks": "webhooks",
+    },
+    "3.0": {
+        **dict.fromkeys(("traces", "get-trace-artifact"), TRACES),
+        "datasets": "evaluation datasets",
+        "gateway": "AI gateway",
+        **dict.fromkeys(("scorers", "scorer"), "scorers"),
+        **dict.fromkeys(("issues", "label-schemas", "review-queues"), "issues, label schemas and review queues"),
+        **dict.fromkeys(("prompt-optimization", "genai", "jobs"), "jobs of its own kind"),
+        **dict.fromkeys(("assistant", "demo"), "assistant and no demo"),
+        "mcp-servers": "MCP servers",
+        "skills": "skills",
+    },
+}
+"""By the version of the API, what comes after `/mlflow/`, and what a user calls it. Workspaces are not among them: for these
+a client understands the 404."""
+
+
+def unsupported_error(version: str, path: str) -> HanzoError:
+    what = UNSUPPORTED[version][path.partition("/")[0]]
+    # Not `mlflow.tracing.disable()`: after it `log_model` of MLflow 3.17's client waits forever, for a lock of its own.
+    hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if what == TRACES else ""
+    return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
+
+
+for _version, _names in UNSUPPORTED.items():
+    # What takes whatever is at or below one of the names: a route for each would slow the server's start.
+    _below = {"regex": rf"(?:{'|'.join(map(re.escape, _names))})(?:/.*)?"}
+    register_url_convertor(f"not_served_{_version[0]}", type("Below", (StringConvertor,), _below)())
+
+
+def unsupported_paths(*paths: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare an endpoint for every method: it says the same to everybody, and reads nothing of what it is sent."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        for path in paths:
+            for method in METHODS:
+                router.route(
+                    method,
+                    path,
+                    Permission.SERVER_READ,
+                    read_only=True,
+                    allows_jobs=True,
+                    streams_body=True,
+                )(endpoint)
+        return endpoint
+
+    return register
+
+
+@unsupported_paths("/api/2.0/mlflow/{unserved:not_served_2}", "/ajax-api/2.0/mlflow/{unserved:not_served_2}")
+async def unsupported_2(unserved: str) -> Response:
+    raise unsupported_error("2.0", unserved)
+
+
+@unsupported_paths("/api/3.0/mlflow/{unserved:not_served_3}", "/ajax-api/3.0/mlflow/{unserved:not_served_3}")
+async def unsupported_3(unserved: str) -> Response:
+    raise unsupported_error("3.0", unserved)
+
+
+@router.post("/v1/traces", Permission.SERVER_READ, read_only=True, allows_jobs=True, streams_body=True)
+async def no_spans() -> Response:
+    # In the words at which MLflow's client sends no more spans.
+    raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"REST OTLP span logging is not supported by this server: {SERVED}")

@@ -1,0 +1,70 @@
+"""What the web UI's links and start page ask for: a run's or a version's file as a download, and that nobody is observed."""
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from api.artifacts.run_artifacts import checked_path
+from api.auth.ownership import require_ownership
+from api.auth.permissions import Permission
+from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
+from api.routes.mlflow import artifacts
+from api.routes.mlflow import model_version_files as version_files
+from api.routes.mlflow.artifacts import artifact_response, location_response
+from api.routing import Router
+from resources.metadata.artifacts.artifact_locations import check_here, is_proxied, proxied_path
+from resources.metadata.registry.download_uri import download_uri
+from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.registry import Registry
+from resources.metadata.scope import Kind, Reference
+
+router = Router(strict=False, include_in_schema=False)
+
+
+router.get("/get-artifact", Permission.EXPERIMENTS_READ, head=True)(artifacts.file_of_run)
+
+
+@router.get("/model-versions/get-artifact", Permission.MODELS_READ)
+def get_version_artifact(
+    name: str,
+    version: str,
+    path: str,
+    request: Request,
+    tracking: TrackingOf,
+    run_artifacts: RunArtifactsOf,
+    database: DatabaseOf,
+    files: VerifiedFilesOf,
+    locations: ArtifactLocationsOf,
+    caller: CallerOf,
+) -> Response:
+    """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
+    checked_path(path)
+    with database.read() as connection:
+        found = Registry(database).get(caller.model(name), version_number(version), connection)
+        root = download_uri(connection, found).rstrip("/")
+    if is_proxied(root) and version_files.is_version_path(proxied_path(root)):
+        _, stored, number = proxied_path(root).split("/")
+        return version_files.download(stored, number, path, request, database, files, caller)
+    if root.startswith("runs:/"):
+        run_id, *folders = root.removeprefix("runs:/").split("/")
+        require_ownership(database, caller, Reference(Kind.RUN, run_id))
+        return artifact_response(run_artifacts, tracking.runs.get(run_id).id, "/".join([*folders, path]), request)
+    check_here(root)
+    return location_response(locations.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
+
+
+@router.get("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ)
+@router.post("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ, read_only=True)
+def no_gateway() -> Response:
+    """The page of runs asks which language models a gateway offers, and shows an error unless it is told that none."""
+    return JSONResponse({"endpoints": []})
+
+
+@router.get("/ajax-api/3.0/mlflow/ui-telemetry", Permission.SERVER_READ)
+def telemetry() -> Response:
+    """The UI reports its user's clicks to MLflow's makers unless it is told not to."""
+    return JSONResponse({"disable_ui_telemetry": True, "disable_ui_events": [], "ui_rollout_percentage": 0})
+
+
+@router.post("/ajax-api/3.0/mlflow/ui-telemetry", Permission.SERVER_READ, read_only=True)
+def no_telemetry() -> Response:
+    return JSONResponse({"status": "disabled"})

@@ -1,0 +1,50 @@
+"""/v1/audit: who called what in the caller's organization (rows X4, Q7). For ml-admin."""
+
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import Query
+from typing_extensions import TypedDict
+
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, DatabaseOf
+from api.responses import TypedResponse, json_response
+from api.routing import Router
+from resources.metadata.audit import calls_of
+from resources.metadata.tracking_rules import MAX_INT64
+
+
+class AuditEvent(TypedDict):
+    """A call (`audit.call`), or damage to a file that was found as it was read (`artifact.broken`)."""
+
+    seq: int
+    topic: Literal["audit"]
+    key: str
+    type: Literal["audit.call", "artifact.broken"]
+    payload: dict[str, Any]
+    created_at: int
+
+
+class AuditLog(TypedDict):
+    events: list[AuditEvent]
+
+
+router = Router("/v1", tag="v1", strict=False)
+
+
+@router.get("/audit", Permission.AUDIT_READ)
+def audit(
+    database: DatabaseOf,
+    caller: CallerOf,
+    after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
+    since: Annotated[int | None, Query(ge=0, le=MAX_INT64)] = None,
+    user: str | None = None,
+    type: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> TypedResponse[AuditLog]:
+    """Calls in the order of their records, `since` a time in milliseconds. Ask again with `after` = the last `seq`.
+
+    Calls that log to a run stand there with their count, those of a minute together.
+    """
+    with database.read() as connection:
+        found = calls_of(connection, caller.organization, after=after, since=since, user=user, type=type, limit=limit)
+    return json_response(AuditLog(events=[cast(AuditEvent, vars(event)) for event in found]))

@@ -1,0 +1,143 @@
+"""/v1/datasets/{id}/checks and /report: what was found of a version (rows B13, B17, D3-D5)."""
+
+from typing import Any, cast
+
+from fastapi import Response
+from fastapi.responses import HTMLResponse
+from typing_extensions import TypedDict
+
+from api.auth.permissions import Permission
+from api.dependencies import DatabaseOf, StoreOf
+from api.responses import TypedResponse, json_response
+from api.routing import Audit, Router
+from api.schemas.v1.datasets import CheckStatus, find_version, reporting_data_loss
+from recipes.manifest import Artifact
+from recipes.store import Store
+from recipes.validation.findings import STATISTICS, Drift, Leaks, Statistics, Violations
+from resources.errors import HanzoError, conflict
+from resources.metadata.database import Database
+from resources.metadata.dataset_problems import Problem, problems_of
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.outbox import emit
+from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
+from resources.validation.judge import Verdict
+
+
+class UncheckedDataset(TypedDict):
+    """`checks` and `blocked` are empty and `checked_at` is null until the version is checked.
+
+    `problem` is why it could not be checked or split when that was last tried, at `problem_at`.
+    """
+
+    dataset_id: str
+    name: str
+    version: int
+    problem: str
+    problem_at: int | None
+    status: CheckStatus
+    blocked: str
+    checks: list[Verdict]
+    checked_at: int | None
+
+
+class CheckedDataset(UncheckedDataset):
+    """`drift` is null where there was nothing to compare with, `leaks` until the version is split."""
+
+    violations: Violations
+    drift: Drift | None
+    leaks: Leaks | None
+    statistics: Artifact
+
+
+class CheckRequested(TypedDict):
+    """`event` is the `seq` of the event that asks for it."""
+
+    dataset_id: str
+    event: int
+
+
+router = Router("/v1/datasets", tag="v1")
+
+
+@router.get("/{dataset_id}/checks", Permission.DATASETS_READ, audit=Audit.EACH)
+def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedDataset | CheckedDataset]:
+    """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
+
+    `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
+    """
+    version = find_version(database, dataset_id)
+    with database.read() as connection:
+        found = Validations(database).find(version.id, connection)
+        problem = problems_of(connection, [version.id]).get(version.id)
+    return json_response(checks_json(version, found, problem))
+
+
+@router.post("/{dataset_id}/checks", Permission.DATASETS_WRITE, status_code=202)
+def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckRequested]:
+    """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
+    version = find_version(database, dataset_id)
+    with database.write() as connection:
+        facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
+        event = emit(connection, "datasets", CHECK_REQUESTED, version.name, facts)
+    return json_response({"dataset_id": version.id, "event": event}, 202)
+
+
+@router.get("/{dataset_id}/report", Permission.DATASETS_READ, audit=Audit.EACH, produces="text/html")
+def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """One self-contained HTML page. 409 while the version was not checked yet."""
+    # numpy and jinja2 are a part of a server's start that it need not wait for.
+    from resources.validation.report import SECURITY_POLICY, report
+
+    version = find_version(database, dataset_id)
+    with database.read() as connection:
+        found = Validations(database).find(version.id, connection)
+    if found is None:
+        raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
+    with reporting_data_loss(f"what was found of dataset {version.reference}"):
+        statistics = read_statistics(store, found.statistics)
+    page = report(version, found, statistics, reference_statistics(database, store, version, found))
+    return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})
+
+
+def reference_statistics(database: Database, store: Store, version: DatasetVersion, found: Validation) -> Statistics | None:
+    """The statistics that the version was compared with, where they are still there."""
+    if not found.reference:
+        return None
+    try:
+        reference = Datasets(database).read(found.reference, version.organization)
+        with database.read() as connection:
+            validation = Validations(database).find(reference.id, connection)
+        return read_statistics(store, validation.statistics) if validation is not None else None
+    except (HanzoError, FileNotFoundError):
+        return None
+
+
+def read_statistics(store: Store, artifact: Artifact) -> Statistics:
+    return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
+
+
+def checks_json(
+    version: DatasetVersion, found: Validation | None, problem: Problem | None
+) -> UncheckedDataset | CheckedDataset:
+    about: dict[str, Any] = {
+        "dataset_id": version.id,
+        "name": version.name,
+        "version": version.version,
+        "problem": problem.problem if problem else "",
+        "problem_at": problem.told_at if problem else None,
+    }
+    if found is None:
+        return cast(UncheckedDataset, {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None})
+    return cast(
+        CheckedDataset,
+        {
+            **about,
+            **vars(found.standing),
+            "checks": found.verdicts,
+            "violations": found.facts.violations,
+            "drift": found.facts.drift,
+            "leaks": found.leaks,
+            "statistics": found.statistics,
+            "checked_at": found.checked_at,
+        },
+    )

@@ -1,0 +1,146 @@
+"""POST /v1/datasets: a version of files that are uploaded in a form or as the body itself, or that the server fetches, or
+of the rows of a query.
+"""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import PurePosixPath
+from typing import Annotated, BinaryIO, cast
+
+from fastapi import File, Form, Query, Request, UploadFile
+from pydantic import JsonValue
+from starlette.concurrency import run_in_threadpool
+
+from api.artifacts.run_artifacts import check_storable
+from api.auth.permissions import Caller, Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.responses import TypedResponse, json_response
+from api.routes.v1.dataset_upload_form import UploadRoute
+from api.routing import AlsoAnswers, Router
+from api.schemas.v1.datasets import KnownDatasetVersion, NewDatasetVersion, version_json
+from recipes.storage import uris
+from recipes.store import Store
+from resources.errors import invalid
+from resources.ingest.formats import format_of
+from resources.ingest.new_version import NewVersion, not_taken
+from resources.ingest.query import allowed_query
+from resources.ingest.remote import allowed_files
+from resources.ingest.sources import SourceFile
+from resources.metadata.database import Database
+
+router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)
+
+NEW_VERSION = AlsoAnswers(201, "a version that is new; 200 is the newest one, which holds the same", NewDatasetVersion)
+
+
+@router.post("", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
+def create(
+    name: Annotated[str, Form()],
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    files: Annotated[list[UploadFile] | None, File()] = None,
+    source: Annotated[
+        str | None, Form(description="s3://, file:// or kafka:// address, below one that the server allows")
+    ] = None,
+    sql: Annotated[str | None, Form(description="a query whose rows are the records; with `database`")] = None,
+    asked: Annotated[
+        str | None, Form(alias="database", description="name of a database that the server may ask, in its settings")
+    ] = None,
+    format: Annotated[str, Form()] = "jsonl",
+    tags: Annotated[list[str] | None, Form()] = None,
+    metadata: Annotated[str, Form(description="a JSON object")] = "{}",
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
+    """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
+    content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
+    """
+    if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
+        raise invalid(
+            "send the dataset's files in a form (multipart/form-data), or the address of its `source`, or a query as `sql` "
+            "with the name of its `database`: one of these"
+        )
+    wanted = new_version(name, format, caller, tags, metadata)
+    if source is not None:
+        found = allowed_files(settings, source, format_of(format))
+    elif sql is not None and asked is not None:
+        found = [allowed_query(settings, asked, sql, format_of(format), caller.organization)]
+    else:
+        found = [SourceFile(str(safe_name(file.filename or "")), reopened(file.file)) for file in files or ()]
+    return create_version(database, store, wanted, found)
+
+
+@router.post("/raw", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
+async def create_from_body(
+    request: Request,
+    name: str,
+    file: Annotated[str, Query(description="what the body is called, such as data.jsonl")],
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    format: str = "jsonl",
+    tags: Annotated[list[str] | None, Query()] = None,
+    metadata: Annotated[str, Query(description="a JSON object")] = "{}",
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
+    """As `POST /v1/datasets`, with one file as the body: what is streamed has no length and no form around it."""
+    wanted = new_version(name, format, caller, tags, metadata)
+    path = str(safe_name(file))
+    with tempfile.TemporaryFile() as spooled:
+        await spool_body(request.stream(), spooled)
+        return await run_in_threadpool(create_version, database, store, wanted, [SourceFile(path, reopened(spooled))])
+
+
+def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | None, metadata: str) -> NewVersion:
+    return NewVersion(name, format, caller.user_id, caller.organization, tuple(tags or ()), read_metadata(metadata))
+
+
+def create_version(
+    database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
+    # numpy is a part of a server's start that it need not wait for.
+    from resources.ingest.create import create_from
+
+    version, is_new = create_from(database, store, wanted, files)
+    made: NewDatasetVersion = {**version_json(database, version), "created": is_new}
+    if is_new:
+        return json_response(made, 201)
+    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": not_taken(wanted, version)}))
+
+
+async def spool_body(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
+    async for chunk in body:
+        await run_in_threadpool(spooled.write, chunk)
+
+
+def reopened(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
+    """Opens a file that is open already, at its beginning, and leaves it open."""
+
+    @contextmanager
+    def open_again() -> Iterator[BinaryIO]:
+        file.seek(0)
+        yield file
+
+    return open_again
+
+
+def read_metadata(text: str) -> dict[str, JsonValue]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise invalid("metadata must be a JSON object")
+    return found
+
+
+def safe_name(name: str) -> PurePosixPath:
+    """An uploaded file's relative path. Raises on anything that could lie elsewhere."""
+    path = PurePosixPath(name)
+    if not path.name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+        raise invalid(
+            f"file name {name[:100]!r} is not allowed: rename it, without '..', backslashes and control characters"
+        )
+    check_storable(str(path), f"{uris.DATASETS}/{path}")
+    return path

@@ -1,0 +1,233 @@
+"""/v1/datasets: list, read, preview, compare, edit, delete and prepare dataset versions (rows B3-B10, C1-C4)."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Annotated, Any, NotRequired, cast
+
+from fastapi import Query, Response
+from pydantic import Field, JsonValue
+from typing_extensions import TypedDict
+
+from api.artifacts.file_response import SAFE_HEADERS
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.idempotency import JobIdFromKey
+from api.responses import Deleted, TypedResponse, json_response
+from api.routing import Audit, Router
+from api.schemas.v1.datasets import (
+    DatasetVersion,
+    DatasetVersions,
+    find_own_version,
+    find_version,
+    reporting_data_loss,
+    version_json,
+    versions_json,
+)
+from api.schemas.v1.jobs import Job
+from api.strict_json import Body
+from recipes.parameters import PrepareParameters
+from recipes.preparation.tokenizer_reference import recipe_named
+from recipes.record_lines import record_lines
+from recipes.schema import BadConfiguration
+from resources.dataset_deletion import delete_version
+from resources.derived_versions import refuse_unknown_columns, refuse_what_decides_nothing
+from resources.errors import invalid
+from resources.lineage.datasets import Made, lineage
+from resources.metadata.dataset_rules import checked_name
+from resources.metadata.datasets import MAX_PAGE, Datasets
+from resources.metadata.jobs import PREPARATION, Jobs
+
+
+class DiffedVersion(TypedDict):
+    """`columns` maps a column to how many records have which type in it."""
+
+    reference: str
+    num_records: int
+    size_bytes: int
+    columns: dict[str, dict[str, int]]
+
+
+class DiffExamples(TypedDict):
+    """The first few records of each kind; `changed` where a key was given."""
+
+    added: list[Any]
+    removed: list[Any]
+    changed: NotRequired[list[Any]]
+
+
+class DatasetDiff(TypedDict):
+    """From `old` to `new`. `changed` is null where no key was given. Schemas map a column to type names."""
+
+    old: DiffedVersion
+    new: DiffedVersion
+    added: int
+    removed: int
+    changed: int | None
+    unchanged: int
+    schema_added: dict[str, str]
+    schema_removed: dict[str, str]
+    schema_changed: dict[str, tuple[str, str]]
+    examples: DiffExamples
+
+
+class DatasetLineage(TypedDict):
+    """`made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it."""
+
+    dataset: str
+    parents: list[str]
+    transform: Any
+    origins: list[str]
+    made_from: list[Made]
+    children: list[str]
+    made_into: list[Made]
+
+
+PREVIEW_BYTES = 16 << 20
+router = Router("/v1/datasets", tag="v1", strict=False)
+edits = Router("/v1/datasets", tag="v1")
+
+
+@router.get("", Permission.DATASETS_READ)
+def list_versions(
+    database: DatabaseOf,
+    caller: CallerOf,
+    name: str | None = None,
+    org: Annotated[str | None, Query(description="nobody sees another than their own: of others the list is empty")] = None,
+    tags: Annotated[list[str] | None, Query(description="all of them")] = None,
+    max_results: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> TypedResponse[DatasetVersions]:
+    """The caller's organization's versions by name and number."""
+    if org not in (None, caller.organization):
+        return json_response({"datasets": []})
+    found, token = Datasets(database).page(
+        caller.organization, name=name, tags=tags or (), limit=max_results, page_token=page_token
+    )
+    page: DatasetVersions = {"datasets": versions_json(database, found)}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.get("/{dataset_id}", Permission.DATASETS_READ, allows_jobs=True)
+def get(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
+    return json_response(version_json(database, find_version(database, dataset_id)))
+
+
+@router.get(
+    "/{dataset_id}/preview", Permission.DATASETS_READ, audit=Audit.EACH, allows_jobs=True, produces="application/jsonl"
+)
+def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
+    """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
+    version = find_version(database, dataset_id)
+    with reporting_data_loss(f"dataset {version.reference}"):
+        lines = b"".join(preview_lines(record_lines(store, version.artifact), n))
+    return Response(lines, media_type="application/jsonl", headers=SAFE_HEADERS)
+
+
+def preview_lines(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
+    """The first lines, so many and so long as a preview has: a record may have 64 MiB, and a thousand more than memory."""
+    size = 0
+    for line in islice(lines, count):
+        yield line
+        size += len(line)
+        if size >= PREVIEW_BYTES:
+            return
+
+
+@router.get("/{dataset_id}/diff", Permission.DATASETS_READ, audit=Audit.EACH)
+def compare(
+    dataset_id: str,
+    against: Annotated[str, Query(description="id of the earlier version, or NAME@VERSION")],
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    key: Annotated[str | None, Query(description="column that tells which record of one is which of the other")] = None,
+) -> TypedResponse[DatasetDiff]:
+    """What changed from `against` to this version."""
+    # numpy is a part of a server's start that it need not wait for.
+    from resources.dataset_diff import diff
+
+    old, new = find_own_version(database, against, caller), find_version(database, dataset_id)
+    with reporting_data_loss(f"dataset {old.reference} or {new.reference}"):
+        found = diff(store, old, new, key)
+    return json_response(cast(DatasetDiff, vars(found)))
+
+
+@router.get("/{dataset_id}/lineage", Permission.DATASETS_READ, audit=Audit.EACH)
+def ancestry(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetLineage]:
+    """What the version was made of, and all that was made of it: versions, splits, runs, models."""
+    with database.read() as connection:
+        version = Datasets(database).get(dataset_id, connection)
+        found = lineage(connection, version)
+    return json_response(cast(DatasetLineage, {"dataset": version.reference, **vars(found)}))
+
+
+class Description(Body):
+    """Each replaces what there was; what is not given stays."""
+
+    tags: list[str] | None = None
+    metadata: dict[str, JsonValue] | None = None
+
+
+@edits.patch("/{dataset_id}", Permission.DATASETS_WRITE)
+def describe(dataset_id: str, body: Description, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
+    """Edit tags and metadata. All else of a version is what it was: make a new version."""
+    if body.tags is None and body.metadata is None:
+        raise invalid("nothing to change: give `tags`, `metadata` or both; all else of a version never changes")
+    return json_response(version_json(database, Datasets(database).describe(dataset_id, body.tags, body.metadata)))
+
+
+@edits.delete("/{dataset_id}", Permission.DATASETS_DELETE)
+def remove(dataset_id: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[Deleted]:
+    """Delete a version that no run, job or other version refers to; its number is not given again."""
+    return json_response({"deleted": delete_version(database, store, dataset_id, caller.user_id).reference})
+
+
+class Preparation(PrepareParameters):
+    """The specification's sections, the name of the dataset that the version belongs to, and how much works on it."""
+
+    name: str | None = Field(None, description="of the prepared dataset; that of its parent where none is given")
+    workers: int = Field(1, ge=1, le=256, description="processes, of each pod")
+    pods: int = Field(1, ge=1, le=256, description="on a cluster; on one machine it is one")
+
+
+@edits.post("/{dataset_id}/prepare", Permission.DATASETS_WRITE, status_code=201)
+def prepare(
+    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, new_job_id: JobIdFromKey
+) -> TypedResponse[Job]:
+    """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
+    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """
+    if known := Jobs(database).known(new_job_id):
+        return json_response(cast(Job, vars(known)), 201)
+    parent = find_version(database, dataset_id)
+    name = checked_name(body.name or parent.name)
+    refuse_what_decides_nothing(body)
+    refuse_unknown_columns(body, parent)
+    refuse_unknown_recipe(body)
+    config = {
+        "name": name,
+        "dataset": parent.reference,
+        "parameters": body.model_dump(mode="json", exclude={"name", "workers", "pods"}),
+        "workers": body.workers,
+        "pods": body.pods,
+    }
+    job = Jobs(database).submit(
+        name=f"prepare {parent.reference}",
+        config=config,
+        user=caller.user_id,
+        organization=caller.organization,
+        type=PREPARATION,
+        id=new_job_id,
+    )
+    return json_response(cast(Job, vars(job)), 201)
+
+
+def refuse_unknown_recipe(body: PrepareParameters) -> None:
+    """Raises 400 for a tokenizer of a recipe that there is not. Of others only who fetches them knows whether they are."""
+    try:
+        if body.tokenize is not None:
+            recipe_named(body.tokenize.tokenizer)
+    except BadConfiguration as problem:
+        raise invalid(f"tokenize.tokenizer: {problem}") from None

@@ -1,0 +1,85 @@
+"""/v1/events: the event log (row Q8). /v1/addresses and /v1/heartbeats: the parts of this installation."""
+
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import Query
+from typing_extensions import TypedDict
+
+from api.auth.permissions import LOCAL, Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf
+from api.responses import TypedResponse, json_response
+from api.routing import Router
+from resources.metadata import heartbeats as recorded
+from resources.metadata.outbox import now_ms
+from resources.metadata.scope_events import events_of
+from resources.metadata.told_config import told_payload
+from resources.metadata.tracking_rules import MAX_INT64
+
+
+class Event(TypedDict):
+    """`seq` grows in the order of commits; the payload is its type's own."""
+
+    seq: int
+    topic: Literal["jobs", "metrics", "models", "gpu", "datasets"]
+    key: str
+    type: str
+    payload: dict[str, Any]
+    created_at: int
+
+
+class Events(TypedDict):
+    events: list[Event]
+
+
+class Heartbeat(TypedDict):
+    name: str
+    beat_at: int
+    seconds_ago: float
+
+
+class Heartbeats(TypedDict):
+    heartbeats: list[Heartbeat]
+
+
+class Addresses(TypedDict):
+    """Where the parts of the installation answer."""
+
+    dagster: str
+    tracking: str
+    engine: str
+
+
+router = Router("/v1", tag="v1", strict=False)
+
+
+@router.get("/events", Permission.SERVER_READ)
+def events(
+    database: DatabaseOf,
+    caller: CallerOf,
+    after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
+    type: Annotated[list[str] | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> TypedResponse[Events]:
+    """Events in the order of their commits. Ask again with `after` = the last `seq`; nothing is ever skipped."""
+    # Without sign-in, everybody sees everything, whichever organizations a database holds from other days.
+    organization = None if caller is LOCAL else caller.organization
+    with database.read() as connection:
+        found = events_of(connection, organization, after, type or (), limit)
+    events = [cast(Event, {**vars(event), "payload": told_payload(event.payload)}) for event in found]
+    return json_response(Events(events=events))
+
+
+@router.get("/addresses", Permission.SERVER_READ)
+def addresses(settings: SettingsOf) -> TypedResponse[Addresses]:
+    return json_response(Addresses(dagster=settings.dagster_url, tracking=settings.tracking_uri, engine=settings.engine_url))
+
+
+@router.get("/heartbeats", Permission.SERVER_READ)
+def heartbeats(database: DatabaseOf) -> TypedResponse[Heartbeats]:
+    """`sensors` start jobs and check versions; while they are silent, what is submitted waits. One never heard is absent."""
+    now = now_ms()
+    found = [
+        Heartbeat(name=each.name, beat_at=each.beat_at, seconds_ago=max(0, now - each.beat_at) / 1000)
+        for each in recorded.Heartbeats(database).list()
+    ]
+    return json_response(Heartbeats(heartbeats=found))

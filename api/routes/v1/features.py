@@ -1,0 +1,64 @@
+"""/v1/features: what a dataset version's features are of a key, and of rows that nobody prepared (row C5)."""
+
+from typing import Annotated, Any
+
+from fastapi import Body, Query, Request
+from typing_extensions import TypedDict
+
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.responses import TypedResponse, json_response
+from api.routing import Audit, Router
+from api.schemas.v1.datasets import reporting_data_loss
+from resources.features import features_of, looked_up, version_with_features
+
+Features = dict[str, float | None]
+
+
+class FeaturesOfKey(TypedDict):
+    dataset: str
+    key: str
+    features: Features
+
+
+class FeaturesOfRows(TypedDict):
+    """In the order of the rows."""
+
+    dataset: str
+    features: list[Features]
+
+
+router = Router("/v1/features", tag="v1")
+
+MAX_ROWS = 1000
+Version = Annotated[int | None, Query(ge=1, le=999_999_999, description="by default the newest version with features")]
+
+
+@router.get("/{name}/{key:path}", Permission.DATASETS_READ, audit=Audit.NOTED)
+def get(
+    request: Request, name: str, key: str, database: DatabaseOf, store: StoreOf, caller: CallerOf, version: Version = None
+) -> TypedResponse[FeaturesOfKey]:
+    """The features of a key, as its last record in the version has them."""
+    found = version_with_features(database, name, caller.organization, version)
+    request.state.dataset_id = found.id  # for the audit log
+    with reporting_data_loss(f"dataset {found.reference}"):
+        features = looked_up(store, found, key)
+    return json_response({"dataset": found.reference, "key": key, "features": features})
+
+
+@router.post("/{name}/transform", Permission.DATASETS_READ, read_only=True, audit=Audit.NOTED)
+def transform(
+    request: Request,
+    name: str,
+    rows: Annotated[list[dict[str, Any]], Body(max_length=MAX_ROWS)],
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    version: Version = None,
+) -> TypedResponse[FeaturesOfRows]:
+    """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""
+    found = version_with_features(database, name, caller.organization, version)
+    request.state.dataset_id = found.id  # for the audit log
+    with reporting_data_loss(f"dataset {found.reference}"):
+        features = features_of(store, found).of_rows(rows)
+    return json_response({"dataset": found.reference, "features": features})

@@ -1,0 +1,199 @@
+"""/v1/hpo (rows K1-K7): start a sweep, look, cancel. What a sweep does next is a sensor's business."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import ValidationError
+
+from api.auth.permissions import Caller, Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import IdempotencyKey, sweep_id_from_key
+from api.responses import TypedResponse, json_response
+from api.routes.v1.job_submission import (
+    allow_base_model,
+    allow_image,
+    find_recipe,
+    refuse_unreadable_base,
+    refuse_zero_durations,
+    with_parameters,
+)
+from api.routing import Router
+from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
+from api.schemas.v1.sweeps import Sweeps as SweepsPage
+from recipes.first_problem import first_problem
+from recipes.schema import Schedule
+from resources.errors import HanzoError, invalid
+from resources.estimate.admission import admit, admit_dataset
+from resources.estimate.shapes import shape_of_base
+from resources.hpo.advance import cancel as cancel_sweep
+from resources.hpo.config import SweepConfig, SweepRequest
+from resources.hpo.refusals import check_recipe, check_sweep
+from resources.hpo.space import Choice, Dimension, Params, Value
+from resources.hpo.trial_job import schedule_of, trial_job
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
+from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.sandbox import SANDBOX
+from resources.settings_sections import Hpo, Quota
+
+router = Router("/v1/hpo", tag="v1")
+
+PROBE_POSITIONS = (0.0, 0.37, 1.0)
+"""Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
+MAX_PROBES = 1000
+"""Each is a recipe to be checked while the request waits: less than a millisecond."""
+
+
+@router.post("", Permission.HPO_CREATE, status_code=201)
+def start(
+    body: SweepRequest,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    idempotency_key: IdempotencyKey = None,
+) -> TypedResponse[Sweep]:
+    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
+    researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
+    started, whatever the body says.
+    """
+    key = idempotency_key and sweep_id_from_key(idempotency_key, caller)
+    sweeps = Sweeps(database)
+    if key and sweeps.is_there(key):
+        return json_response(sweep_json(sweeps.snapshot(key)), 201)
+    quota = settings.scheduler.quotas.get(caller.organization)
+    config, version = with_pinned_dataset(with_server_limits(body, settings.hpo, quota), database, caller)
+    config = with_schedule(config, quota)
+    refuse_zero_durations(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
+    if (values := sum(len(probe_values(dimension)) for dimension in config.search_space.values())) > MAX_PROBES:
+        raise invalid(f"search_space has {values} values to check, {MAX_PROBES} fit: give ranges for long choices")
+    first = trial_job(config, {})
+    if first["model"] == SANDBOX:
+        check_name(config.experiment)
+    base = find_recipe(first.get("recipe"))
+    gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
+    for params in probes(config):
+        job = trial_job(config, params)
+        recipe = with_parameters(base, job["parameters"])
+        allow_base_model(settings, recipe, base)
+        allow_image(settings, recipe, base)
+        if job["model"] == SANDBOX:
+            admit(recipe, shape_of_base(recipe, store))
+        if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            check_recipe(config, recipe)
+            if version:
+                admit_dataset(recipe, version)
+            gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+        if recipe.base_model not in readable:
+            refuse_unreadable_base(recipe, store)
+            readable.add(recipe.base_model)
+    refuse_what_never_fits(quota, gpus)
+    if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
+        refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
+    found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
+    return json_response(sweep_json(sweeps.snapshot(found.id)), 201)
+
+
+def check_name(experiment: str) -> None:
+    """Refuse what the best trial's version could not be called, days from now. Raises HanzoError."""
+    try:
+        checked_model_name(experiment, "experiment")
+    except HanzoError as error:
+        raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
+
+
+def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
+    """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
+    if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
+        raise invalid(
+            f"max_concurrent_trials is {body.max_concurrent_trials}: this server allows {limits.max_concurrent_trials} "
+            "(hpo.max_concurrent_trials)"
+        )
+    places = limits.max_concurrent_trials
+    if quota is not None and quota.max_concurrent_jobs is not None:
+        places = min(places, quota.max_concurrent_jobs)
+    try:
+        config = body.completed(limits.default_strategy, places)
+    except ValidationError as error:
+        raise invalid(first_problem(error, SweepConfig)) from None
+    check_sweep(config)
+    return config
+
+
+def with_pinned_dataset(
+    config: SweepConfig, database: Database, caller: Caller
+) -> tuple[SweepConfig, DatasetVersion | None]:
+    """With the dataset's version of now, so that all trials train on the same; and that version, where one is named."""
+    reference = config.base_config.get("dataset")
+    if reference is None:
+        return config, None
+    version = Datasets(database).read(str(reference), caller.organization)
+    return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}}), version
+
+
+def with_schedule(config: SweepConfig, quota: Quota | None) -> SweepConfig:
+    """With the schedule that its trials have in the organization."""
+    if quota is None:
+        return config
+    schedule = under_quota(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))), quota)
+    given = schedule.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"base_config": {**config.base_config, "schedule": given}})
+
+
+def probes(config: SweepConfig) -> Iterator[Params]:
+    """Sets of hyperparameters in which each takes its most telling values, one at a time."""
+    first: dict[str, Value] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
+    for name, dimension in config.search_space.items():
+        yield from ({**first, name: value} for value in probe_values(dimension))
+
+
+def probe_values(dimension: Dimension) -> list[Value]:
+    return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBE_POSITIONS]
+
+
+@router.get("", Permission.HPO_READ)
+def list_sweeps(
+    database: DatabaseOf,
+    caller: CallerOf,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> TypedResponse[SweepsPage]:
+    """The caller's organization's sweeps, newest first."""
+    sweeps = Sweeps(database)
+    found, token = sweeps.page(caller.organization, status, limit=limit, page_token=page_token)
+    page: SweepsPage = {"sweeps": [sweep_json(sweeps.snapshot(sweep.id)) for sweep in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.get("/{sweep_id}", Permission.HPO_READ)
+def get(sweep_id: str, database: DatabaseOf) -> TypedResponse[Sweep]:
+    """How a sweep stands, and its best trial."""
+    return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))
+
+
+@router.get("/{sweep_id}/trials", Permission.HPO_READ)
+def trials(
+    sweep_id: str,
+    database: DatabaseOf,
+    limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
+    page_token: str | None = None,
+) -> TypedResponse[Trials]:
+    """Trials, in their order."""
+    found, token = Sweeps(database).trials(sweep_id, limit=limit, page_token=page_token)
+    page: Trials = {"trials": [trial_json(trial, job) for trial, job in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.post("/{sweep_id}/cancel", Permission.HPO_CANCEL)
+def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> TypedResponse[Sweep]:
+    """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
+    cancel_sweep(database, store, sweep_id)
+    return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))

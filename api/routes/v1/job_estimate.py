@@ -1,0 +1,177 @@
+"""POST /v1/jobs/estimate (rows D2, L8, Z26): what a job would need, from the body that would submit it."""
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from api.auth.permissions import Caller, Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.responses import TypedResponse, json_response
+from api.routes.v1.job_submission import (
+    DEFAULT_RECIPE,
+    NewJob,
+    allow_base_model,
+    find_recipe,
+    refuse_incomplete,
+    with_parameters,
+)
+from api.routing import Router
+from recipes.checkpoint_size import disk_words
+from recipes.fit import Fit, hardware_words
+from recipes.memory import MemoryBudget
+from recipes.recipe import Recipe
+from recipes.store import BrokenArtifact, Store
+from recipes.throughput import Range
+from recipes.training.trainable import missing
+from resources.estimate.admission import admit, admit_dataset
+from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
+from resources.estimate.past_runs import params_of_newest, past_runs
+from resources.estimate.shapes import is_assumed, shape_of_base
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.sandbox import SANDBOX
+
+
+class NeededMemory(TypedDict):
+    """On one GPU or of the host, as `where` says; `available` is null where nothing is known of the hardware."""
+
+    needed: float
+    available: float | None
+    where: str
+    parts: MemoryBudget
+
+
+class MeasuredRun(TypedDict):
+    run_id: str
+    tokens_per_second: float
+
+
+class SeedEstimate(TypedDict):
+    """What the recipe's file says; empty where it says nothing."""
+
+    time: str
+    cost: str
+
+
+class JobEstimate(TypedDict):
+    """`source` says what the hours stand on, `notes` what is not known or assumed. `tokens` of pairs are as many as those of
+    the dataset have; `tokens_per_step` is the most that a step may have. `disk` says how many checkpoints it must hold."""
+
+    recipe: str
+    method: Literal["full", "lora", "qlora"]
+    objective: str
+    base_model: str
+    hardware: str
+    gpus: int
+    steps: int
+    tokens: int
+    tokens_per_step: int
+    dataset: DatasetTokens | None
+    epochs: float | None
+    trained_parameters: int | None
+    tokens_per_parameter: float | None
+    compute_optimal_tokens_per_parameter: float
+    memory: NeededMemory | None
+    checkpoint_bytes: int | None
+    disk: str | None
+    hours: Range | None
+    dollars: Range | None
+    source: str
+    past_runs: list[MeasuredRun]
+    seed_estimate: SeedEstimate
+    notes: list[str]
+
+
+router = Router("/v1/jobs", tag="v1")
+
+
+@router.post("/estimate", Permission.JOBS_READ, read_only=True)
+def estimate_job(
+    body: NewJob, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+) -> TypedResponse[JobEstimate]:
+    """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
+    refuse_incomplete(body)
+    body, notes = with_definition_defaults(body, database, caller)
+    base = find_recipe(body.recipe)
+    recipe = with_parameters(base, body.parameters)
+    allow_base_model(settings, recipe, base)
+    shape = shape_of_base(recipe, store)
+    memory = admit(recipe, shape)
+    if problem := missing(recipe):
+        notes.append(problem)
+    if is_assumed(recipe):
+        notes.append(f"the shape of {recipe.base_model.uri} is assumed; give `architecture` in the parameters to correct it")
+    version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
+    if version and (body.recipe or body.model == SANDBOX):
+        admit_dataset(recipe, version)
+    found = estimate(
+        recipe,
+        shape,
+        memory=memory,
+        dataset=count_dataset_tokens(version, recipe, store) if version else None,
+        past=past_runs(database, recipe, shape, caller.organization),
+        prices=settings.prices.gpu_hour,
+        notes=notes,
+    )
+    return json_response(estimate_json(found))
+
+
+def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob, list[str]]:
+    """The body with the recipe and the dataset of its model definition, as the newest run of that used them."""
+    if body.model == SANDBOX or (body.recipe and body.dataset):
+        return body, []
+    used = params_of_newest(database, body.model, caller.organization)
+    if "recipe" not in used:
+        note = f"model '{body.model}' has no run yet that says which recipe it has: estimated with {DEFAULT_RECIPE}"
+        return body, [] if body.recipe else [note]
+    filled = {"recipe": body.recipe or used["recipe"], "dataset": body.dataset or used.get("dataset")}
+    return body.model_copy(update=filled), []
+
+
+def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
+    # Tokenizers and templates are a part of a server's start that it need not wait for.
+    from resources.estimate.dataset_tokens import dataset_tokens
+
+    try:
+        return dataset_tokens(version, recipe, store)
+    except (BrokenArtifact, FileNotFoundError):  # whoever trains on it is told; here it is not known
+        return None
+
+
+def estimate_json(found: Estimate) -> JobEstimate:
+    """Sizes in bytes, `null` where too little is known."""
+    recipe = found.recipe
+    return {
+        "recipe": recipe.name,
+        "method": recipe.method,
+        "objective": recipe.objective,
+        "base_model": recipe.base_model.uri,
+        "hardware": hardware_words(recipe),
+        "gpus": found.gpus,
+        "steps": found.steps,
+        "tokens": found.tokens,
+        "tokens_per_step": recipe.tokens_per_step,
+        "dataset": found.dataset,
+        "epochs": found.epochs,
+        "trained_parameters": found.trained,
+        "tokens_per_parameter": found.tokens_per_parameter,
+        "compute_optimal_tokens_per_parameter": COMPUTE_OPTIMAL,
+        "memory": memory_json(found.memory) if found.memory else None,
+        "checkpoint_bytes": found.checkpoint,
+        "disk": disk_words(recipe, found.checkpoint) if found.checkpoint is not None else None,
+        "hours": found.hours,
+        "dollars": found.dollars,
+        "source": found.source,
+        "past_runs": [{"run_id": run.run_id, "tokens_per_second": run.tokens_per_second} for run in found.past_runs],
+        "seed_estimate": {"time": recipe.estimated_time, "cost": recipe.estimated_cost},
+        "notes": list(found.notes),
+    }
+
+
+def memory_json(found: Fit) -> NeededMemory:
+    return {
+        "needed": found.needed,
+        "available": found.available,
+        "where": found.where,
+        "parts": found.budget,
+    }

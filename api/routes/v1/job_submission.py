@@ -1,0 +1,188 @@
+"""Submit training jobs, and refuse those that cannot be trained, never fit, or name what they may not."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
+
+from api.auth.permissions import Caller
+from recipes.duration import no_time
+from recipes.frozen import Name
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration, Schedule
+from recipes.store import Store
+from resources.errors import ErrorCode, HanzoError, invalid
+from resources.estimate.admission import admit, admit_dataset
+from resources.estimate.past_runs import params_of_newest
+from resources.estimate.shapes import shape_of_base
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.sandbox import SANDBOX
+from resources.settings import Settings
+
+DEFAULT_RECIPE = "smollm2-135m-lora"
+"""Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""
+
+
+class NewJob(BaseModel):
+    """A training job of a model definition, whose values hold where none are given; or of the sandbox, with a dataset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    type: Literal["training"] = "training"
+    model: Name = SANDBOX
+    dataset: str | None = None
+    recipe: str | None = None
+    parameters: dict[str, JsonValue] = {}
+    schedule: Schedule | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def leaves_the_recipe_s_keys_to_the_parameters(cls, value: Any) -> Any:
+        """A job with a command has its `distributed` and `resources` beside its name: so people write them here too."""
+        keys = value if isinstance(value, dict) else {}
+        if misplaced := next((key for key in keys if key in Recipe.model_fields and key not in cls.model_fields), None):
+            raise ValueError(f"'{misplaced}' is a key of the recipe: put it below `parameters:`")
+        return value
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def only_training(cls, value: Any) -> Any:
+        if value in ("eval", "conversion", "preprocessing"):
+            raise ValueError("such a job needs a `command`: without one, the asset graph evaluates and converts itself")
+        return value
+
+
+def queue_job(
+    body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller, id: str | None = None
+) -> JobRecord:
+    """The training job that is asked for; one of that `id` that is there already stays as it is.
+
+    Raises:
+        HanzoError: it cannot be trained, or never fits.
+    """
+    quota = settings.scheduler.quotas.get(caller.organization)
+    refuse_incomplete(body)
+    refuse_zero_durations(body.schedule)
+    base = find_recipe(body.recipe)
+    recipe = with_parameters(base, body.parameters)
+    allow_base_model(settings, recipe, base)
+    allow_image(settings, recipe, base)
+    if body.recipe or body.model == SANDBOX:
+        admit(recipe, shape_of_base(recipe, store))
+        refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+    elif usual := newest_recipe(body, database, caller):
+        admit_newest_recipe(usual, body.model, store)
+    if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
+        refuse_unreadable_base(recipe, store)
+    version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
+    if version and (body.recipe or body.model == SANDBOX):
+        admit_dataset(recipe, version)
+    if quota is not None:
+        body = body.model_copy(update={"schedule": under_quota(body.schedule or Schedule(), quota)})
+    config = body.model_dump(mode="json", exclude_none=True)
+    if version:
+        config["dataset"] = version.reference
+    user, organization = caller.user_id, caller.organization
+    return Jobs(database).submit(name=body.name, config=config, user=user, organization=organization, id=id)
+
+
+def refuse_incomplete(body: NewJob) -> None:
+    """Raises HanzoError where a job of the sandbox lacks what a definition would give it."""
+    if body.model == SANDBOX and body.dataset is None:
+        raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    if body.model == SANDBOX:  # its version takes this name, hours from now
+        checked_model_name(body.name)
+
+
+def newest_recipe(body: NewJob, database: Database, caller: Caller) -> Recipe | None:
+    """The recipe of a model definition, which only the asset graph knows, as the newest run of that used it.
+
+    None before the first run, or where that recipe is not there, or otherwise, by now.
+    """
+    used = params_of_newest(database, body.model, caller.organization)
+    try:
+        return Recipe.named(used["recipe"]).changed(body.parameters) if "recipe" in used else None
+    except BadConfiguration:
+        return None
+
+
+def admit_newest_recipe(recipe: Recipe, model: str, store: Store) -> None:
+    """Raises HanzoError where it cannot fit, with a way past: the definition may have another recipe since."""
+    try:
+        admit(recipe, shape_of_base(recipe, store))
+    except HanzoError as refused:
+        raise invalid(
+            f"{refused.message} (the recipe of the newest run of model '{model}': give `recipe` if it has another by now)"
+        ) from None
+
+
+def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
+    """A folder is read with the rights of this server, and may hold what another organization trained.
+
+    Raises:
+        HanzoError: people sign in here, and the job names a folder that its recipe does not.
+    """
+    own = unchanged.base_model
+    if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.is_folder:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "
+            "operator for a recipe with this base model",
+        )
+
+
+def refuse_zero_durations(schedule: Schedule | None) -> None:
+    """Of a job that was given no seconds, each start failed. Raises HanzoError."""
+    for key in ("max_duration", "checkpoint_interval"):
+        given = getattr(schedule, key, None)
+        if given is not None and (problem := no_time(f"schedule.{key}", given)):
+            raise invalid(problem)
+
+
+def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
+    """Of what a job was to begin with, the program found out with the GPUs in its hands that nobody can read it.
+
+    A folder is looked for where the store is one too: this machine trains. Raises HanzoError.
+    """
+    base = recipe.base_model
+    if base.artifact_uri and store.find(base.artifact_uri):
+        return
+    problem = base.problem
+    if problem is None and base.is_folder and store.local_path(str(base.artifact_uri)):
+        problem = base.missing
+    if problem:
+        raise invalid(f"recipe '{recipe.name}': {problem}")
+
+
+def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
+    """What a pod runs has the keys of the object store, which are everybody's.
+
+    Raises:
+        HanzoError: people sign in here, and the job names an image that its recipe does not.
+    """
+    if settings.auth.verify_tokens and recipe.image not in (None, unchanged.image):
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it",
+        )
+
+
+def find_recipe(name: str | None) -> Recipe:
+    """A recipe as it stands in its file. Raises HanzoError where there is none of that name."""
+    try:
+        return Recipe.named(name or DEFAULT_RECIPE)
+    except BadConfiguration as problem:
+        raise invalid(str(problem)) from None
+
+
+def with_parameters(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
+    """Refuse now what would fail when the job is started: parameters that do not fit the recipe. Raises HanzoError."""
+    try:
+        return recipe.changed(parameters)
+    except BadConfiguration as problem:
+        raise invalid(str(problem)) from None

@@ -1,0 +1,161 @@
+"""/v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel, resume, delete. What a job does is the asset
+graph's business.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Discriminator, Tag
+
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, ComputeOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
+from api.errors import COMMAND_BODY, RECIPE_BODY
+from api.idempotency import JobIdFromKey
+from api.responses import Deleted, TypedResponse, json_response
+from api.routes.v1.job_log import events, last_lines
+from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
+from api.routing import Router
+from api.schemas.v1.jobs import Job, JobWithLogs, job_json
+from api.schemas.v1.jobs import Jobs as JobsPage
+from recipes.command.job import CommandJob
+from resources.command_jobs import submit_command
+from resources.errors import ErrorCode, HanzoError, invalid
+from resources.metadata.jobs import COMMAND, MAX_PAGE, Jobs
+from resources.metadata.told_config import MASK
+from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.resume import Wish, resume_job
+from resources.settings import Settings
+
+router = Router("/v1/jobs", tag="v1", strict=False)
+
+
+def submission_kind(body: Any) -> str:
+    return COMMAND_BODY if isinstance(body, CommandJob) or (isinstance(body, dict) and "command" in body) else RECIPE_BODY
+
+
+Submission = Annotated[
+    Annotated[NewJob, Tag(RECIPE_BODY)] | Annotated[CommandJob, Tag(COMMAND_BODY)], Discriminator(submission_kind)
+]
+"""A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
+
+
+@router.post("", Permission.JOBS_SUBMIT, creates_model=True, status_code=201)
+def submit(
+    body: Submission,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    from_own_user: FromOwnUser,
+    new_job_id: JobIdFromKey,
+) -> TypedResponse[Job]:
+    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
+    one that its organization's quota has no room for, whatever else runs.
+
+    One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
+    whatever the body says.
+    """
+    if known := Jobs(database).known(new_job_id):
+        return json_response(job_json(known), 201)
+    if isinstance(body, CommandJob):
+        quota = settings.scheduler.quotas.get(caller.organization)
+        allow_command(settings, from_own_user)
+        refuse_masks(body.env)
+        refuse_zero_durations(body.schedule)
+        refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
+        body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
+        job = submit_command(database, store, body, caller.user_id, caller.organization, new_job_id)
+    else:
+        job = queue_job(body, database, store, settings, caller, new_job_id)
+    return json_response(job_json(job), 201)
+
+
+def allow_command(settings: Settings, from_own_user: bool) -> None:
+    """A command has the rights of whoever started this server, so it is taken from that user alone.
+
+    Raises:
+        HanzoError: people sign in here, or somebody else sent it.
+    """
+    if settings.auth.verify_tokens:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
+            "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
+        )
+    if not from_own_user:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
+            "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
+        )
+
+
+def refuse_masks(env: Mapping[str, str]) -> None:
+    """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
+    if masked := next((name for name, value in env.items() if value == MASK), None):
+        raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
+
+
+@router.get("", Permission.JOBS_READ)
+def list_jobs(
+    database: DatabaseOf,
+    caller: CallerOf,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> TypedResponse[JobsPage]:
+    """The caller's organization's jobs, newest first."""
+    found, token = Jobs(database).page(caller.organization, status, limit=limit, page_token=page_token)
+    page: JobsPage = {"jobs": [job_json(job) for job in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.get("/{job_id}", Permission.JOBS_READ)
+def get(job_id: str, database: DatabaseOf, compute: ComputeOf) -> TypedResponse[JobWithLogs]:
+    """A job with the end of its program's log (row G1); all of it is at `/logs`."""
+    job = Jobs(database).read(job_id)
+    return json_response({**job_json(job), "logs": last_lines(compute, job)})
+
+
+@router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)
+def cancel(job_id: str, database: DatabaseOf) -> TypedResponse[Job]:
+    return json_response(job_json(Jobs(database).cancel(job_id)))
+
+
+@router.post("/{job_id}/resume", Permission.JOBS_CANCEL)
+def resume(
+    job_id: str,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    from_own_user: FromOwnUser,
+    wish: Wish | None = None,
+) -> TypedResponse[Job]:
+    """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
+    job = Jobs(database).read(job_id)
+    if job.type == COMMAND:
+        allow_command(settings, from_own_user)
+    quota = settings.scheduler.quotas.get(job.organization)
+    return json_response(job_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id, quota)))
+
+
+@router.delete("/{job_id}", Permission.JOBS_DELETE)
+def delete(job_id: str, database: DatabaseOf) -> TypedResponse[Deleted]:
+    """Take an ended job out of the list. What it made stays, with the job that it is traced back to."""
+    Jobs(database).delete(job_id)
+    return json_response({"deleted": job_id})
+
+
+@router.get("/{job_id}/logs", Permission.JOBS_READ, produces="text/event-stream")
+def logs(job_id: str, database: DatabaseOf, compute: ComputeOf, follow: bool = True) -> Response:
+    """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
+
+    A comment now and then while there is nothing to tell.
+    """
+    job = Jobs(database).read(job_id)
+    return StreamingResponse(events(database, compute, job, follow), media_type="text/event-stream")

@@ -1,0 +1,213 @@
+"""/v1/models: versions, stages, proof, training data (rows B8, O1-O7, O11, S8, S9).
+
+Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.auth.permissions import Caller, Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.responses import TypedResponse, json_response
+from api.routing import Router
+from api.schemas.v1.models import (
+    CreatedModel,
+    Deployment,
+    EndedDeployments,
+    ModelVersion,
+    ModelVersions,
+    RegisteredModel,
+    RegisteredModels,
+    version_json,
+    versions_json,
+)
+from resources.engine.client import HttpEngine
+from resources.errors import EngineError
+from resources.lineage.prove import Proof, prove
+from resources.lineage.training_data import TrainingData, training_data
+from resources.metadata.database import Database
+from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_version_sources import check_source
+from resources.metadata.registry.registry import ModelVersion as VersionRecord
+from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
+from resources.metadata.registry.source_uris import named_in
+from resources.metadata.registry.undeployment import undeploy
+from resources.pointed_files import pointed_at
+from resources.registration import register_run
+
+router = Router("/v1/models", tag="v1", alias_prefix="/api/v1/models")
+
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NewModel(Body):
+    name: str
+
+
+class NewVersion(Body):
+    """A version of a run: of a training job's run what it trained, of another run the artifact at `artifact`."""
+
+    run_id: str
+    artifact: str = "checkpoint-final"
+    tags: dict[str, str] = {}
+
+
+class NewStage(Body):
+    """`traffic_percent` is the share of the traffic that a canary is meant to get."""
+
+    stage: str
+    force: bool = False
+    traffic_percent: int | None = None
+
+
+class NewPointer(Body):
+    """A version of files that lie somewhere already. `version` is a number of the caller's own, such as "3.1"."""
+
+    name: str
+    artifact_uri: str
+    version: str = Field("", max_length=50)
+    metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    stage: str = "none"
+    tags: dict[str, str] = {}
+
+
+@router.get("", Permission.MODELS_READ)
+def list_models(
+    database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+) -> TypedResponse[RegisteredModels]:
+    """The caller's organization's models, by name."""
+    found, token = models_page(database, caller.organization, limit=limit, page_token=page_token)
+    page: RegisteredModels = {"models": cast(list[RegisteredModel], found)}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.post("", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
+def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[CreatedModel]:
+    with database.write() as connection:
+        Registry(database).ensure_model(connection, caller.model(body.name))
+    return json_response({"name": body.name}, 201)
+
+
+@router.post("/register", Permission.MODELS_REGISTER, creates_model=True, status_code=201, alias=True)
+def register_pointer(
+    body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
+    """Row O6: the model is made when it is missing; the files must be there."""
+    named = named_in(body.artifact_uri)
+    with database.read() as connection:
+        sourced = check_source(connection, store, body.artifact_uri, caller.organization, as_mlflow=False, **named)
+    pointed = vars(pointed_at(database, store, sourced, caller.organization))
+    measured = body.metrics or pointed["metrics"]
+    pointer = Pointer(
+        **vars(sourced), **pointed | {"metrics": measured}, created_by=caller.user_id, label=body.version, tags=body.tags
+    )
+    registry, model = Registry(database), caller.model(body.name)
+    with database.write() as connection:
+        registry.ensure_model(connection, model)
+        made = registry.create(model, pointer, connection=connection)
+        made = registry.promote(model, made.version, body.stage, user=caller.user_id, connection=connection)
+    return json_response(version_json(made, database), 201)
+
+
+@router.get("/{name}/versions", Permission.MODELS_READ, allows_jobs=True)
+def list_versions(
+    name: str, database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+) -> TypedResponse[ModelVersions]:
+    """The versions of a model, newest first."""
+    found, token = versions_page(database, caller.model(name), limit=limit, page_token=page_token)
+    page: ModelVersions = {"versions": versions_json(found, database)}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
+
+
+@router.post("/{name}/versions", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
+def register(
+    name: str, body: NewVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
+    version = register_run(database, store, name, body.run_id, body.artifact, caller.user_id, body.tags)
+    return json_response(version_json(version, database), 201)
+
+
+@router.get("/{name}/versions/{version}", Permission.MODELS_READ, allows_jobs=True)
+def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[ModelVersion]:
+    return json_response(version_json(find_version(database, name, version, caller), database))
+
+
+@router.patch("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE)
+@router.put("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE, alias=True)
+def set_stage(
+    name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
+    moved = Registry(database).promote(
+        caller.model(name),
+        find_version_number(database, name, version, caller),
+        body.stage,
+        user=caller.user_id,
+        force=body.force,
+        is_admin=caller.is_admin,
+        traffic_percent=body.traffic_percent,
+    )
+    return json_response(version_json(moved, database))
+
+
+@router.delete("/{name}/deployment", Permission.MODELS_ARCHIVE, status_code=202)
+def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[EndedDeployments]:
+    """Take a model out of service: its version in production is archived, and the engine lets go of it soon after."""
+    found = undeploy(database, caller.model(name), user=caller.user_id)
+    return json_response({"name": name, "deployments": [cast(Deployment, vars(each)) for each in found]}, 202)
+
+
+@router.get("/{name}/versions/{version}/proof", Permission.MODELS_READ)
+def proof(
+    name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+) -> TypedResponse[Proof]:
+    """Every edge from what is served back to the raw files, hashed again now."""
+    found = find_version(database, name, version, caller)
+    with database.read() as connection:
+        return json_response(prove(connection, store, found, served_files(settings)))
+
+
+@router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
+def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[TrainingData]:
+    """What data a version was trained on, and what is known of personal data in it."""
+    found = find_version(database, name, version, caller)
+    return json_response(training_data(database, store, found, caller.organization))
+
+
+def find_version_number(database: Database, name: str, version: str, caller: Caller) -> int:
+    """A version's number, also by the one that its registrar gave it."""
+    if not version.isdecimal():
+        with database.read() as connection:
+            labelled = Registry(database).labelled(caller.model(name), version, connection)
+        if labelled is not None:
+            return labelled.version
+    return version_number(version)
+
+
+def find_version(database: Database, name: str, version: str, caller: Caller) -> VersionRecord:
+    return Registry(database).read(caller.model(name), find_version_number(database, name, version, caller))
+
+
+def served_files(settings: SettingsOf) -> Any:
+    """Name in the engine -> the file that it serves and the hash that it loaded."""
+
+    def find(name: str) -> tuple[Path, str] | None:
+        try:
+            served = {model.name: model for model in HttpEngine(settings.engine_url).served()}
+        except EngineError:
+            return None
+        model = served.get(name)
+        return (Path(model.path), model.sha256) if model and model.status == "serving" else None
+
+    return find

@@ -1,0 +1,77 @@
+"""/v1/pipelines: a training job in the words of row G9. The steps of a pipeline are the asset graph's.
+
+`POST /v1/jobs` has more words. What is asked for here and cannot be done here is refused, with what can.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from api.auth.permissions import Permission
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import JobIdFromKey
+from api.responses import TypedResponse, json_response
+from api.routes.v1.job_submission import NewJob, queue_job
+from api.routing import Router
+from api.schemas.v1.jobs import PipelineRun, job_json
+from recipes.recipe import Recipe
+from resources.errors import invalid
+from resources.metadata.jobs import Jobs
+
+router = Router("/v1/pipelines", tag="v1", alias_prefix="/api/v1/pipelines")
+
+
+class PipelineConfig(BaseModel):
+    """With a `model_type`, a recipe, the run needs no definition; without one it is a run of the model definition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    data_source: str | None = None
+    model_type: str | None = None
+    hyperparams: dict[str, JsonValue] = {}
+    resources: dict[str, JsonValue] = {}
+
+
+class NewPipelineRun(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pipeline_id: str = Field(min_length=1)
+    config: PipelineConfig = PipelineConfig()
+
+
+@router.post("/runs", Permission.JOBS_SUBMIT, creates_model=True, status_code=201, alias=True)
+def run(
+    body: NewPipelineRun,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    new_job_id: JobIdFromKey,
+) -> TypedResponse[PipelineRun]:
+    """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
+    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """
+    known = Jobs(database).known(new_job_id)
+    job = known or queue_job(as_job(body), database, store, settings, caller, new_job_id)
+    return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
+
+
+def as_job(body: NewPipelineRun) -> NewJob:
+    """The job that is meant. Raises HanzoError for what nothing here trains, and for data that is no dataset."""
+    name, config = body.pipeline_id, body.config
+    if config.data_source is not None and "/" in config.data_source:
+        raise invalid(
+            f"config.data_source {config.data_source[:200]!r} is no dataset: make a version of those files with `hanzo-ml "
+            "dataset create --name NAME --path ADDRESS` (POST /v1/datasets), and give NAME or NAME@VERSION"
+        )
+    if config.resources and "hardware" in config.hyperparams:
+        raise invalid("config.resources are the hyperparameter `hardware`: give one of them")
+    parameters = {**config.hyperparams, **({"hardware": config.resources} if config.resources else {})}
+    if config.model_type is None:
+        return NewJob(name=name, model=name, dataset=config.data_source, parameters=parameters)
+    if config.model_type not in Recipe.names():
+        raise invalid(
+            f"nothing here trains a model of the type {config.model_type[:100]!r}: config.model_type is a recipe, one of "
+            f"{', '.join(Recipe.names())}; a program of your own is run by `POST /v1/jobs` with a `command`"
+        )
+    if config.data_source is None:
+        raise invalid("config.data_source is missing: give the dataset that is trained on, as NAME or NAME@VERSION")
+    return NewJob(name=name, dataset=config.data_source, recipe=config.model_type, parameters=parameters)

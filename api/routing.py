@@ -1,0 +1,202 @@
+"""Declare routes: path, permission, audit and types of each in one place.
+
+A decorator of `Router` carries the path, who may call it and how calls are audited; the endpoint's signature carries the
+types of request and response. Access control, audit log, OpenAPI document and fast path are derived from it.
+A route without a declaration is refused by the access control, and ends the start of the server (`undeclared`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+
+from api.auth.permissions import Permission
+from api.fast_path.middleware import FastPath
+from api.strict_json import StrictRoute
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class Public(Enum):
+    """In place of a permission: the route needs no sign-in."""
+
+    PUBLIC = "public"
+
+
+PUBLIC = Public.PUBLIC
+
+
+class Audit(StrEnum):
+    """How calls of a route get into the audit log (`api.auth.audit_log`)."""
+
+    NONE = "none"
+    EACH = "each"
+    """A row for each call."""
+    COUNTED = "counted"
+    """A row a minute with the number of calls, in the transaction of what they change: what a training script logs."""
+    NOTED = "noted"
+    """Counted in memory first: for frequent reads, whose responses do not wait for the log."""
+
+
+@dataclass(frozen=True)
+class AlsoAnswers:
+    """A second status with a JSON body of the route's own."""
+
+    status: int
+    description: str
+    type: Any
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What holds for a route besides its path and its types. The parameters of `Router.route` explain the fields."""
+
+    permission: Permission | Public
+    audit: Audit
+    writes: bool
+    checks_ownership: bool = False
+    creates_model: bool = False
+    streams_body: bool = False
+    allows_jobs: bool = False
+    produces: str | None = None
+    ranges: bool = False
+    response: str | None = None
+    also: AlsoAnswers | None = None
+    fast_path: FastPath | None = None
+
+
+class Router:
+    """Routes below one prefix.
+
+    Args:
+        alias_prefix: where the routes with `alias=True` are served too, under names that the OpenAPI document leaves out.
+        strict: read JSON bodies as RFC 8259 has them, and questions of GET requests from their body too (`api.strict_json`).
+    """
+
+    def __init__(
+        self,
+        prefix: str = "",
+        *,
+        tag: str = "",
+        alias_prefix: str | None = None,
+        strict: bool = True,
+        route_class: type[APIRoute] | None = None,
+        include_in_schema: bool = True,
+    ) -> None:
+        kind = route_class or (StrictRoute if strict else APIRoute)
+        shared: dict[str, Any] = {"tags": [tag] if tag else None, "route_class": kind}
+        self._main = APIRouter(prefix=prefix, include_in_schema=include_in_schema, **shared)
+        self._aliases = APIRouter(prefix=alias_prefix or "", include_in_schema=False, **shared)
+        self._has_aliases = alias_prefix is not None
+
+    @property
+    def routes(self) -> list[Any]:
+        return [*self._main.routes, *self._aliases.routes]
+
+    def include_in(self, app: FastAPI, prefix: str = "") -> None:
+        app.include_router(self._main, prefix=prefix)
+        if self._has_aliases:
+            app.include_router(self._aliases, prefix=prefix)
+
+    def get(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        return self.route("GET", path, permission, **options)
+
+    def post(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        return self.route("POST", path, permission, **options)
+
+    def put(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        return self.route("PUT", path, permission, **options)
+
+    def patch(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        return self.route("PATCH", path, permission, **options)
+
+    def delete(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        return self.route("DELETE", path, permission, **options)
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        permission: Permission | Public,
+        *,
+        audit: Audit | None = None,
+        read_only: bool = False,
+        checks_ownership: bool = False,
+        creates_model: bool = False,
+        streams_body: bool = False,
+        allows_jobs: bool = False,
+        status_code: int | None = None,
+        produces: str | None = None,
+        ranges: bool = False,
+        response: str | None = None,
+        also: AlsoAnswers | None = None,
+        fast_path: FastPath | None = None,
+        head: bool = False,
+        alias: bool = False,
+        dependencies: Sequence[Any] = (),
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Declare a route of the decorated endpoint.
+
+        Args:
+            audit: by default each call that changes something.
+            read_only: changes nothing, though its method says so.
+            checks_ownership: the endpoint compares the organization of what it finds with the caller's itself, and access
+                control does not read the body. It leaves the run's id in `scope["state"]["run_id"]` for the audit log.
+            creates_model: a registered model that the request names may be new.
+            streams_body: the body is a file of any size and names no object, or it is not read at all.
+            allows_jobs: good for a job's own token, with the objects that are the job's. Nothing that lists or searches.
+            produces: media type of a response that is no JSON.
+            ranges: a part of the response can be asked for.
+            response: `module:Type` of the response, where importing it costs (numpy): else the signature says it.
+            also: a second status with a JSON body.
+            fast_path: how the call is answered without FastAPI where it is plain (`api.fast_path`).
+            head: HEAD is answered by the endpoint itself. On every other route it is answered as GET, without the body.
+            alias: served below the router's `alias_prefix` too.
+        """
+        writes = method != "GET" and not read_only
+        declaration = Declaration(
+            permission=permission,
+            audit=audit or (Audit.EACH if writes else Audit.NONE),
+            writes=writes,
+            checks_ownership=checks_ownership,
+            creates_model=creates_model,
+            streams_body=streams_body,
+            allows_jobs=allows_jobs,
+            produces=produces,
+            ranges=ranges,
+            response=response,
+            also=also,
+            fast_path=fast_path,
+        )
+        options: dict[str, Any] = {"status_code": status_code, "dependencies": dependencies, "response_model": None}
+
+        def register(endpoint: Endpoint) -> Endpoint:
+            if head:
+                add_route(self._main, path, endpoint, declaration, methods=["HEAD"], include_in_schema=False, **options)
+            add_route(self._main, path, endpoint, declaration, methods=[method], **options)
+            if alias:
+                add_route(self._aliases, path, endpoint, declaration, methods=[method], **options)
+            return endpoint
+
+        return register
+
+
+def add_route(router: APIRouter, path: str, endpoint: Endpoint, declaration: Declaration, **options: Any) -> None:
+    router.add_api_route(path, endpoint, **options)
+    vars(router.routes[-1])["declaration"] = declaration
+
+
+def find_declaration(app: FastAPI, context: RouteContext) -> Declaration | None:
+    """What a route was declared with; None for one that was not declared."""
+    if context.path in (app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url):
+        return Declaration(Permission.SERVER_READ, Audit.NONE, writes=False)  # FastAPI's own pages
+    declared: Declaration | None = vars(context.original_route).get("declaration")
+    return declared
+
+
+def undeclared(app: FastAPI) -> list[str]:
+    """The routes that nobody may call, because nothing says who may."""
+    return [str(context.path) for context in iter_route_contexts(app.routes) if find_declaration(app, context) is None]

@@ -1,0 +1,1 @@
+"""Messages of MLflow's REST API."""

@@ -1,0 +1,183 @@
+"""A dataset version as JSON, how a request names one, and what is said where its files are not what they were."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NotRequired, cast
+
+from typing_extensions import TypedDict
+
+from api.auth.permissions import Caller
+from recipes.contracts.dataset_formats import FormatName
+from recipes.manifest import Artifact
+from recipes.store import BrokenArtifact
+from resources.errors import ErrorCode, HanzoError, not_found
+from resources.metadata.database import Database
+from resources.metadata.dataset_problems import problems_of
+from resources.metadata.datasets import Datasets
+from resources.metadata.datasets import DatasetVersion as DatasetRecord
+from resources.metadata.validations import Validations
+
+CheckStatus = Literal["pending", "passed", "failed", "blocked"]
+
+
+class Split(TypedDict):
+    path: str
+    num_records: int
+    size_bytes: int
+    artifact: Artifact
+
+
+class Splits(TypedDict):
+    """None while the version is not split yet."""
+
+    train: NotRequired[Split]
+    validation: NotRequired[Split]
+    test: NotRequired[Split]
+
+
+class DatasetOrigin(TypedDict):
+    """`origins` are addresses at which the raw files could be had, of a version that was fetched."""
+
+    parent_datasets: list[str]
+    transform: Any
+    origins: NotRequired[list[str]]
+
+
+class CheckStanding(TypedDict):
+    """`blocked` is why nothing may be made of the version, `problem` why it could not be checked or split; else empty."""
+
+    status: CheckStatus
+    blocked: str
+    problem: str
+
+
+class DatasetVersion(TypedDict):
+    """`schema` maps a column to type names."""
+
+    id: str
+    name: str
+    version: int
+    organization: str
+    created_at: int
+    created_by: str
+    storage_path: str
+    format: FormatName
+    size_bytes: int
+    num_records: int
+    schema: dict[str, str]
+    splits: Splits
+    metadata: dict[str, Any]
+    tags: list[str]
+    lineage: DatasetOrigin
+    content_sha256: str
+    artifact: Artifact
+    checks: CheckStanding
+
+
+class DatasetVersions(TypedDict):
+    datasets: list[DatasetVersion]
+    next_page_token: NotRequired[str]
+
+
+class NewDatasetVersion(DatasetVersion):
+    created: bool
+
+
+class NotTaken(TypedDict):
+    """What was said of files whose content is a version already, and that the version does not say."""
+
+    tags: NotRequired[list[str]]
+    metadata: NotRequired[dict[str, Any]]
+    format: NotRequired[str]
+
+
+class KnownDatasetVersion(NewDatasetVersion):
+    """The newest version, which holds the same."""
+
+    not_taken: NotTaken
+
+
+class FilePart(TypedDict):
+    url: str
+    sha256: str
+    size: int
+
+
+class DatasetFile(TypedDict):
+    """Its parts, one behind the other in their order, are the file."""
+
+    path: str
+    sha256: str
+    size: int
+    parts: list[FilePart]
+
+
+class DatasetDownload(TypedDict):
+    """`url` is the one of a version that is one file in one part, else null."""
+
+    dataset: str
+    url: str | None
+    expires_at: int
+    join: str
+    files: list[DatasetFile]
+
+
+log = logging.getLogger(__name__)
+
+
+def versions_json(database: Database, versions: Sequence[DatasetRecord]) -> list[DatasetVersion]:
+    """Versions and, as `checks`, how each stands with its checks: what is blocked is neither split nor trained on.
+
+    `problem` of one is why it could not be checked or split, and empty where it could, or is going to be.
+    """
+    identifiers = [version.id for version in versions]
+    with database.read() as connection:
+        standings = Validations(database).standings(identifiers, connection)
+        problems = problems_of(connection, identifiers)
+    reasons = {identifier: problem.problem for identifier, problem in problems.items()}
+    return [
+        cast(
+            DatasetVersion,
+            vars(version)
+            | {
+                "artifact": version.artifact,
+                "checks": {**vars(standings[version.id]), "problem": reasons.get(version.id, "")},
+            },
+        )
+        for version in versions
+    ]
+
+
+def version_json(database: Database, version: DatasetRecord) -> DatasetVersion:
+    return versions_json(database, [version])[0]
+
+
+def find_version(database: Database, dataset_id: str) -> DatasetRecord:
+    """The version of a path's id, of which access control knows whose it is."""
+    with database.read() as connection:
+        return Datasets(database).get(dataset_id, connection)
+
+
+def find_own_version(database: Database, identifier: str, caller: Caller) -> DatasetRecord:
+    """The version that another parameter names, by its id or as NAME@VERSION, if it is the caller's organization's."""
+    if "@" in identifier:
+        return Datasets(database).read(identifier, caller.organization)
+    version = find_version(database, identifier)
+    if version.organization != caller.organization:
+        raise not_found(f"no dataset version has the id '{identifier}': see `hanzo-ml dataset list`")
+    return version
+
+
+@contextmanager
+def reporting_data_loss(what: str) -> Iterator[None]:
+    """What is read from the store in it may be lost or changed there, or deleted meanwhile. Raises 409 (DATA_LOSS)."""
+    try:
+        yield
+    except (BrokenArtifact, FileNotFoundError) as error:
+        log.error("%s cannot be read whole: %s", what, error)
+        raise HanzoError(
+            ErrorCode.DATA_LOSS,
+            f"{what} cannot be read whole: the object store lost or changed a part of it, or it was deleted meanwhile. "
+            "Restore the store, or create the version again from the same files: what is missing or changed is stored anew",
+        ) from None

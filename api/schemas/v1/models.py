@@ -1,0 +1,129 @@
+"""Registered models, their versions and deployments as JSON (rows O1-O7)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NotRequired, cast
+
+from typing_extensions import TypedDict
+
+from recipes.manifest import Artifact
+from resources.metadata.database import Database
+from resources.metadata.registry import deployments
+from resources.metadata.registry.model_versions import ModelVersion as VersionRecord
+
+
+class RegisteredModel(TypedDict):
+    """`last_version` is the newest number given out."""
+
+    organization: str
+    name: str
+    creation_time: int
+    last_update_time: int
+    description: str
+    last_version: int
+    tags: dict[str, str]
+
+
+class RegisteredModels(TypedDict):
+    models: list[RegisteredModel]
+    next_page_token: NotRequired[str]
+
+
+class CreatedModel(TypedDict):
+    name: str
+
+
+class ModelFiles(TypedDict):
+    """The files of a format: `artifact` of those that were made here, `flavors` of those that MLflow's client logged."""
+
+    path: str
+    size_bytes: int
+    checksum: str | None
+    artifact: NotRequired[Artifact]
+    flavors: NotRequired[list[str]]
+
+
+class Deployment(TypedDict):
+    """`promotion` is the `seq` of the event that asked for it."""
+
+    id: int
+    organization: str
+    name: str
+    version: int
+    promotion: int
+    status: Literal["deploying", "serving", "failed", "replaced", "withdrawing", "withdrawn"]
+    reason: str
+    url: str
+    sha256: str
+    created_at: int
+    updated_at: int
+
+
+class ModelVersion(TypedDict):
+    """`reason` is why it is quarantined; `servable`: one of its formats is what the engine can load.
+
+    `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
+    """
+
+    organization: str
+    name: str
+    version: int
+    stage: Literal["none", "staging", "canary", "production", "archived"]
+    status: Literal["pending", "ready", "quarantined"]
+    reason: str
+    run_id: str | None
+    sole_run_id: str | None
+    model_id: str | None
+    run_link: str
+    architecture: str | None
+    base_model: str | None
+    method: str | None
+    artifacts: dict[str, ModelFiles]
+    metrics: dict[str, float]
+    training_config: dict[str, Any]
+    source: str
+    description: str
+    created_at: int
+    created_by: str
+    updated_at: int
+    tags: dict[str, str]
+    aliases: list[str]
+    servable: bool
+    deployment: Deployment | None
+
+
+class ModelVersions(TypedDict):
+    versions: list[ModelVersion]
+    next_page_token: NotRequired[str]
+
+
+class EndedDeployments(TypedDict):
+    """What of the model the engine lets go of."""
+
+    name: str
+    deployments: list[Deployment]
+
+
+def version_json(version: VersionRecord, database: Database) -> ModelVersion:
+    return versions_json([version], database)[0]
+
+
+def versions_json(versions: Sequence[VersionRecord], database: Database) -> list[ModelVersion]:
+    """Versions of one model, each with its newest deployment: the stage says what is wanted, the deployment what is served,
+    and `servable` whether there is anything that the engine can load. What is not known of one is null.
+    """
+    if not versions:
+        return []
+    with database.read() as connection:
+        deployed = deployments.newest_of(connection, versions[0].model, [version.version for version in versions])
+    return [
+        cast(
+            ModelVersion,
+            vars(version)
+            | {key: getattr(version, key) or None for key in ("architecture", "base_model", "method")}
+            | {
+                "servable": version.servable,
+                "deployment": deployed.get(version.version),
+            },
+        )
+        for version in versions
+    ]

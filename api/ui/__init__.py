@@ -1,5 +1,0 @@
-"""MLflow's web UI over our store (row F5), where the `mlflow` wheel is installed (extra `ui`). It reads and never writes.
-
-`static_files` is the build inside the wheel, `graphql` the four queries that it makes, `files` the downloads behind its
-links, `read_only` the wall that keeps a page from changing anything.
-"""

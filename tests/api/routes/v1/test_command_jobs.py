@@ -1,0 +1,408 @@
+"""POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+
+from api.routes.v1 import job_log
+from hanzo_ml.cli.connection import pages
+from hanzo_ml.cli.job import list_jobs
+from hanzo_ml.cli.job import logs as told_logs
+from recipes.command.job import MAX_CODE_BYTES
+from recipes.schema import Program
+from recipes.store import Store
+from resources.command_jobs import asked_of
+from resources.compute.job_key import JobRef
+from resources.compute.local.backend import LocalCompute
+from resources.compute.registry import open_backend
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import emit, read_after
+from resources.metadata.told_config import MASK
+from resources.metadata.totals import queued
+from resources.relay import record_of
+from resources.settings import Settings
+from tests.api.server_process import ServerProcess
+
+SPECIFICATION = """
+name: "zen-72b-finetune-finance"
+type: training
+image: "hanzoai/ml-pytorch:2.3-cuda12.4"
+command: ["torchrun", "--nproc_per_node=8", "train.py"]
+env:
+  HANZO_ML_TRACKING_URI: "http://ml.hanzo.svc:8057"
+  HANZO_ML_EXPERIMENT: "zen-72b-finance"
+resources:
+  gpus: 8
+  gpu_type: "nvidia-a100-80gb"
+  memory: "512Gi"
+  cpu: 64
+distributed:
+  strategy: fsdp
+  num_nodes: 4
+  gpus_per_node: 8
+storage:
+  datasets: "s3://hanzo-ml/datasets/finance-corpus-v3/7/"
+  checkpoints: "s3://hanzo-ml/checkpoints/zen-72b-finance/"
+schedule:
+  max_duration: "48h"
+  checkpoint_interval: "1h"
+  preemptible: false
+"""
+
+
+def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"], **keys})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> None:
+    """Also before its dataset is there: it may be made while the job waits."""
+    document = yaml.safe_load(SPECIFICATION)
+    answer = http.post("/v1/jobs", json=document)
+    document["env"]["HANZO_ML_TRACKING_URI"] = MASK
+    assert answer.status_code == 201, answer.text
+    job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
+    assert (job["type"], job["status"], job["name"]) == ("training", "queued", "zen-72b-finetune-finance")
+    assert job["config"]["dataset"] == "finance-corpus-v3@7"
+    for key, value in document.items():
+        found = job["config"][key]
+        assert found == value if not isinstance(value, dict) else found.items() >= value.items(), key
+    run = http.get(f"/v1/runs/{job['id']}").json()
+    assert (run["status"], run["tags"]["mlflow.source.name"]) == ("queued", "torchrun --nproc_per_node=8 train.py")
+    experiment = http.get(f"/v1/experiments/{run['experiment_id']}").json()
+    assert experiment["name"] == "zen-72b-finance"
+
+
+def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
+    job = submitted(http)
+    assert [found["id"] for found in http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"]] == [job["id"]]
+    assert http.post(f"/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
+    assert http.get(f"/v1/runs/{job['id']}").json()["status"] == "cancelled"
+    assert http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"] == []
+
+
+def test_jobs_are_listed_in_pages_and_the_command_line_follows_them(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a year all seventy thousand came at once."""
+    for name in ("pages-1", "pages-2", "pages-3"):
+        httpx.post(f"{server.url}/v1/jobs", json={"name": name, "command": ["true"]}).raise_for_status()
+    first = httpx.get(f"{server.url}/v1/jobs", params={"limit": 1}).json()
+    assert [job["name"] for job in first["jobs"]] == ["pages-3"]
+    following = {"limit": 2, "page_token": first["next_page_token"]}
+    assert [job["name"] for job in httpx.get(f"{server.url}/v1/jobs", params=following).json()["jobs"]] == [
+        "pages-2",
+        "pages-1",
+    ]
+    for limit in ("0", "1001", "many"):
+        assert httpx.get(f"{server.url}/v1/jobs", params={"limit": limit}).status_code == 400
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    paged = list(pages("/v1/jobs", "jobs", {"limit": 1}))
+    list_jobs(as_json=True)
+    assert json.loads(capsys.readouterr().out) == paged and len(paged) >= 3
+
+
+def test_without_an_experiment_the_job_s_name_is_one(http: TestClient) -> None:
+    run = http.get(f"/v1/runs/{submitted(http, name='doors')['id']}").json()
+    assert http.get(f"/v1/experiments/{run['experiment_id']}").json()["name"] == "doors"
+
+
+def test_its_files_are_an_artifact_and_not_in_the_job(http: TestClient, settings: Settings) -> None:
+    files = {"train.py": "print('ü')\n", "parts/words.py": "HELLO = 1\n"}
+    job = submitted(http, files=files)
+    assert "files" not in job["config"]
+    code = job["config"]["code"]
+    store = Store(settings.store)
+    assert {path: store.get_bytes(f"{code['uri']}/{path}").decode() for path in files} == files
+    found = store.find(code["uri"])
+    assert found is not None and found.digest == code["digest"]
+
+
+def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings) -> None:
+    job = submitted(http)
+    folder = settings.home / "jobs" / job["id"] / "command"
+    folder.mkdir(parents=True)
+    assert http.get(f"/v1/jobs/{job['id']}").json()["logs"] == []
+    (folder / "log.txt").write_text("".join(f"epoch {number}\n" for number in range(1_000)))
+    assert http.get(f"/v1/jobs/{job['id']}").json()["logs"] == [f"epoch {number}" for number in range(900, 1_000)]
+    (folder / "log.txt").write_text("epoch 1\n")
+    assert "data: epoch 1\n" in http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+    long = "x" * (3 << 20)
+    (folder / "log.txt").write_text(f"epoch 1\n{long}\nhalf a li")
+    assert len(str(http.get(f"/v1/jobs/{job['id']}").json()["logs"])) < 70_000
+    told = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+    assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}half a lievent: end")
+
+
+def test_of_a_log_all_is_told_whatever_is_printed(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came behind a form feed or a separator of Unicode was left out, and a last line that had not ended."""
+    job = httpx.post(f"{server.url}/v1/jobs", json={"name": "odd", "command": ["true"]}).json()["id"]
+    folder = server.home / "jobs" / job / "command"
+    folder.mkdir(parents=True)
+    odd = [b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f", b"\xff\xfe\x00", b"\x1b[31mred\x1b[0m", b"event: end", b"", b": x"]
+    (folder / "log.txt").write_bytes(b"\n".join([*odd, b"Segmentation fault"]))
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    told_logs(job)
+    seen = [
+        "a^Kb^Lc^\\d\\x85e\u2028f",
+        "\ufffd\ufffd^@",
+        "\x1b[31mred\x1b[0m",
+        "event: end",
+        "",
+        ": x",
+        "Segmentation fault",
+    ]
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in seen)
+
+
+def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One gave its window another title, erased what it showed, and wrote to the clipboard."""
+    body = {"name": "mine\x1b[2J\x1b]0;theirs\x07", "command": ["true"]}
+    job = httpx.post(f"{server.url}/v1/jobs", json=body).json()["id"]
+    folder = server.home / "jobs" / job / "command"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_bytes(
+        b"\x1b]0;theirs\x07\x1b[1;31mred\x1b[0m\t\x1b[2J\x1b[A7%\x1b]52;c;eA==\x1b\\\x08 \xc2\x9b2J"
+    )
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setenv("COLUMNS", "200")
+    told_logs(job)
+    assert capsys.readouterr().out == "^[]0;theirs^G\x1b[1;31mred\x1b[0m\t7%^[]52;c;eA==^[\\^H \\x9b2J\n"
+    list_jobs(status=None)
+    assert "mine^[[2J^[]0;theirs^G" in capsys.readouterr().out
+
+
+def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
+    """It ends its line once, when all is done: who followed an epoch of hours saw nothing of it."""
+    compute, job, told = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
+    compute.folder(job).mkdir(parents=True)
+    path = compute.folder(job) / "log.txt"
+    for drawn in (b"begin\r\n", b"\r 3%|#", b"\r 6%|##", b"\r 9%|###\r", b"\n"):
+        with path.open("ab") as file:
+            file.write(drawn)
+        told += (new := job_log.new_lines(compute, job, len(told), is_last=False))
+        assert not drawn.startswith(b"\r 6") or new == b" 3%|#\r"
+    assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
+
+
+def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) -> None:
+    """Each of them had one of the server's forty threads, and kept it when he was gone."""
+    job = httpx.post(f"{server.url}/v1/jobs", json={"name": "quiet", "command": ["true"]}).json()
+    with ExitStack() as followers, httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)) as client:
+        for _ in range(60):
+            followers.enter_context(client.stream("GET", f"/v1/jobs/{job['id']}/logs", timeout=60))
+        assert httpx.get(f"{server.url}/v1/jobs", timeout=60).status_code == 200
+        assert httpx.get(f"{server.url}/alive", timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/v1/jobs/{job['id']}/cancel", timeout=60).status_code == 200
+
+
+def test_a_log_that_says_nothing_keeps_its_connection(
+    http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a queued job no byte came for minutes, so that proxies closed it."""
+    job = submitted(http)["id"]
+    path = settings.home / "jobs" / job / "command" / "log.txt"
+    monkeypatch.setattr(job_log, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(job_log, "POLL_SECONDS", 0.001)
+
+    async def followed() -> list[str]:
+        told = []
+        async for chunk in job_log.events(database, open_backend(settings), Jobs(database).read(job), follow=True):
+            told.append(chunk)
+            if len(told) == 2:
+                path.parent.mkdir(parents=True)
+                path.write_text("epoch 1\n")
+                Jobs(database).cancel(job)
+        return told
+
+    database = Database(settings.database_url)
+    first, second, *rest = asyncio.run(followed())
+    database.close()
+    assert first == second == ": queued\n\n"
+    assert rest[-2:] == ["data: epoch 1\n\n", "event: end\ndata: cancelled\n\n"]
+
+
+def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, settings: Settings) -> None:
+    """Whoever could list the jobs read them, and so did every consumer of the events."""
+    env = {"HF_TOKEN": "hf_s3cr3t", "HANZO_ML_EXPERIMENT": "doors"}
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": env})
+    job = answer.json()["id"]
+    database = Database(settings.database_url)
+    with database.write() as connection:  # as a release before wrote it
+        emit(connection, "jobs", "job.submitted", job, {"job_id": job, "config": {"env": env}})
+    told = [answer.json(), http.get(f"/v1/jobs/{job}").json(), http.get("/v1/jobs").json()["jobs"][0]]
+    told.append(http.post(f"/v1/jobs/{job}/cancel").json())
+    told.append(http.post(f"/v1/jobs/{job}/resume").json())
+    events = http.get("/v1/events", params={"type": "job.submitted"}).json()["events"]
+    told.extend(event["payload"] for event in events)
+    assert [each["config"]["env"] for each in told] == [{"HF_TOKEN": MASK, "HANZO_ML_EXPERIMENT": "doors"}] * 7
+    kept = Jobs(database).read(job)
+    assert (kept.status, asked_of(kept).script.env) == ("queued", env)
+    with database.read() as connection:
+        records = [record_of(event, "hanzo.ml") for event in read_after(connection, 0, ["job.submitted"])]
+    assert len(records) == 2 and not any(b"hf_s3cr3t" in record.value for record in records)
+    database.close()
+
+
+def test_a_job_file_made_of_what_is_told_is_refused(http: TestClient) -> None:
+    refused = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": {"HF_TOKEN": MASK}})
+    assert refused.status_code == 400 and refused.json()["message"].startswith("env.HF_TOKEN is the mask")
+
+
+@pytest.mark.parametrize("memory", ["512 elephants", "512GB", "", "-1Gi"])
+@pytest.mark.parametrize("by", ["command", "definition"])
+def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, memory: str, by: str) -> None:
+    asked: dict[str, Any] = {"command": ["true"], "resources": {"memory": memory}}
+    if by == "definition":
+        asked = {"model": "theirs", "parameters": {"hardware": {"memory": memory}}}
+    answer = http.post("/v1/jobs", json={"name": "mine", **asked})
+    assert answer.status_code == 400, answer.text
+    assert f"memory '{memory}' is no quantity" in answer.json()["message"]
+
+
+def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
+    submitted(http, schedule={"priority": "high"})
+    database = Database(settings.database_url)
+    with database.read() as connection:
+        assert queued(connection) == {("default", "high"): 1.0}
+    database.close()
+
+
+@pytest.mark.parametrize("key", ["max_duration", "checkpoint_interval"])
+@pytest.mark.parametrize("time", ["0s", "0.0h"])
+@pytest.mark.parametrize("asked", [{"command": ["true"]}, {"model": "theirs"}], ids=["command", "recipe"])
+def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
+    """With none it was taken, and each start of it failed."""
+    answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
+    assert (answer.status_code, answer.json()["message"]) == (
+        400,
+        f"schedule.{key} is {time}, which is no time: give some, such as 20m, or leave it out",
+    )
+
+
+@pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])
+def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClient, type: str) -> None:
+    assert submitted(http, type=type)["config"]["type"] == type
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"command": "python train.py"}, ("command", "valid list")),
+        ({"command": []}, ("command", "at least 1")),
+        ({"command": ["python", ""]}, ("command[1]",)),
+        ({"command": ["python", "a\0b"]}, ("command[1]", "null character")),
+        ({"name": ""}, ("name",)),
+        ({"name": " \t"}, ("name", "blank")),
+        ({"type": "inference"}, ("type", "training")),
+        ({"env": {"A B": "x"}}, ("env", "'A B' is no name of a variable")),
+        ({"env": {"STEPS": 3}}, ("env.STEPS", "valid string")),
+        ({"resources": {"gpu": 8}}, ("resources.gpu",)),
+        ({"distributed": {"num_nodes": 0}}, ("distributed.num_nodes",)),
+        ({"storage": {"datasets": "/home/me/data"}}, ("storage.datasets", "s3://hanzo-ml/datasets/NAME/VERSION/")),
+        ({"storage": {"datasets": "s3://hanzo-ml/datasets/mine/"}}, ("storage.datasets", "NAME/VERSION")),
+        ({"storage": {"checkpoints": "s3://hanzo-models/x/"}}, ("storage.checkpoints", "s3://hanzo-ml/checkpoints/FOLDER/")),
+        ({"storage": {"checkpoints": "s3://hanzo-ml/checkpoints/a/../b"}}, ("storage.checkpoints",)),
+        ({"schedule": {"max_duration": "2 days"}}, ("schedule.max_duration", "20m")),
+        ({"schedule": {"checkpoint_interval": "hourly"}}, ("schedule.checkpoint_interval",)),
+        ({"files": {"../train.py": ""}}, ("files", "no path inside")),
+        ({"files": {"/train.py": ""}}, ("files", "no path inside")),
+        ({"files": {"a\\b.py": ""}}, ("files", "character")),
+        ({"files": {"a": "", "a/b.py": ""}}, ("files", "lies below 'a'")),
+        ({"files": {"manifest.json": ""}}, ("files", "another")),
+        ({"files": {"train.py": "x" * (MAX_CODE_BYTES + 1)}}, ("files", "keep data in a dataset")),
+        ({"dataset": "mine"}, ("dataset",)),
+    ],
+)
+def test_what_could_not_run_is_refused_in_one_line_that_names_the_key(
+    http: TestClient, keys: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"], **keys})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["message"]
+    assert "\n" not in message and "job with" not in message
+    assert all(word in message for word in words), message
+    assert http.get("/v1/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("type", ["eval", "conversion", "preprocessing"])
+def test_other_types_need_a_command_and_the_refusal_says_so(http: TestClient, type: str) -> None:
+    answer = http.post("/v1/jobs", json={"name": "mine", "dataset": "d", "type": type})
+    assert (answer.status_code, "needs a `command`" in answer.json()["message"]) == (400, True)
+
+
+def test_a_job_of_the_sandbox_has_a_name_that_a_model_may_have(http: TestClient) -> None:
+    """Its version is registered under it, hours later; that of a definition has the definition's."""
+    job = {"name": "mine/1", "recipe": "smollm2-135m-lora"}
+    answer = http.post("/v1/jobs", json={**job, "dataset": "d"})
+    assert (answer.status_code, "Invalid model name 'mine/1'" in answer.json()["message"]) == (400, True)
+    assert http.post("/v1/jobs", json={**job, "model": "mine"}).status_code == 201
+
+
+@pytest.mark.parametrize("body", [None, [], "text", 3])
+def test_what_is_no_job_is_told_what_one_is(http: TestClient, body: Any) -> None:
+    answer = http.post("/v1/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["message"].endswith("the request body a JSON object")
+
+
+BODY = '{"name": "theirs", "command": ["touch", "/tmp/theirs"]}'
+"""What a page in the user's browser would like to run."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        # A form, or a script's request that needs no preflight: no page may send JSON elsewhere without asking.
+        ({"Content-Type": "text/plain"}, 400),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 400),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 400),
+        ({}, 400),
+        # Each of these is what browsers add, and no page can leave out.
+        ({"Content-Type": "application/json", "Origin": "https://evil.example"}, 403),
+        ({"Content-Type": "application/json", "Origin": "null"}, 403),
+        # A name of theirs that leads to this machine.
+        ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
+    ],
+)
+def test_no_page_in_the_user_s_browser_can_submit_one(http: TestClient, headers: dict[str, str], status: int) -> None:
+    answer = http.post("/v1/jobs", content=BODY.encode(), headers=headers)
+    assert answer.status_code == status, answer.text
+    assert http.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = http.options("/v1/jobs", headers={**asked, "Access-Control-Request-Headers": "content-type"})
+    assert not answer.is_success
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize("parameters", [{"system_prompt": "\0"}, {"hardware": {"gpus": 0, "gpu_type": "\0"}}])
+def test_a_job_with_what_no_database_holds_is_refused(http: TestClient, parameters: dict[str, Any]) -> None:
+    answer = http.post("/v1/jobs", json={"name": "n", "model": "mine", "parameters": parameters})
+    assert answer.status_code == 400 and "cannot be stored" in answer.text
+
+
+@pytest.mark.parametrize("keys", [{"name": "a\0"}, {"name": "a\ud800"}, {"files": {"a.py": "\ud800"}}])
+def test_of_a_command_with_what_no_database_holds_nothing_is_stored(
+    http: TestClient, settings: Settings, keys: dict[str, Any]
+) -> None:
+    """Its source files were left in the store; half a character in one of them was an error of the server."""
+    document = {"name": "n", "command": ["python", "a.py"], "files": {"a.py": "print(1)"}, **keys}
+    answer = http.post("/v1/jobs", content=json.dumps(document), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert Store(settings.store).list("s3://hanzo-ml/runs") == []

@@ -1,0 +1,123 @@
+"""Uploads in a form: each file as it was sent, however many and large they are; and what is shown of long records."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.contracts.dataset_formats import Format
+from recipes.manifest import Artifact
+from recipes.store import Store
+from resources.ingest.create import create_from
+from resources.ingest.new_version import NewVersion
+from resources.ingest.remote import files_at
+from resources.lineage.record import find, parents
+from resources.metadata.database import Database
+from resources.settings import Settings
+from tests.api.artifact_server import on_s3
+from tests.resources import test_ingest as ingest
+from tests.resources.test_dataset_formats import WRITERS, packed_zstd
+from tests.s3_server import S3Server
+
+Packed = Callable[[bytes], bytes]
+
+
+def written(writer: str, pack: Packed = bytes) -> Callable[[Path], tuple[str, bytes]]:
+    """A format, and the bytes of a file of it."""
+
+    def write(path: Path) -> tuple[str, bytes]:
+        format, writes = WRITERS[writer]
+        writes(path)
+        return format, pack(path.read_bytes())
+
+    return write
+
+
+def text(pack: Packed = bytes) -> Callable[[Path], tuple[str, bytes]]:
+    return lambda path: ("text", pack(b"one\ntwo\n"))
+
+
+FILES = {
+    "a.jsonl": written("jsonl"),
+    "a.jsonl.gz": written("jsonl", gzip.compress),
+    "a.jsonl.zst": written("jsonl", packed_zstd),
+    "a.csv": written("csv"),
+    "a.csv.gz": written("csv", gzip.compress),
+    "a.csv.zst": written("csv", packed_zstd),
+    "a.parquet": written("parquet"),
+    "a.arrow": written("arrow file"),
+    "stream.arrow": written("arrow stream"),
+    "a.txt": text(),
+    "a.txt.gz": text(gzip.compress),
+    "a.txt.zst": text(packed_zstd),
+}
+
+
+def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient, settings: Settings) -> None:
+    sizes = [1, 40, 100_000, 3_000_000, 1, 1 << 20, 2_000_000, 7]
+    sent = {f"{number}.txt": (f"line {number}\n" * size).encode()[-size:] + b"x\n" for number, size in enumerate(sizes)}
+    files = [("files", (name, data)) for name, data in sent.items()]
+    answer = http.post("/v1/datasets", data={"name": "mixed", "format": "text"}, files=files)
+    assert answer.status_code == 201, answer.text
+    database, store = Database(settings.database_url), Store(settings.store)
+    with database.read() as connection:
+        records = Artifact.model_validate(answer.json()["artifact"])
+        source = find(connection, parents(connection, records.digest)["source"])
+    database.close()
+    assert source is not None
+    stored = {file.path: file.sha256 for file in store.manifest(source).files}
+    assert stored == {name: hashlib.sha256(data).hexdigest() for name, data in sent.items()}
+
+
+def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.routes.v1.dataset_upload_form.MAX_FILES", 3)
+    files = [("files", (f"{number}.jsonl", b'{"a": 1}\n')) for number in range(4)]
+    answer = http.post("/v1/datasets", data={"name": "d"}, files=files)
+    assert (answer.status_code, answer.json()["message"]) == (400, "Too many files. Maximum number of files is 3.")
+
+
+def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"number": number, "text": "x" * 300}) for number in range(10)]
+    made = http.post("/v1/datasets", data={"name": "long"}, files={"files": ("a.jsonl", "\n".join(lines))}).json()
+    assert len(http.get(f"/v1/datasets/{made['id']}/preview?n=9").text.splitlines()) == 9
+    monkeypatch.setattr("api.routes.v1.datasets.PREVIEW_BYTES", 1000)
+    shown = http.get(f"/v1/datasets/{made['id']}/preview?n=9").text.splitlines()
+    assert [json.loads(line)["number"] for line in shown] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_format_is_taken_from_a_form_and_from_a_raw_body(http: TestClient, tmp_path: Path, name: str) -> None:
+    """Packed or not; and of the same content there is one version."""
+    format, data = FILES[name](tmp_path / "data")
+    form = http.post("/v1/datasets", data={"name": "d", "format": format}, files={"files": (name, data)})
+    assert (form.status_code, form.json()["num_records"]) == (201, 2), form.text
+    told = {"name": "d", "file": name, "format": format}
+    raw = http.post("/v1/datasets/raw", params=told, content=data)
+    assert (raw.json()["created"], raw.json()["id"]) == (False, form.json()["id"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_each_format_is_taken_from_a_bucket(s3: S3Server, tmp_path: Path, name: str) -> None:
+    """A folder of it, and a single object."""
+    format, data = FILES[name](tmp_path / "data")
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home"), **on_s3(s3)})
+    s3.client.create_bucket(Bucket="raw")
+    try:
+        s3.client.put_object(Bucket="raw", Key=f"{format}/in/{name}", Body=data)
+        place = ingest.Place(tmp_path)
+        new = NewVersion("d", format, "u", "default")
+        made = [
+            create_from(place.database, place.store, new, files_at(settings, address, Format(format)))
+            for address in (f"s3://raw/{format}", f"s3://raw/{format}/in/{name}")
+        ]
+        (folder, is_new), (single, _) = made
+        assert (folder.num_records, is_new) == (2, True)
+        assert single.content_sha256 == folder.content_sha256
+    finally:
+        s3.client.delete_object(Bucket="raw", Key=f"{format}/in/{name}")
+        s3.client.delete_bucket(Bucket="raw")

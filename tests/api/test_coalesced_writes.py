@@ -1,0 +1,103 @@
+"""An answer arrives in one packet, and a cork holds nothing back: not what nothing follows, nor the end of a connection."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from api.coalesced_writes import CoalescingTransport
+from tests.api.server_process import ServerProcess
+
+DATA_SEGS_IN = 152
+"""Where Linux has it in `struct tcp_info`."""
+
+
+def packets(connection: socket.socket) -> int:
+    """Those with data in them that have come in."""
+    [number] = struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), DATA_SEGS_IN)
+    return int(number)
+
+
+@pytest.mark.parametrize("path", ["/health", "/api/2.0/mlflow/experiments/get?experiment_id=0", "/nowhere"])
+def test_an_answer_is_one_packet(server: ServerProcess, path: str) -> None:
+    connections: list[socket.socket] = []
+
+    class Client(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            connections.append(answer.extensions["network_stream"].get_extra_info("socket"))
+            return answer
+
+    with httpx.Client(base_url=server.url, transport=Client()) as client:
+        for number in range(1, 4):
+            client.get(path)
+            assert packets(connections[-1]) == number
+        assert len(set(connections)) == 1
+
+
+async def corked(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable[None]]) -> bytes:
+    """All that the other end of a connection receives. What the event loop had to catch must be nothing."""
+    loop = asyncio.get_running_loop()
+    caught: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: caught.append(context))
+    own, others = socket.socketpair()
+    with others:
+        others.setblocking(False)
+        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, own)
+        await serve(CoalescingTransport(transport, loop), transport)
+        parts = []
+        async with asyncio.timeout(30):
+            while part := await loop.sock_recv(others, 1000):
+                parts.append(part)
+    assert not caught
+    return b"".join(parts)
+
+
+def received(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable[None]]) -> bytes:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(corked(serve))
+
+
+@pytest.mark.parametrize("pieces", range(1, 6))
+def test_what_is_written_in_one_turn_comes_whole_and_in_its_order(pieces: int) -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
+        for turn in range(3):
+            for piece in range(pieces):
+                cork.write(f"{turn}{piece} ".encode())
+            await asyncio.sleep(0)
+        cork.close()
+
+    assert received(serve).decode().split() == [f"{turn}{piece}" for turn in range(3) for piece in range(pieces)]
+
+
+def test_what_nothing_follows_leaves_with_the_turn() -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
+        cork.write(b"alone")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        transport.close()  # not the cork, which would let it out
+
+    assert received(serve) == b"alone"
+
+
+def test_what_is_held_leaves_before_the_connection_closes() -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
+        cork.write(b"last")
+        cork.close()
+        assert cork.is_closing()
+
+    assert received(serve) == b"last"
+
+
+def test_what_is_written_to_a_connection_that_was_lost_disturbs_nobody() -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
+        transport.abort()
+        cork.write(b"too late")
+        await asyncio.sleep(0)
+
+    assert received(serve) == b""
