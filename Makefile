@@ -1,6 +1,7 @@
 # make demo: raw data to a served and proved model, on this machine.   make test: what must hold, but for
-# the tests that are marked slow; make test-slow: those, which CI runs too; make test-gpu: those that fail where there is
-# no GPU. All do their own set-up: .venv and the locked dependencies.
+# the tests that are marked slow; make test-slow: those, which CI runs too; make test-long: those that CI has no time for,
+# run whole before an issue is closed; make test-gpu: those that fail where there is no GPU. All do their own set-up: .venv
+# and the locked dependencies.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -11,16 +12,19 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-gpu up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
+.PHONY: demo test test-slow test-long test-gpu up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
 
 test: $(INSTALLED) lint
-	@$(PYTEST) -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not long and not gpu"
 
 test-slow: $(INSTALLED)
-	@$(PYTEST) -m "slow and not gpu"
+	@$(PYTEST) -m "slow and not long and not gpu"
+
+test-long: $(INSTALLED)
+	@$(PYTEST) -m "long and not gpu"
 
 test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m gpu tests/recipes/training

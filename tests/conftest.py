@@ -1,11 +1,13 @@
 """How the tests are spread over processes: a file's tests stay together, and so do those that share a running stack. And
-the S3 server that tests of several folders use.
+what all tests share: ports on which nothing answers, and an S3 server.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 ONE_STACK = "chain"
 """The folder whose tests share one stack, which costs more to start than most files take."""
+LONGEST_FIRST = (ONE_STACK, "recipes/training", "recipes/preparation")
+"""Folders in the order in which they start: a process that began one of them last would work alone at the end."""
+SERVICES = ("SERVER", "METRICS", "ENGINE", "DAGSTER", "DAGSTER_CODE_SERVER")
 OF_A_CLUSTER = {"postgresql", "s3"}
 """Parameters of tests that run on SQLite and in a folder too, as a laptop does: these are slow tests."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """In a shell's background SIGINT is ignored, and Dagster lets a process that imports it ignore SIGTERM then too: so
     would all that the tests start, and wait for to end.
 
@@ -36,6 +41,19 @@ def pytest_configure() -> None:
     ssl.create_default_context = functools.cache(ssl.create_default_context)
     settings.register_profile("patient", deadline=None)  # an example that took 0.2 s on a busy machine failed its test
     settings.load_profile("patient")
+    reserve_ports(config)
+
+
+def reserve_ports(config: pytest.Config) -> None:
+    """Point this process's settings at ports where nothing listens: a stack of `make demo` has the default ones.
+
+    A socket that is bound and does not listen keeps its port from other processes, and refuses connections.
+    """
+    for service in SERVICES:
+        reserved = socket.socket()
+        config.add_cleanup(reserved.close)
+        reserved.bind(("127.0.0.1", 0))
+        os.environ[f"HANZO_ML_{service}_PORT"] = str(reserved.getsockname()[1])
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -54,8 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         called_with = getattr(item, "callspec", None)  # of a test with parameters
         if called_with and OF_A_CLUSTER & {value for value in called_with.params.values() if isinstance(value, str)}:
             item.add_marker(pytest.mark.slow)
-    # The longest first, or one process would be left with it when the others are done.
-    items.sort(key=lambda item: item.path.relative_to(ROOT).parts[0] != ONE_STACK)
+    items.sort(key=place_in_order)
+
+
+def place_in_order(item: pytest.Item) -> int:
+    folder = item.path.relative_to(ROOT)
+    return next((place for place, first in enumerate(LONGEST_FIRST) if folder.is_relative_to(first)), len(LONGEST_FIRST))
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", GenerationMode)
-def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(server: ServerProcess, mode: GenerationMode) -> None:
+@pytest.mark.parametrize("examples", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(
+    server: ServerProcess, mode: GenerationMode, examples: int
+) -> None:
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     # The mirror for pages is the same routes once more; a log that is followed does not end.
     operations = [found.ok() for found in described.exclude(path_regex=r"^/ajax-api|/logs$").get_all_operations()]
@@ -60,12 +63,12 @@ def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(server: Serv
         operations = [found for found in operations if list(found.query) or list(found.body)]
         assert len(operations) > 80
     for operation in operations:
-        try_out(operation, mode)
+        try_out(operation, mode, examples)
 
 
-def try_out(operation: schemathesis.APIOperation, mode: GenerationMode) -> None:
+def try_out(operation: schemathesis.APIOperation, mode: GenerationMode, examples: int) -> None:
     @settings(
-        max_examples=6,
+        max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,

@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 
-from tests.chain.conftest import STEPS
 from tests.chain.local_stack import LocalStack, wait_until
 from tests.chain.test_chain import graphql
+
+STEPS = 12
 
 
 @pytest.mark.slow
 def test_who_terminates_the_run_in_dagster_has_cancelled_the_job(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
-    job = stack.submit("doors-terminated", dataset, parameters)
+    job = stack.submit("doors-terminated", dataset, {**parameters, "max_steps": STEPS, "eval_steps": STEPS // 2})
     stack.wait_for_step(job, 4)
     query = """query($tags: [ExecutionTag!]) {
         runsOrError(filter: {tags: $tags}) { ... on Runs { results { runId status } } } }"""
     tags = [{"key": "dagster/partition", "value": job}]
-    (run,) = graphql(stack, query, tags=tags)["runsOrError"]["results"]
     mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
-    assert graphql(stack, mutation, id=run["runId"])["terminateRun"]["__typename"] == "TerminateRunSuccess"
+    with stack.standing_still_until_told_to_end(job):
+        (run,) = graphql(stack, query, tags=tags)["runsOrError"]["results"]
+        assert graphql(stack, mutation, id=run["runId"])["terminateRun"]["__typename"] == "TerminateRunSuccess"
     stack.wait_for("job.cancelled", job)
     assert stack.get(f"/v1/jobs/{job}")["reason"] == f"its run was terminated in Dagster (run {run['runId']})"
     stack.wait_until_it_has_ended(job)

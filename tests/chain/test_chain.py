@@ -154,6 +154,7 @@ def flip_bit(file: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_weights_trained_go_the_same_way(stack: LocalStack, parameters: dict[str, Any], dataset: str) -> None:
     settings = {key: value for key, value in parameters.items() if not key.startswith(("lora", "base_dtype"))}
     job = stack.submit("full", dataset, settings | {"method": "full", "dtype": "float32", "max_steps": 4})
@@ -396,6 +397,7 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_export_that_fails_says_so_to_who_waits(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
     """Its adapter is broken after training: the log of the chain must end in an event, not in silence."""
     settings = baseline.parameters | {"max_steps": 2}

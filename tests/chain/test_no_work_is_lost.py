@@ -10,7 +10,6 @@ from resources.settings import Settings
 from tests.chain.conftest import Baseline, kill
 from tests.chain.local_stack import LocalStack, wait_until
 
-ROUNDS = 3
 APART = 12
 """Steps between the rounds; the last kill must come before the end."""
 
@@ -23,13 +22,16 @@ def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
 
 
 @pytest.mark.slow
-def test_each_is_killed_three_times_and_a_checkpoint_breaks(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_each_is_killed_in_each_round_and_a_checkpoint_breaks(
+    stack: LocalStack, baseline: Baseline, dataset: str, rounds: int
+) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again
     chance = random.Random(seed)
-    job = stack.submit("doors-killed", dataset, baseline.parameters)
+    job = stack.submit(f"doors-killed-{rounds}", dataset, baseline.parameters)
     killed: set[Path] = set()
-    for first in range(2, 2 + ROUNDS * APART, APART):
+    for first in range(2, 2 + rounds * APART, APART):
         stack.wait_for_step(job, first + chance.randrange(4))
         # Sometimes the trainer goes on alone for a while, sometimes it dies with the worker that could have restarted it.
         worker_dies_with_trainer = chance.random() < 0.5
@@ -41,14 +43,14 @@ def test_each_is_killed_three_times_and_a_checkpoint_breaks(stack: LocalStack, b
             stack.hanzo_ml("up")
         stack.wait_for_step(job, first + 4 + chance.randrange(4))
         kill(stack.pid(stack.trainer(job)))
-        if first > ROUNDS * APART - APART:
+        if first > rounds * APART - APART:
             corrupt_newest_checkpoint(stack, job)
         if worker_dies_with_trainer:
             kill_run_worker(stack, killed)
     assert_equals(stack, job, baseline)
-    assert len(killed) == ROUNDS
+    assert len(killed) == rounds
     log = (stack.trainer(job) / "log.txt").read_text()
-    assert log.count("resuming from checkpoint") == ROUNDS
+    assert log.count("resuming from checkpoint") == rounds
     assert "falling back" in log
 
 
@@ -74,6 +76,7 @@ def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_up_mends_the_stack_whichever_of_its_processes_died(stack: LocalStack) -> None:
     """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
     processes = stack.processes()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.chain.conftest import STEPS
 from tests.chain.local_stack import LocalStack
+
+STEPS = 20
+"""Fewer than others train for: two processes on two cores take several times as long for each."""
 
 
 @pytest.mark.slow
@@ -17,7 +19,7 @@ def test_a_cancelled_job_goes_back_to_a_step_and_then_on_in_two_processes(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
     kept = {"interval": "1h", "interval_steps": 4, "keep_last": STEPS}
-    course = {"gradient_accumulation": 2, "checkpoint": kept}
+    course = {"gradient_accumulation": 2, "max_steps": STEPS, "eval_steps": STEPS // 2, "checkpoint": kept}
     job = stack.submit("doors-resumed", dataset, {**parameters, **course})
     stack.wait_for_step(job, 6)
     with stack.standing_still_until_told_to_end(job):

@@ -72,6 +72,7 @@ def test_a_sweep_trains_its_trials_and_finds_the_best(stack: LocalStack, undistu
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_ends_as_if_nobody_had_been_killed(
     stack: LocalStack, search: dict[str, Any], undisturbed: Searched, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def work_off(run_id: str, control_plane: ControlPlane, on_line: Callable[[str, P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_left_of_a_run_that_healed_twice_is_the_same_to_the_last_bit(
     server: ServerProcess, control_plane: ControlPlane, dataset: str, tmp_path: Path
 ) -> None:

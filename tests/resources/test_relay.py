@@ -171,7 +171,7 @@ def test_a_relay_that_is_asked_to_end_does(database: Database, relays: Relays) -
     assert process.wait(DEADLINE) == 0
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_each_key(
     database: Database, brokers: Brokers, relays: Relays, kills: int
 ) -> None:

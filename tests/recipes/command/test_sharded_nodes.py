@@ -10,7 +10,7 @@ from tests.recipes.command.test_nodes import NODES, Pods
 from tests.recipes.command.test_program import House, until
 from tests.s3_server import VARIABLES, S3Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS = 14
 SCRIPT = f"""

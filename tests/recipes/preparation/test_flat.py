@@ -157,6 +157,7 @@ def peaks_of(program: "subprocess.Popen[bytes]") -> Counter[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_twelve_times_the_records_through_every_filter_take_the_same_memory(tmp_path: Path) -> None:
     peaks, sizes = [], []
     for count in (FEW, MANY):

@@ -118,6 +118,7 @@ def test_three_pods_of_which_each_dies_once_make_what_one_process_makes(tmp_path
     assert shared.store.list(pods.given) == []
 
 
+@pytest.mark.long
 def test_pods_share_through_s3_too(tmp_path: Path, s3: S3Server) -> None:
     rows = mixed(400)
     alone, wanted, made_of_a_file = made_by_one(tmp_path / "alone", rows)

@@ -52,7 +52,9 @@ def test_blocks_are_whole_where_no_process_has_a_part_of_what_it_computes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [{}, FULL | {"gradient_checkpointing": True}], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "method", [pytest.param({}, marks=pytest.mark.long), FULL | {"gradient_checkpointing": True}], ids=["lora", "full"]
+)
 def test_they_compute_what_others_do_and_go_on_after_a_kill(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
 ) -> None:

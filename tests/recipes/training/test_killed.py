@@ -35,11 +35,22 @@ STRATEGIES = {
     "ddp": ("lora", "qlora", "full"),
     "fsdp": ("lora", "full"),
     "tensor": ("full",),
+    "hybrid": ("full",),
     "deepspeed_zero2": ("lora", "full"),
     "deepspeed_zero3": ("lora", "full"),
     "pipeline": ("lora", "full"),
 }
 """With the methods that they know."""
+LONG = {
+    (ALONE, "full"),
+    ("ddp", "qlora"),
+    ("ddp", "full"),
+    ("fsdp", "lora"),
+    ("deepspeed_zero2", "lora"),
+    ("deepspeed_zero3", "full"),
+    ("pipeline", "full"),
+}
+"""Killed by `make test-long` alone: CI kills each strategy with one method, and each method with one strategy."""
 TABLE = [
     (strategy, method, of)
     for strategy, methods in STRATEGIES.items()
@@ -67,7 +78,12 @@ def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "method"), [(name, method) for name, methods in STRATEGIES.items() for method in methods]
+    ("strategy", "method"),
+    [
+        pytest.param(strategy, method, marks=[pytest.mark.long] if (strategy, method) in LONG else [])
+        for strategy, methods in STRATEGIES.items()
+        for method in methods
+    ],
 )
 def test_a_run_that_is_killed_ends_as_if_nobody_had(
     place: Place, started: Forks, tmp_path: Path, strategy: str, method: str

@@ -38,7 +38,14 @@ def losses_of(result: Result) -> dict[int, float | None]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero2", {}), ("deepspeed_zero3", FULL)]
+    ("strategy", "method"),
+    [
+        ("fsdp", FULL),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("ddp", {}), ("deepspeed_zero2", {}), ("deepspeed_zero3", FULL))
+        ),
+    ],
 )
 def test_a_lost_node_and_a_preemption_change_nothing(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
@@ -68,7 +75,7 @@ def test_a_lost_node_and_a_preemption_change_nothing(
     }
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL)])
+@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), pytest.param("fsdp", FULL, marks=pytest.mark.long)])
 def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
@@ -98,6 +105,7 @@ def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
     }
 
 
+@pytest.mark.long
 def test_other_processes_go_on_with_what_they_read_of_it(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path
 ) -> None:

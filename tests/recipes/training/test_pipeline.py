@@ -99,9 +99,9 @@ def beside_adapter(place: Place, result: Result) -> dict[str, str]:
     ("stages", "times", "model", "method", "tolerance"),
     [
         (2, 4, "tied", ADAPTER, 1e-4),
-        (2, 4, "tied", FULL, 1e-4),
-        (2, 1, "tied", FULL, 1e-4),
-        (3, 4, "qwen2", FULL, 1e-4),
+        pytest.param(2, 4, "tied", FULL, 1e-4, marks=pytest.mark.long),
+        pytest.param(2, 1, "tied", FULL, 1e-4, marks=pytest.mark.long),
+        pytest.param(3, 4, "qwen2", FULL, 1e-4, marks=pytest.mark.long),
         (3, 2, "qwen2", ADAPTER | {"base_dtype": "bfloat16", "gradient_checkpointing": True}, 1e-3),
         (3, 4, "qwen2", MIXED, 1e-3),
     ],
@@ -135,7 +135,7 @@ def test_stages_compute_what_one_process_does_on_the_same_rows(
     assert all(far < 10 * tolerance for name, far in off.items() if not name.endswith("k_proj.bias")), off
 
 
-@pytest.mark.parametrize("method", [ADAPTER, FULL], ids=["adapter", "full"])
+@pytest.mark.parametrize("method", [pytest.param(ADAPTER, marks=pytest.mark.long), FULL], ids=["adapter", "full"])
 def test_a_run_that_is_killed_goes_on_with_fewer_and_with_more_stages(
     place: Place, started: Forks, deeper: dict[str, Any], tmp_path: Path, method: dict[str, Any]
 ) -> None:

@@ -70,9 +70,9 @@ def train_asked(started: Forks, job: Job, stages: int, asked: int, micro_batch: 
 @pytest.mark.parametrize(
     ("stages", "times", "asked", "method"),
     [
-        (2, 8, 0, ADAPTER),
+        pytest.param(2, 8, 0, ADAPTER, marks=pytest.mark.long),
         (2, 8, 1, FULL),
-        (3, 8, 1, FULL),
+        pytest.param(3, 8, 1, FULL, marks=pytest.mark.long),
         (3, 2, 2, ADAPTER),
     ],
     ids=["first", "last-of-tied", "middle", "all-forwards-first"],

@@ -133,7 +133,7 @@ def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "on_each"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("nodes", "on_each"), [(1, 2), (2, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, nodes: int, on_each: int) -> None:
     """200 MB of weights and 400 MB of moments over some processes; those of two nodes share no folder."""
     (tmp_path / "saving.py").write_text(SAVING)

@@ -88,7 +88,7 @@ class Short(Sft):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero2"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed_zero2", marks=pytest.mark.long)])
 def test_where_one_process_has_no_memory_for_copies_a_checkpoint_is_made_all_the_same(
     place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

@@ -15,7 +15,7 @@ OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
-@pytest.mark.parametrize("rows", [5, 7])
+@pytest.mark.parametrize("rows", [5, pytest.param(7, marks=pytest.mark.long)])
 def test_a_smaller_micro_batch_counts_by_its_rows(place: Place, tmp_path: Path, objective: str, rows: int) -> None:
     settings: dict[str, Any] = {"objective": objective, "max_steps": 3, "eval_steps": None}
     whole = place.train(tmp_path / f"whole-{objective}-{rows}", batch_size=rows, **settings)

@@ -18,15 +18,19 @@ pytestmark = pytest.mark.slow
 
 UNEVEN: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),
-    ("fsdp", FULL),
     ("deepspeed_zero3", {}),
-    ("ddp", {"objective": "dpo"}),
     ("fsdp", FULL | {"objective": "dpo"}),
+]
+MORE_UNEVEN: list[tuple[str, dict[str, Any]]] = [
+    ("fsdp", FULL),
+    ("ddp", {"objective": "dpo"}),
     ("deepspeed_zero2", FULL | {"objective": "orpo"}),
 ]
 
 
-@pytest.mark.parametrize(("strategy", "method"), UNEVEN)
+@pytest.mark.parametrize(
+    ("strategy", "method"), [*UNEVEN, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_UNEVEN)]
+)
 def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
@@ -46,7 +50,10 @@ def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
     assert facts(three).tokens == facts(one).tokens
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {"lora_dropout": 0.1}), ("ddp", FULL), ("fsdp", FULL)])
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [("ddp", {"lora_dropout": 0.1}), pytest.param("ddp", FULL, marks=pytest.mark.long), ("fsdp", FULL)],
+)
 def test_three_processes_that_are_killed_end_as_if_nobody_had(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
@@ -67,6 +74,7 @@ def test_three_processes_that_are_killed_end_as_if_nobody_had(
     }
 
 
+@pytest.mark.long
 def test_a_run_on_two_processes_goes_on_with_three(
     runs: Runs, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

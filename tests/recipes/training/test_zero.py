@@ -122,7 +122,7 @@ def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -> None:
     """200 MB of weights and 400 MB of moments over two processes, of which the leader gathers nothing.
 
