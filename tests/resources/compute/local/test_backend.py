@@ -393,8 +393,8 @@ def test_document_of_a_program_of_an_older_release_is_classified_by_its_code_and
     compute.cancel(job)
 
 
-def test_the_supervisor_writes_the_reason_of_a_killed_program(source: Path, job_that: Any) -> None:
-    compute = LocalCompute(source=source, max_restarts=0, poll_seconds=0.02)
+def test_the_supervisor_writes_the_reason_of_a_killed_program(tmp_path: Path, source: Path, job_that: Any) -> None:
+    compute = LocalCompute(tmp_path / "jobs", source=source, max_restarts=0, poll_seconds=0.02)
     job = job_that("die")
     with pytest.raises(JobFailed, match="killed") as failed:
         compute.run(job, Watcher().follower)
