@@ -49,7 +49,7 @@ up down status: $(INSTALLED)
 	@$(BIN)/hanzo-ml $@
 
 bench: $(INSTALLED)
-	@$(BIN)/python benchmarks/chain.py
+	@$(BIN)/python benchmarks/end_to_end.py
 
 bench-tracking: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.tracking
@@ -61,7 +61,7 @@ bench-versions: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.versions
 
 bench-trace: $(INSTALLED)
-	@$(BIN)/python benchmarks/trace.py
+	@$(BIN)/python benchmarks/record_trace.py
 
 bench-training: $(INSTALLED)
 	@$(BIN)/python benchmarks/training.py

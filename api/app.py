@@ -69,15 +69,15 @@ from api.routes.v1 import (
 from api.routes.v1 import experiments as v1_experiments
 from api.routes.v1 import runs as v1_runs
 from api.routing import Router, undeclared
-from recipes.signed_transfers import SignedTransfers
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_urls import SignedTransfers
 from resources.compute.registry import open_backend
-from resources.metadata.artifacts.artifact_files import ArtifactFiles
+from resources.metadata.artifacts.file_hashes import ArtifactFiles
 from resources.metadata.database import Database
 from resources.metadata.file_owners import organization_of
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.writes.run_writer import RunWriter
-from resources.settings import Settings
+from resources.metadata.writes.group_commit import RunWriter
+from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.abandoned_uploads import DAY, remove_abandoned
 from recipes.addresses import local_root
-from recipes.schema import StoreAddress
+from recipes.contracts.job import StoreAddress
 from resources.metadata.database import Database
 from resources.metadata.planner_statistics import analyze_what_has_grown
 

@@ -12,12 +12,12 @@ from api.artifacts.run_artifacts import RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
 from api.auth.local_peer import is_own_user
 from api.auth.permissions import Caller
-from recipes.signed_transfers import SignedTransfers
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_urls import SignedTransfers
 from resources.compute.base import Compute
 from resources.metadata.database import Database
 from resources.metadata.tracking.tracking import Tracking
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 
 async def settings(request: Request) -> Settings:

@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.known_keys import known_keys
 from recipes.spelling import unknown_key
-from recipes.store import BrokenArtifact
+from recipes.storage.artifact_store import BrokenArtifact
+from recipes.storage.buckets import StoreFull, StoreUnavailable
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
 log = logging.getLogger(__name__)

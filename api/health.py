@@ -17,11 +17,11 @@ from api.auth.permissions import Permission
 from api.responses import TypedResponse, json_response
 from api.routes.mlflow.server_info import MLFLOW_API_VERSION
 from api.routing import PUBLIC, AlsoAnswers, Router
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.schema_revision import Revision, make_new
 from resources.metadata.tracking.tracking import Tracking
-from resources.store_problem import store_problem
+from resources.object_store.health import store_problem
 
 
 class Alive(TypedDict):

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from api.workers import run_workers
-from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.configuration import no_home
-from resources.settings import Settings
-from resources.settings_sections import is_loopback
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.settings.document import no_home
+from resources.settings.sections import is_loopback
+from resources.settings.settings import Settings
 
 EXIT_INTERRUPTED = 130
 

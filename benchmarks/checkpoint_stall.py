@@ -13,13 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.trainers.ours import job_of
-from benchmarks.trainers.shapes import Shape
-from benchmarks.trainers.work import make_work
-from recipes.duration import seconds_of
-from recipes.recipe import Recipe
-from recipes.schema import EXIT_PREEMPTED, Job
-from recipes.store import Store
+from benchmarks.trainers.hanzo_job import job_of
+from benchmarks.trainers.model_shapes import Shape
+from benchmarks.trainers.workload import make_work
+from recipes.contracts.job import EXIT_PREEMPTED, Job
+from recipes.contracts.quantities import seconds_of
+from recipes.contracts.recipe import Recipe
+from recipes.storage.artifact_store import Store
 from recipes.usage import folder_of, read_usage
 
 FORTY_MILLION = Shape(4096, 512, 1408, 12, 8, 8, True, "float32", 512, 2)

@@ -22,20 +22,20 @@ from urllib.parse import unquote, urlparse
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a file that is run finds only what lies beside it
 
 from benchmarks.tracking.servers import Place, Server, free_port
-from benchmarks.trainers.ours import job_of, new_run
+from benchmarks.trainers.hanzo_job import job_of, new_run
+from benchmarks.trainers.model_shapes import METHODS, SHAPES, Work
 from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, program_of, python_of
-from benchmarks.trainers.shapes import METHODS, SHAPES, Work
-from benchmarks.trainers.work import make_work
-from recipes.architecture import Architecture
-from recipes.gpus import peak_of_device
+from benchmarks.trainers.workload import make_work
+from recipes.contracts.job import Job
+from recipes.contracts.recipe import Recipe
 from recipes.machine import read_machine
-from recipes.recipe import Recipe
-from recipes.schema import Job
-from recipes.throughput import flops_per_token
-from resources.settings import Settings
+from recipes.planning.architecture import Architecture
+from recipes.planning.gpus import peak_of_device
+from recipes.planning.throughput import flops_per_token
+from resources.settings.settings import Settings
 
 REPOSITORY = Path(__file__).parents[1]
-MEASURED = "benchmarks.trainers.measured"
+MEASURED = "benchmarks.trainers.trainer_cost"
 OURS, FLOOR = "ours", "hand loop"
 NAMES = [FLOOR, OURS, *(peer.name for peer in PEERS)]
 Command = Callable[[Path], list[str]]

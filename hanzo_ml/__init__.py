@@ -6,7 +6,7 @@
         run.log_params({"lora_rank": 64})
         run.log_metrics({"train/loss": 0.42}, step=100)
 
-Importing this imports neither mlflow nor httpx. Programs that need the metric buffer alone take `hanzo_ml.buffer`.
+Importing this imports neither mlflow nor httpx. Programs that need the metric buffer alone take `hanzo_ml.client.buffer`.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanzo_ml.client import Client
+from hanzo_ml.client.client import Client
 
 if TYPE_CHECKING:
-    from hanzo_ml.run import Run
+    from hanzo_ml.client.run import Run
 
 __all__ = [
     "active_run",

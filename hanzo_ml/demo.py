@@ -69,7 +69,7 @@ def demo() -> None:
     """Raw data to a served and proved model, on this machine."""
     console = Console(highlight=False)
     console.rule("1  the stack")
-    module("resources.stack", "up")
+    module("resources.stack.lifecycle", "up")
     addresses = call("GET", "/v1/addresses")
     watch = Watch.from_now(console)
 

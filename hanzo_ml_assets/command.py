@@ -6,19 +6,19 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
-from recipes.manifest import Artifact
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.storage.manifest import Artifact
 from recipes.usage import Usage
-from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed
 from resources.compute.local.capacity import GPU_POOL
 from resources.errors import HanzoError
+from resources.jobs.command import CODE, command_work
+from resources.jobs.sandbox import SANDBOX
 from resources.lineage.command_record import tell_end, tell_input, write_command_record
 from resources.lineage.record import record
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.sandbox import SANDBOX
 
 KEY = ["jobs", "command"]
 PARTITIONS = "command-runs"

@@ -6,15 +6,15 @@ from typing import Self
 import dagster as dg
 from pydantic import BaseModel
 
-from hanzo_ml_assets.checkpoint import build_checkpoint
-from hanzo_ml_assets.dataset import build_dataset_assets
-from hanzo_ml_assets.definition import DatasetDefinition, ModelDefinition
+from hanzo_ml_assets.datasets import build_dataset_assets
+from hanzo_ml_assets.definition_schema import DatasetDefinition, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment
 from hanzo_ml_assets.evaluation import build_evaluation
 from hanzo_ml_assets.export import build_exports
-from hanzo_ml_assets.promotion import build_promotion
+from hanzo_ml_assets.registry import build_promotion
+from hanzo_ml_assets.training import build_checkpoint
 from hanzo_ml_assets.version import build_version
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
 
 
 class Dataset(dg.Component):  # type: ignore[misc]

@@ -6,19 +6,19 @@ from pathlib import Path
 import dagster as dg
 
 import recipes
-from recipes.schema import Job
-from recipes.store import Store
+from recipes.contracts.job import Job
+from recipes.storage.artifact_store import Store
 from resources.compute.base import Compute, Follower, Observation, Phase
 from resources.compute.registry import open_backend
-from resources.engine.client import HttpEngine
-from resources.job_credentials import JobCredentials
+from resources.datasets.validations import Validations
+from resources.jobs.credentials import JobCredentials
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.heartbeats import Heartbeats
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.registry import Registry
-from resources.metadata.validations import Validations
-from resources.settings import Settings
+from resources.monitoring.heartbeats import Heartbeats
+from resources.serving.client import HttpEngine
+from resources.settings.settings import Settings
 
 SOURCE = Path(recipes.__file__).resolve().parent.parent
 """The folder of the checkout: programs start in it, its lock file is part of every run's record."""

@@ -11,8 +11,8 @@ from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.go_on_with_put_back_jobs import go_on_with_put_back_jobs
-from sensors.list_clicked_runs import list_clicked_runs
+from sensors.record_launched_runs import list_clicked_runs
+from sensors.recover_restored_jobs import go_on_with_put_back_jobs
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.run_sweeps import run_sweeps
 from sensors.split_new_versions import split_new_versions

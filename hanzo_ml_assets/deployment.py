@@ -7,13 +7,13 @@ from sqlalchemy import Connection, select
 from tenacity import Retrying, retry_if_exception_type
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.export_formats import served_export
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.version_tag import group_name
-from recipes.manifest import Artifact, FileRecord
+from hanzo_ml_assets.run_tags import group_name
+from recipes.storage.artifact_store import BrokenArtifact
+from recipes.storage.manifest import Artifact, FileRecord
 from recipes.storage.retry import every
-from recipes.store import BrokenArtifact
 from resources.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
 from resources.metadata.registry import deployments

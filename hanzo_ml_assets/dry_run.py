@@ -21,22 +21,22 @@ from sqlalchemy.exc import SQLAlchemyError
 import hanzo_ml_assets
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import Plan, plan_of, refuse_what_cannot_be_learned, refuse_what_does_not_fit, wanted
-from recipes.first_problem import first_problem
-from recipes.frozen import Frozen
-from recipes.known_architectures import known_shape
-from recipes.schema import BadConfiguration, Schedule, StoreAddress
-from recipes.store import Store
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
+from recipes.contracts.validation_errors import first_problem
+from recipes.planning.known_architectures import known_shape
+from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.errors import HanzoError
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-from resources.sandbox import SANDBOX
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 UNNAMED = "0" * 32
 """Stands for the job's id, which is made when a job is submitted."""

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from hanzo_ml_assets.command import version_of, work_of
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dry_run import UNNAMED, header, read_only, show
-from recipes.command.job import CommandJob
-from recipes.first_problem import first_problem
-from recipes.schema import BadConfiguration
-from resources.command_jobs import configuration
+from recipes.contracts.command_job import CommandJob
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.validation_errors import first_problem
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.jobs.command import configuration
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION

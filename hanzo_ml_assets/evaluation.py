@@ -6,14 +6,14 @@ from typing import Any
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.gate import Verdict, judge
-from hanzo_ml_assets.version_tag import group_name
-from recipes.manifest import Artifact
-from recipes.results import EvaluationReport
-from recipes.schema import Job, Program, Result
+from hanzo_ml_assets.run_tags import group_name
+from recipes.contracts.job import Job, Program, Result
+from recipes.contracts.results import EvaluationReport
 from recipes.storage import uris
+from recipes.storage.manifest import Artifact
 from resources.compute.local.capacity import GPU_POOL
 from resources.lineage.record import find, parents, record
 from resources.lineage.run_record import read_record

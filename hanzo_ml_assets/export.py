@@ -8,14 +8,14 @@ from pydantic import JsonValue
 from sqlalchemy import Connection
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.export_formats import format_names
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.version_tag import group_name
+from hanzo_ml_assets.run_tags import group_name
 from recipes.canonical_json import canonical_json
-from recipes.manifest import Artifact
-from recipes.schema import Job, Program
-from recipes.store import Store
+from recipes.contracts.job import Job, Program
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.lineage.record import find, record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord

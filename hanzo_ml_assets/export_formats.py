@@ -6,7 +6,7 @@ instead, and of the file in production nobody could prove any more what it was.
 
 from collections.abc import Mapping
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.metadata.registry.model_versions import ModelVersion
 
 

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import dagster as dg
 
-from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import BadConfiguration
-from recipes.store import BrokenArtifact
+from recipes.contracts.job import BadConfiguration
+from recipes.storage.artifact_store import BrokenArtifact
+from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.compute.base import JobFailed
 from resources.errors import HanzoError
 

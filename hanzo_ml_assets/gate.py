@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hanzo_ml_assets.definition import GatePolicy
+from hanzo_ml_assets.definition_schema import GatePolicy
 
 
 class Verdict(BaseModel, frozen=True):

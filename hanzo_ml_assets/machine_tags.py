@@ -1,6 +1,6 @@
 """On what a run ran, told of it as tags (row E8): processor, GPUs, versions."""
 
-from recipes.schema import Machine
+from recipes.contracts.job import Machine
 
 
 def machine_tags(machine: Machine | None) -> list[tuple[str, str]]:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
-from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.version_tag import group_name, pinned
+from hanzo_ml_assets.run_tags import group_name, pinned
 from recipes.canonical_json import canonical_json
-from recipes.parameters import PrepareParameters
-from recipes.preparation.tokenizer_reference import meaning
-from recipes.schema import BadConfiguration, Hardware, Job, Program
+from recipes.contracts.job import BadConfiguration, Hardware, Job, Program
+from recipes.contracts.parameters import PrepareParameters
+from recipes.contracts.tokenizer_reference import meaning
 from resources.compute.base import JobFailed
-from resources.derived_versions import (
+from resources.datasets.prepared_versions import (
     SPLITS,
     Derivation,
     add_prepared,
@@ -25,10 +25,10 @@ from resources.derived_versions import (
 )
 from resources.errors import HanzoError
 from resources.ingest.place import dataset_folder
-from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.object_store.chunk_claims import ChunkClaims
 
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""

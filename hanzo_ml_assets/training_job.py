@@ -4,12 +4,12 @@ from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training_plan import Plan
-from recipes.manifest import Artifact
-from recipes.schema import Job, Program, Tracking
+from recipes.contracts.job import Job, Program, Tracking
 from recipes.storage import uris
+from recipes.storage.manifest import Artifact
+from resources.hpo.sweeps import START_KEY
 from resources.lineage.run_record import RunRecord
 from resources.metadata.jobs import JobRecord
-from resources.metadata.sweeps import START_KEY
 
 
 def training_job(plan: Plan, control_plane: ControlPlane) -> Job:

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
-from hanzo_ml_assets.definition import ModelDefinition
-from recipes.architecture import Architecture
-from recipes.base_model_folder import checked_folder
-from recipes.base_model_ref import BaseModelRef
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from hanzo_ml_assets.definition_schema import ModelDefinition
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.pinned_references import BaseModelRef
+from recipes.contracts.recipe import Recipe
+from recipes.planning.architecture import Architecture
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.base_model_folder import checked_folder
+from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
+from resources.jobs.sandbox import SANDBOX
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.sandbox import SANDBOX
 
 
 @dataclass(frozen=True)

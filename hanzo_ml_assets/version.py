@@ -3,11 +3,11 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.version_tag import group_name
+from hanzo_ml_assets.run_tags import group_name
 from resources.errors import HanzoError
-from resources.registration import register_job
+from resources.registration.run_registration import register_job
 
 
 def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:

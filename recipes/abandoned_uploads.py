@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.addresses import local_root
+from recipes.contracts.job import StoreAddress
 from recipes.folder_listing import UNFINISHED
-from recipes.schema import StoreAddress
 
 DAY = 24 * 3600.0
 

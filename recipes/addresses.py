@@ -1,6 +1,6 @@
 """Where a logical URI lies: the specification's `s3://hanzo-ml/<kind>/...` and `s3://hanzo-models/...` (checklist Z8).
 
-What belongs here: names, and which of them there can be. What does not: bytes (`recipes.objects`).
+What belongs here: names, and which of them there can be. What does not: bytes (`recipes.storage.object_store`).
 """
 
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from recipes.schema import StoreAddress
+from recipes.contracts.job import StoreAddress
 from recipes.storage import uris
 
 KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints", "artifacts": "checkpoints"}

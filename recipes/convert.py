@@ -7,22 +7,22 @@ import shutil
 import time
 from pathlib import Path
 
-from recipes.imports import begin_imports
+from recipes.startup import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
 
 from pydantic import ValidationError
 
-from recipes.first_problem import first_problem
-from recipes.gguf_export import export_gguf
-from recipes.manifest import Artifact
-from recipes.merge import merge, rewrite
-from recipes.parameters import ConvertParameters
-from recipes.results import TRAINED, trained_role
+from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.parameters import ConvertParameters
+from recipes.contracts.results import TRAINED, trained_role
+from recipes.contracts.validation_errors import first_problem
+from recipes.export.gguf import export_gguf
+from recipes.export.merge import merge, rewrite
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 
 GGUF_NAME = "model.gguf"
 

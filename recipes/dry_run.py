@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.imports import begin_imports
+from recipes.startup import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
@@ -20,18 +20,18 @@ if __name__ == "__main__":
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
-from recipes.activations import saved_bytes
-from recipes.architecture import Architecture
-from recipes.frozen import Frozen
-from recipes.known_architectures import shape_of
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.contracts.recipe import Recipe
 from recipes.launch import sharding, torchrun
-from recipes.memory import autocasts, budgets, forward_of, trained_tensors
-from recipes.pipeline import stage_of, stage_shapes
-from recipes.recipe import Recipe
+from recipes.planning.activation_memory import saved_bytes
+from recipes.planning.architecture import Architecture
+from recipes.planning.known_architectures import shape_of
+from recipes.planning.memory_budget import autocasts, budgets, forward_of, trained_tensors
+from recipes.planning.parallel_layout import stage_of, stage_shapes
 from recipes.runner import look_for_cycles
-from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from recipes.token_losses import use_token_losses
 from recipes.training.model import with_adapter
+from recipes.training.token_loss import use_token_losses
 
 
 class TriedStage(Frozen):

@@ -1,6 +1,6 @@
 """The program evaluate: score the base, the tuned and the last accepted model on the same held-out records.
 
-What is measured is `recipes.scoring`. What the scores mean for the model is the gate's business.
+What is measured is `recipes.evaluation.scoring`. What the scores mean for the model is the gate's business.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.counted import counted
-from recipes.imports import begin_imports
+from recipes.startup import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
@@ -19,16 +19,16 @@ from peft import PeftModel
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from recipes.arithmetic import computing_device, computing_dtype, tell_fallback
+from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.parameters import EvaluateParameters
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.results import trained_role
+from recipes.evaluation.scoring import Scores, answerable, score
 from recipes.machine import cores
-from recipes.parameters import EvaluateParameters
-from recipes.recipe import Recipe
-from recipes.records import Record, read_records
-from recipes.results import trained_role
+from recipes.records.record_reader import Record, read_records
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
-from recipes.scoring import Scores, answerable, score
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.training.precision import computing_device, computing_dtype, tell_fallback
 
 
 def load(folder: Path, recipe: Recipe) -> PreTrainedModel:

@@ -7,14 +7,14 @@ records are read again and again; what was trained on, which may be large, is re
 from collections import Counter
 from pathlib import Path
 
+from recipes.contracts.dataset_contract import FindLeaksParameters
+from recipes.contracts.job import Job, Result
+from recipes.contracts.validation_results import NAMED, Leak, Leaks
 from recipes.counted import counted
 from recipes.record_lines import record_lines
 from recipes.runner import main, say
-from recipes.schema import Job, Result
-from recipes.store import Store
-from recipes.validation.findings import NAMED, Leak, Leaks
+from recipes.storage.artifact_store import Store
 from recipes.validation.leakage import HeldOut
-from recipes.validation.parameters import FindLeaksParameters
 
 TEST = "test"
 MATCHES = ("none", "near", "exact")

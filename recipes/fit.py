@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from recipes.architecture import Architecture
-from recipes.gpus import GIB, gpu_named
-from recipes.memory import MemoryBudget, memory_budget, paged_bytes
+from recipes.contracts.recipe import Recipe
+from recipes.planning.architecture import Architecture
+from recipes.planning.gpus import GIB, gpu_named
+from recipes.planning.memory_budget import MemoryBudget, memory_budget, paged_bytes
 from recipes.quantity import bytes_of
-from recipes.recipe import Recipe
 
 MIB = 1024**2
 METHODS = ("full", "lora", "qlora")

@@ -1,4 +1,4 @@
-"""The configuration of a Llama model as GGUF metadata. Tensors are `recipes.gguf_export`."""
+"""The configuration of a Llama model as GGUF metadata. Tensors are `recipes.export.gguf`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from gguf import GGUFWriter
 
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
 
 
 @dataclass(frozen=True)

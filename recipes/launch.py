@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
 
 
 def torchrun(recipe: Recipe) -> tuple[str, ...]:

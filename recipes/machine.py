@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from recipes.schema import Machine
+from recipes.contracts.job import Machine
 
 COMPUTING = (
     "accelerate",

@@ -1,7 +1,7 @@
 """Errors of the kernel, CUDA and libraries, recognized by number, class or text.
 
 The only place that reads third-party text to classify why a program ended; what an object store answers is read where it is
-asked (`recipes.buckets`). Does not import torch: preparation and validation run without it.
+asked (`recipes.storage.buckets`). Does not import torch: preparation and validation run without it.
 """
 
 import errno

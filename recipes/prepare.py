@@ -14,26 +14,26 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from recipes.assignment import SPLITS
+from recipes.contracts.job import Job, Result
+from recipes.contracts.parameters import PrepareParameters
 from recipes.counted import counted
 from recipes.machine import cores
-from recipes.manifest import Artifact, FileRecord
-from recipes.parameters import PrepareParameters
-from recipes.partitions import HELD_BYTES
 from recipes.preparation import fitting
-from recipes.preparation.delivery import TOGETHER, Delivery, deliver
-from recipes.preparation.encoding import TOKENIZER_FOLDER
+from recipes.preparation.encode_stage import TOKENIZER_FOLDER
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.pods import POLL_SECONDS, Pods, PodsOfMany, ResultIsThere
-from recipes.preparation.shuffle import FAN
+from recipes.preparation.publishing import TOGETHER, Delivery, deliver
+from recipes.preparation.shuffle_plan import FAN
 from recipes.preparation.source import Source
-from recipes.preparation.tokenizer import freeze_alone
+from recipes.preparation.split_assignment import SPLITS
+from recipes.preparation.tokenization.frozen_tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
+from recipes.records.disk_partitions import HELD_BYTES
 from recipes.runner import main, say
-from recipes.schema import Job, Result
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact, FileRecord
 
 TABLES = 4
 """Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
@@ -56,7 +56,7 @@ def prepare(
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
     A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
-    Arrow files with the columns of `recipes.preparation.tokens.TOKEN_FIELDS`. It lies below the dataset's, whose files are
+    Arrow files with the columns of `recipes.preparation.tokenization.record_tokenizer.TOKEN_FIELDS`. It lies below the dataset's, whose files are
     the JSON lines of all splits: each record is stored once.
 
     Args:
@@ -159,7 +159,7 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: De
     the texts. It was 103 MB of the 238 of 136,482 records of instructions (tokens 124, index 11), and would be as many as a
     column beside the tokens, where every reader of lines would have to know Arrow.
 
-    They lie as files, and not in chunks as what was uploaded does (`recipes.chunks`): a shuffle puts each changed record
+    They lie as files, and not in chunks as what was uploaded does (`recipes.storage.locations`): a shuffle puts each changed record
     somewhere else, so that hardly a chunk stays as it was. Of 40,000 records of 730 bytes, 1 % replaced in one place made
     100 % of all chunks of 1 MiB new, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; another split or no masking
     100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains from a

@@ -4,7 +4,7 @@ It lies at the artifact's URI + `.index`, is published after it, and names it as
 `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
 
 A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
-segments, as they share the chunks of their files. Where those are no chunks (`recipes.indexing`), a segment is a file:
+segments, as they share the chunks of their files. Where those are no chunks (`recipes.records.record_index`), a segment is a file:
 after `records.index` comes `records-00001.index`. The manifest names them in their order.
 
 Keys are hashes, and spread evenly: where one must stand is known within a few square roots of the segment's length, which
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from recipes.chunks import chunk_uri
-from recipes.fingerprint import Fingerprint, canonical_line, fingerprint
-from recipes.manifest import Artifact, FileRecord, Manifest
-from recipes.store import MANIFEST, Store
-from recipes.stored_object import StoredObject
+from recipes.records.fingerprint import Fingerprint, canonical_line, fingerprint
+from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.locations import chunk_uri
+from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from recipes.storage.object_transfer import StoredObject
 
 RECORDS, ORIGINS = "records", "origins"
 KIND = "index"

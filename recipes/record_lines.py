@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Iterator
 
 from recipes.addresses import BrokenArtifact
-from recipes.manifest import Artifact, FileRecord
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact, FileRecord
 
 
 def record_lines(store: Store, artifact: Artifact) -> Iterator[bytes]:

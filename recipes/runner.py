@@ -19,14 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from recipes.buckets import NO_SPACE, StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_document import ExitDocument
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Result
 from recipes.machine import read_machine
 from recipes.platform_errors import reason_of_error, reason_of_output
-from recipes.schema import EXIT_FILE, BadConfiguration, Job, Result
-from recipes.store import BrokenArtifact, Store
-from recipes.store_folder import away
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.buckets import NO_SPACE, StoreFull, StoreRefuses, StoreUnavailable
+from recipes.storage.folder_bucket import away
 
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""

@@ -1,7 +1,7 @@
 """The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
 
 With `group_by`, every group is spread over the splits as evenly as its size allows. A split is no copy: it says of which
-lines of the version it consists, in their order there (`recipes.selection`). A dataset may be larger than memory and disk:
+lines of the version it consists, in their order there (`recipes.storage.line_selection`). A dataset may be larger than memory and disk:
 it is read twice, some lines at a time, from where it lies.
 """
 
@@ -16,19 +16,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from recipes.assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
+from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.parameters import SplitParameters
 from recipes.counted import counted
-from recipes.keyed_lines import hash_of
-from recipes.layouts import laid_out, question
-from recipes.manifest import Artifact, FileRecord, Manifest, Selection
-from recipes.parameters import SplitParameters
-from recipes.partitions import Column, Reader, Rows, Scratch
 from recipes.preparation.source import Source
-from recipes.records import normalize
+from recipes.preparation.split_assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
+from recipes.records.disk_partitions import Column, Reader, Rows, Scratch
+from recipes.records.key_index import hash_of
+from recipes.records.layouts import laid_out, question
+from recipes.records.record_reader import normalize
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
-from recipes.selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_lines
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.line_selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_lines
+from recipes.storage.manifest import Artifact, FileRecord, Manifest, Selection
 
 PIECE = 1 << 20
 AT_ONCE = 1 << 16

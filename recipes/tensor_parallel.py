@@ -1,7 +1,7 @@
 """What tensor parallelism has been tried with: each weight cut into parts, whose processes compute together (row H4)."""
 
-from recipes.architecture import NORMED_HEADS, Architecture
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
+from recipes.planning.architecture import NORMED_HEADS, Architecture
 
 
 def untried(recipe: Recipe, shape: Architecture | None) -> str | None:

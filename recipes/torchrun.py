@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from recipes.imports import begin_imports
+from recipes.startup import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_RESTART, Job
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_RESTART, Job
 
 TOGETHER_SECONDS = 1
 """Processes that end within this ended by themselves; one that does not heed torchrun's SIGTERM is killed much later."""

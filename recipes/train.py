@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.imports import begin_imports
+from recipes.startup import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
@@ -19,41 +19,41 @@ import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
-from hanzo_ml.anew import NEVER, Anew, first_until
-from hanzo_ml.points import Point
-from recipes.checkpoint_parts import part_in
-from recipes.checkpoints import Checkpoints
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import NEVER, Anew, first_until
+from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.node_parts import part_in
+from recipes.contracts.job import Job, Result
+from recipes.contracts.recovery_log import read_incidents
 from recipes.counted import counted
-from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name
 from recipes.machine import cores
 from recipes.runner import Preempted, Restart, main, say
-from recipes.schema import Job, Result
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.training.checkpointing.save_schedule import CheckpointWhenDue, SaveTheBest
 from recipes.training.compilation import are_compiled, compile_blocks
-from recipes.training.course import Course, take_up
+from recipes.training.data.packing import PackedRows
+from recipes.training.data.prefetch import ReadAhead
+from recipes.training.data.sample_order import RowsOrNone, SampleOrder, SamplesOfRun
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is
 from recipes.training.discarding import DIVERGENCES, forget_beside
 from recipes.training.facts import facts_of
-from recipes.training.healing import restart_after, roll_back
-from recipes.training.logged import LogToTracking
 from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
+from recipes.training.metrics.tracking import LogToTracking
+from recipes.training.metrics.usage import Meter, WriteUsage, gpus_held, peak_memory, work_of_token
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.packed_attention import attend_where_it_fits
-from recipes.training.packed_rows import PackedRows
-from recipes.training.pipeline_trainer import PipelineTrainer
+from recipes.training.parallel.pipeline import PipelineTrainer
 from recipes.training.publishing import publish_trained, save_chosen
 from recipes.training.random_states import within_32_bits
-from recipes.training.read_ahead import ReadAhead
+from recipes.training.recovery import restart_after, roll_back
 from recipes.training.resuming import COMPILED, MADE_WITH, is_over, made_with, owes_evaluation, tell_other_rounding
-from recipes.training.samples import RowsOrNone, SampleOrder, SamplesOfRun
-from recipes.training.saving import CheckpointWhenDue, SaveTheBest
+from recipes.training.run_setup import Course, take_up
 from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
-from recipes.training.usage import Meter, WriteUsage, gpus_held, peak_memory, work_of_token
 from recipes.unsent_metrics import UnsentPoint, write_unsent
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 

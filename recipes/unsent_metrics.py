@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import ConfigDict
 
-from recipes.frozen import Frozen
-from recipes.store import Store
+from recipes.contracts.frozen_model import Frozen
+from recipes.storage.artifact_store import Store
 
 NAME = "unsent_metrics.jsonl"
 

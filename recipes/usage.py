@@ -4,10 +4,10 @@ One that fails after ten hours has cost ten hours. So its program writes it down
 whoever wants to know reads it, however the run has ended.
 """
 
-from recipes.frozen import Frozen
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.job import Job, Machine
 from recipes.runner import say
-from recipes.schema import Job, Machine
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 
 NAME = "usage.json"
 

@@ -6,16 +6,16 @@ The statistics become an artifact beside the version. Input `reference` is anoth
 from collections.abc import Iterable
 from pathlib import Path
 
+from recipes.contracts.dataset_contract import ValidateParameters
+from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.validation_results import STATISTICS, Statistics, ValidationFacts, Violations
 from recipes.counted import counted
 from recipes.preparation.source import Source
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
-from recipes.store import Store
-from recipes.validation.blocks import blocks
-from recipes.validation.description import Description
+from recipes.storage.artifact_store import Store
+from recipes.validation.dataset_statistics import Description
 from recipes.validation.drift import compare
-from recipes.validation.findings import STATISTICS, Statistics, ValidationFacts, Violations
-from recipes.validation.parameters import ValidateParameters
+from recipes.validation.record_blocks import blocks
 
 
 def validate(job: Job, store: Store, work: Path) -> Result:
@@ -49,7 +49,7 @@ def examine(
         for block in blocks(lines):
             description.see(block)
         return description.statistics(), Violations()
-    from recipes.validation.conformance import Conformance  # pandera takes a second to import
+    from recipes.validation.contract_check import Conformance  # pandera takes a second to import
 
     conformance = Conformance(parameters.contract)
     for block in blocks(lines):

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
-from resources.metadata.artifacts.artifact_files import ArtifactFiles
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from resources.metadata.artifacts.file_hashes import ArtifactFiles
 
 FINAL = re.compile(r"(.+/)?(step|checkpoint)-final")
 AS_A_FOLDER, AS_KEYS = "checkpoint-final", "checkpoint/step-"

@@ -24,13 +24,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.detached import lock
 from resources.metadata.database import Database
 from resources.metadata.event_positions import move, position_of
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.told_config import told_payload
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

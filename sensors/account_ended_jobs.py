@@ -11,21 +11,21 @@ from pydantic import ValidationError
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
-from recipes.incidents import read_incidents
-from recipes.schema import Hardware
+from recipes.contracts.job import Hardware
+from recipes.contracts.recovery_log import read_incidents
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.usage import Usage, read_usage
-from resources.command_jobs import asked_of
 from resources.compute.base import GRACE_SECONDS
 from resources.errors import HanzoError
+from resources.jobs.command import asked_of
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import Event, now_ms
-from resources.metadata.tracking.run_alerts import tell_incidents
 from resources.metadata.tracking.run_data import RunData
+from resources.monitoring.run_health import tell_incidents
+from sensors.decisions.job_runs import is_gone
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
-from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
 LONGEST_MS = 2 * GRACE_SECONDS * 1000

@@ -6,8 +6,8 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
+from sensors.decisions.job_runs import newest_run
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.runs_of_jobs import newest_run
 from sensors.sensor import sensor
 
 

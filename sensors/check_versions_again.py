@@ -3,12 +3,12 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import SPLITS
-from hanzo_ml_assets.version_tag import tags_of
+from hanzo_ml_assets.datasets import SPLITS
+from hanzo_ml_assets.run_tags import tags_of
+from resources.datasets.validations import CHECK_REQUESTED
 from resources.errors import HanzoError
-from resources.metadata.validations import CHECK_REQUESTED
+from sensors.decisions.definition_lookup import home_of_version
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
-from sensors.homes import home_of_version
 from sensors.sensor import sensor
 
 

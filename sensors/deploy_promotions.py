@@ -6,8 +6,8 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import PROMOTED
 from resources.metadata.registry.deployments import LOST, of_promotion
 from resources.metadata.registry.model_key import ModelKey
+from sensors.decisions.definition_lookup import home_of
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
-from sensors.homes import home_of
 from sensors.sensor import sensor
 
 

@@ -7,14 +7,14 @@ fifty. A trial that somebody resumed after that is asked for by name, and is a j
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from resources.hpo.sweeps import SWEEP_KEY
+from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.sweeps import SWEEP_KEY
-from resources.sandbox import registered_name
+from sensors.decisions.definition_lookup import home_of
+from sensors.decisions.job_runs import PRIORITY_TAG
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
-from sensors.homes import home_of
-from sensors.runs_of_jobs import PRIORITY_TAG
 from sensors.sensor import sensor
 
 STEPS = ("evaluation", "version", "merged", "gguf")

@@ -3,8 +3,8 @@
 import dagster as dg
 
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
-from sensors.runs_of_jobs import PARTITION_TAG, PRIORITY_TAG
+from hanzo_ml_assets.run_tags import ORGANIZATION_TAG, VERSION_TAG
+from sensors.decisions.job_runs import PARTITION_TAG, PRIORITY_TAG
 
 RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"

@@ -1,4 +1,4 @@
-"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.failed_runs`); fail the jobs of others.
+"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.decisions.retry_policy`); fail the jobs of others.
 
 Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
 whose worker and daemon were killed together was lost. This sensor looks at the state, as often as it takes.
@@ -11,17 +11,17 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import newest_promotion
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from recipes.buckets import StoreUnavailable
-from recipes.schema import Program
+from recipes.contracts.job import Program
 from recipes.storage import uris
-from recipes.store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST
+from recipes.storage.buckets import StoreUnavailable
 from resources.compute.job_key import JobRef
 from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.deployments import is_being_deployed, of_promotion
+from sensors.decisions.job_runs import PARTITION_TAG, is_since
+from sensors.decisions.retry_policy import JOB_ASSETS, LOOK_BACK, MAX_ERROR_RETRIES, is_retried
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.failed_runs import JOB_ASSETS, LOOK_BACK, MAX_ERROR_RETRIES, is_retried
 from sensors.retries import MAX_RETRIES, has_active_retry, may_be_retried, retries_of, retry, steps_of, was_retried
-from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
 
 DEPLOYMENT = "deployment"

@@ -8,19 +8,19 @@ from functools import partial
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Program
-from recipes.training.trainable import unpinned
+from recipes.contracts.job import BadConfiguration, Program
+from recipes.contracts.recipe import Recipe
+from recipes.planning.recipe_checks import unpinned
 from resources.compute.job_key import JobRef
 from resources.errors import HanzoError
-from resources.hpo.advance import advance
-from resources.hpo.config import SweepConfig
-from resources.hpo.step import End, Step
+from resources.hpo.sweep_advance import advance
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweep_step import End, Step
+from resources.hpo.sweeps import Sweeps
 from resources.hpo.trial_job import trial_job
-from resources.metadata.sweeps import Sweeps
+from sensors.decisions.definition_lookup import dataset_of, is_of_another_definition, recipe_of, undefined
+from sensors.decisions.job_runs import is_gone
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.homes import dataset_of, is_of_another_definition, recipe_of, undefined
-from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
 

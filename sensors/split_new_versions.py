@@ -6,12 +6,12 @@ A prepared version has its splits already: they are checked, and kept.
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import SPLITS
-from hanzo_ml_assets.version_tag import tags_of
+from hanzo_ml_assets.datasets import SPLITS
+from hanzo_ml_assets.run_tags import tags_of
+from resources.datasets.validations import NOT_CHECKED
 from resources.errors import HanzoError
-from resources.metadata.validations import NOT_CHECKED
+from sensors.decisions.definition_lookup import home_of_version
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
-from sensors.homes import home_of_version
 from sensors.sensor import sensor
 
 

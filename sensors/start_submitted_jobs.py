@@ -13,22 +13,22 @@ import dagster as dg
 from dagster._core.launcher import WorkerStatus
 from sqlalchemy import Connection
 
-from hanzo_ml_assets.checkpoint import DAGSTER
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.version_tag import tags_of
+from hanzo_ml_assets.run_tags import tags_of
+from hanzo_ml_assets.training import DAGSTER
 from resources.compute.local.capacity import max_running_jobs
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, JobRecord
-from resources.settings_sections import Scheduler
+from resources.monitoring.heartbeats import SENSORS
+from resources.settings.sections import Scheduler
+from sensors.decisions.definition_lookup import dataset_of, is_of_another_definition, undefined
+from sensors.decisions.job_quota import held_back
+from sensors.decisions.job_runs import PARTITION_TAG, RUN_KEY_TAG, newest_run
+from sensors.decisions.retry_policy import is_given_up
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.failed_runs import is_given_up
-from sensors.homes import dataset_of, is_of_another_definition, undefined
-from sensors.quota import held_back
-from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG, newest_run
 from sensors.sensor import sensor
 
 MAX_NEW_RUNS = 20

@@ -5,8 +5,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import PREPARATION, JobRecord
+from sensors.decisions.definition_lookup import home_of
 from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS
-from sensors.homes import home_of
 from sensors.sensor import sensor
 
 

@@ -10,8 +10,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.outbox import Event, now_ms
+from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, is_gone
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
-from sensors.runs_of_jobs import IN_PROGRESS, PARTITION_TAG, is_gone
 from sensors.sensor import sensor
 
 LOOK_BACK = timedelta(days=7)

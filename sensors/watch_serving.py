@@ -9,13 +9,13 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.counted import counted
-from resources.engine.types import Served
 from resources.errors import EngineError
 from resources.metadata.registry.deployments import Deployment, being_put_back, in_production, lost, served_again
+from resources.serving.messages import Served
+from sensors.decisions.job_runs import PARTITION_TAG
 from sensors.event_cursor import SELDOM_SECONDS
 from sensors.retries import MAX_RETRIES, retries_of, steps_of
 from sensors.retry_dead_runs import DEPLOYMENT
-from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import sensor
 
 

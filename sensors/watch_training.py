@@ -10,19 +10,19 @@ import dagster as dg
 from pydantic import ValidationError
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from recipes.duration import seconds_of
-from recipes.incidents import read_incidents
+from recipes.contracts.quantities import seconds_of
+from recipes.contracts.recovery_log import read_incidents
 from recipes.storage import uris
-from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.storage.artifact_store import MANIFEST, BrokenArtifact, Store
 from recipes.usage import NAME as USAGE
 from recipes.usage import read_usage
-from resources.command_jobs import asked_of, policy_of
 from resources.errors import HanzoError
+from resources.jobs.command import asked_of, policy_of
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
-from resources.metadata.tracking.run_alerts import tell_alert, tell_incidents
+from resources.monitoring.run_health import tell_alert, tell_incidents
 from resources.run_health import Limits, Signs, alerts, late
 from sensors.sensor import sensor
 

@@ -19,7 +19,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
-from recipes.schema import StoreAddress
+from recipes.contracts.job import StoreAddress
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 ACCESS_KEY, SECRET_KEY = "the-access-key", "the-secret-key"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml.run import Run
+from hanzo_ml.client.run import Run
 from recipes.training.objectives import Objective
 from tests import live_names, stable_names
 from tests.live_names import Groups

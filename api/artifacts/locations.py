@@ -16,7 +16,7 @@ from api.artifacts.verified_files import VerifiedFiles
 from recipes.storage import uris
 from resources.errors import HanzoError, not_found
 from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
-from resources.metadata.artifacts.artifact_owners import files_owner, folders_above
+from resources.metadata.artifacts.locations import files_owner, folders_above
 from resources.metadata.database import Database
 from resources.metadata.tracking.logged_model_states import no_model
 from resources.metadata.tracking.run_data import check_run_active

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from recipes.retention import from_the_best, standing_of
+from recipes.checkpoints.retention import from_the_best, standing_of
 from recipes.storage import uris
-from recipes.store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST, Store
 
 UPLOADS_FOLDER = "artifacts"
 """The folder, beside what was published, of what was uploaded."""
 REWIND_PATH = re.compile(r"checkpoint((?:/from-\d+)*)")
-"""What came after the run was sent back to a step lies below `from-STEP` (`recipes.sent_back`)."""
+"""What came after the run was sent back to a step lies below `from-STEP` (`recipes.contracts.rewind`)."""
 CHECKPOINT_PATH = re.compile(REWIND_PATH.pattern + r"/step-(\d+)((?:/.+)?)", re.DOTALL)
 
 

@@ -18,7 +18,7 @@ from api.artifacts.checksums import ExpectedChecksums
 from api.artifacts.published_files import UPLOADS_FOLDER, list_keys, published_folders, published_uri
 from api.artifacts.verified_files import UploadedFile, VerifiedFile, VerifiedFiles
 from recipes.storage import uris
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.checksums import ExpectedChecksums, RunningChecksums
-from recipes.buckets import StoreUnavailable
-from recipes.chunks import hash_in_name
-from recipes.manifest import Artifact, Manifest
-from recipes.store import MANIFEST, BrokenArtifact, Store
-from recipes.stored_object import StoredObject
+from recipes.storage.artifact_store import MANIFEST, BrokenArtifact, Store
+from recipes.storage.buckets import StoreUnavailable
+from recipes.storage.locations import hash_in_name
+from recipes.storage.manifest import Artifact, Manifest
+from recipes.storage.object_transfer import StoredObject
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles, Recorded
+from resources.metadata.artifacts.file_hashes import UNSEEN, ArtifactFiles, Recorded
 
 CHUNK_BYTES = 1 << 20
 MAX_BYTES_IN_MEMORY = 4 << 20

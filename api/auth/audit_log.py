@@ -6,7 +6,7 @@ without a valid token, which anybody may send as fast as he likes. The first of 
 `FLUSH_SECONDS`, what follows once a minute, and all of it when the server ends.
 
 Whatever has changed something is on record before its answer leaves: a row in the log, or its count in the database
-(`resources.metadata.call_tallies`), from where the next server takes it to the log if this one is killed. A call that was
+(`resources.metadata.audit_log`), from where the next server takes it to the log if this one is killed. A call that was
 refused, or failed, is counted in memory first: of these a killed server loses the last `FLUSH_SECONDS`.
 """
 
@@ -31,7 +31,7 @@ from api.auth.permissions import Caller
 from api.auth.route_matching import Match
 from api.routing import Audit
 from recipes.storage.retry import every
-from resources.metadata import call_tallies
+from resources.metadata import audit_log
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, record
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
@@ -158,7 +158,7 @@ class AuditLog:
         """Write what was counted, and put the counts that are due into the log. What cannot be written now is kept."""
         counts, self._counts = self._counts, Counter()
         counted = [structs.replace(call, count=number) for call, number in counts.items()]
-        if await run_in_threadpool(self._write_counts, counted, 0 if everything else call_tallies.PERIOD_MS):
+        if await run_in_threadpool(self._write_counts, counted, 0 if everything else audit_log.PERIOD_MS):
             return
         if everything and counted:
             log.error("audit rows could not be written: %s", counted)
@@ -185,7 +185,7 @@ class AuditLog:
         try:
             with self._database.write() as connection:
                 record(connection, each)
-                call_tallies.count(connection, counted)
+                audit_log.count(connection, counted)
         except SQLAlchemyError as error:
             log.warning("audit rows cannot be written now: %s", type(error).__name__)
             return False
@@ -193,11 +193,11 @@ class AuditLog:
 
     def _write_counts(self, counted: Sequence[AuditedCall], period: int) -> bool:
         try:
-            if not counted and not call_tallies.is_due(self._database, self._now(), period):
+            if not counted and not audit_log.is_due(self._database, self._now(), period):
                 return True
             with self._database.write() as connection:
-                call_tallies.count(connection, counted)
-                record(connection, call_tallies.take(connection, self._now(), period))
+                audit_log.count(connection, counted)
+                record(connection, audit_log.take(connection, self._now(), period))
         except SQLAlchemyError as error:
             log.warning("audit rows cannot be written now: %s", type(error).__name__)
             return False

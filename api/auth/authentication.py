@@ -10,7 +10,7 @@ from api.auth.permissions import Caller
 from api.routes.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 if TYPE_CHECKING:
     from api.auth.tokens import Tokens

@@ -16,7 +16,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from resources.errors import ErrorCode, HanzoError
-from resources.settings_sections import Auth
+from resources.settings.sections import Auth
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recipes.storage import uris
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.artifacts.artifact_locations import PROXY, RESERVED
 from resources.metadata.registry.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
-from resources.sandbox import SANDBOX
 
 PARAMETER_KINDS: Mapping[str, Kind] = {
     "experiment_id": Kind.EXPERIMENT,

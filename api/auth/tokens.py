@@ -11,10 +11,10 @@ import jwt
 
 from api.auth.jwks import SigningKeys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
-from recipes.frozen import UNSTORABLE
+from recipes.contracts.frozen_model import UNSTORABLE
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking_rules import MAX_USER
-from resources.settings_sections import Auth
+from resources.settings.sections import Auth
 
 MAX_TOKEN_LENGTH = 16_384
 MAX_CACHED = 2048

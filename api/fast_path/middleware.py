@@ -18,7 +18,7 @@ from api.errors import response_to_error
 from api.middleware.request_headers import header
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.writes.run_writer import RunWriter
+from resources.metadata.writes.group_commit import RunWriter
 
 BODY_SECONDS = 60
 """For a megabyte at most: a body that has arrived in part takes room that other writers wait for."""

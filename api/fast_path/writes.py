@@ -18,9 +18,9 @@ from api.auth.audit_log import Call
 from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
 from api.schemas.mlflow.requests import MAX_BATCH_BYTES
 from resources.errors import HanzoError
-from resources.metadata.call_tallies import tally_of
+from resources.metadata.audit_log import tally_of
 from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
-from resources.metadata.writes.run_writer import RunWriter
+from resources.metadata.writes.group_commit import RunWriter
 from resources.metadata.writes.run_writes import Points, RunWrite, write_of_points
 
 Decode = Callable[[bytes, str | None], RunWrite | None]

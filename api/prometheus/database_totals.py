@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from recipes.schema import StoreAddress
+from recipes.contracts.job import StoreAddress
 from resources.compute.local import gpus
 from resources.metadata.database import Database
 from resources.metadata.totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals

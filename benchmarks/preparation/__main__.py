@@ -23,13 +23,13 @@ import psutil
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
 from benchmarks.trainers.peers import DoesNotRun, last_line, python_of
-from recipes.parameters import TokenizeParameters
-from recipes.preparation.tokenizer import freeze
+from recipes.contracts.job import Hardware, Job, Program, StoreAddress
+from recipes.contracts.parameters import TokenizeParameters
+from recipes.preparation.tokenization.frozen_tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
-from recipes.schema import Hardware, Job, Program, StoreAddress
-from recipes.store import Store
-from resources.derived_versions import outputs_at
-from resources.settings import Settings
+from recipes.storage.artifact_store import Store
+from resources.datasets.prepared_versions import outputs_at
+from resources.settings.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 FLOOR_NAME = "floor: bare encode_batch_fast"

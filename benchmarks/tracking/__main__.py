@@ -11,14 +11,14 @@ from pathlib import Path
 from uuid import uuid4
 
 from benchmarks.tracking.cases import CASES, Case, Loaded, prepare_reads
-from benchmarks.tracking.floors import committed_rows, copied_rows, sqlite_rows
-from benchmarks.tracking.load import median
-from benchmarks.tracking.processes import processor_seconds, with_children
-from benchmarks.tracking.scale import measure_scale
+from benchmarks.tracking.goals import OURS, Idle, Result, Results, goals_missed, left_out, times, verdict
+from benchmarks.tracking.load_generator import median
+from benchmarks.tracking.lower_bounds import committed_rows, copied_rows, sqlite_rows
+from benchmarks.tracking.process_cost import processor_seconds, with_children
+from benchmarks.tracking.scaling import measure_scale
 from benchmarks.tracking.servers import DURABILITY, KINDS, Place, Server, free_port
-from benchmarks.tracking.verdict import OURS, Idle, Result, Results, goals_missed, left_out, times, verdict
-from resources.settings import Settings
-from tests.postgres import PostgresServer
+from resources.settings.settings import Settings
+from tests.postgres_server import PostgresServer
 
 BARE = "bare"
 """FastAPI that does nothing: the floor of the calls that write."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.tracking.load import API, Call, Client, latencies, median
+from benchmarks.tracking.load_generator import API, Call, Client, latencies, median
 
 BATCH = 1000
 HISTORY = 100_000

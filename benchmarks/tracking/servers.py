@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tracking.load import Client
-from benchmarks.tracking.processes import memory, of_session, processor_seconds
+from benchmarks.tracking.load_generator import Client
+from benchmarks.tracking.process_cost import memory, of_session, processor_seconds
 from resources.metadata.database import Database
 
 NOT_PASSED_ON = ("HANZO_ML_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
@@ -85,7 +85,7 @@ def fasttrackml(binaries: Path, place: Place) -> list[str]:
 
 def bare(_: Path, place: Place) -> list[str]:
     options = ["--host", "127.0.0.1", "--port", str(place.port), "--log-level", "warning"]
-    return [sys.executable, "-m", "uvicorn", "benchmarks.tracking.floors:bare", *options]
+    return [sys.executable, "-m", "uvicorn", "benchmarks.tracking.lower_bounds:bare", *options]
 
 
 MLFLOW = ("mlflow==3.17.2", "psycopg[binary]")

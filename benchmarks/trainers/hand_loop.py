@@ -10,10 +10,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from benchmarks.trainers.measured import measuring
-from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
-from recipes.examples import encode
-from recipes.records import read_records
+from benchmarks.trainers.model_shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
+from benchmarks.trainers.trainer_cost import measuring
+from recipes.records.record_reader import read_records
+from recipes.training.data.examples import encode
 from recipes.training.packing import collate, pack
 
 

@@ -13,7 +13,7 @@ if find_spec("torchaudio") is None:  # imported for recordings, which nobody has
 # isort: split
 from llamafactory.train.tuner import run_exp
 
-from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.model_shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from unsloth import FastLanguageModel  # before transformers, which it changes
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.model_shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from benchmarks.versions import many_files
 from benchmarks.versions.many_files import BUCKETS
-from recipes.assignment import SPLITS
-from recipes.schema import Job, Program, StoreAddress
+from recipes.contracts.job import Job, Program, StoreAddress
+from recipes.preparation.split_assignment import SPLITS
 from recipes.split import divide
-from recipes.store import Store
-from resources.ingest.create import create_version
+from recipes.storage.artifact_store import Store
+from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 
@@ -43,7 +43,7 @@ WORDS = [first + letter + last for first in SYLLABLES[0] for letter in SYLLABLES
 def write_corpus(path: Path, blocks: int, replaced: Mapping[int, int]) -> None:
     """JSON lines of about 1,000 bytes as people write them; `replaced` gives some blocks another edition of their text."""
     draw = random.Random(0)
-    # Many of them: where the same 32 bytes come again and again, hardly any place says "cut here" (`recipes.chunking`).
+    # Many of them: where the same 32 bytes come again and again, hardly any place says "cut here" (`recipes.storage.chunking`).
     sentences = [" ".join(draw.choices(WORDS, k=8)) for _ in range(200_000)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(blocks):

@@ -19,17 +19,17 @@ from sqlalchemy import event
 
 from api.routes.v1.dataset_download import file_json, listing, source_artifact
 from api.schemas.v1.datasets import versions_json
-from recipes.assignment import SPLITS
+from recipes.contracts.job import Job, Program, StoreAddress
 from recipes.preparation.plan import cut
 from recipes.preparation.source import Source
+from recipes.preparation.split_assignment import SPLITS
 from recipes.record_lines import record_lines
-from recipes.schema import Job, Program, StoreAddress
 from recipes.split import divide
-from recipes.store import Store
-from resources.dataset_deletion import delete_version
-from resources.dataset_diff import diff
-from resources.ingest.create import create_version
-from resources.lineage.datasets import lineage
+from recipes.storage.artifact_store import Store
+from resources.datasets.deletion import delete_version
+from resources.datasets.diff import diff
+from resources.ingest.version_creation import create_version
+from resources.lineage.dataset_lineage import lineage
 from resources.lineage.trace import Tracer
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion

@@ -14,24 +14,24 @@ from hanzo_ml.cli import (
     experiment,
     hpo,
     job,
+    lineage,
     local,
     model,
     recipe,
     replay,
     run,
     trace,
-    training_data,
 )
 from hanzo_ml.cli.connection import Refused, tracking_uri
 from hanzo_ml.cli.terminal import plain
-from hanzo_ml.credentials import BadToken
+from hanzo_ml.client.credentials import BadToken
 
 EXIT_REFUSED = 1
 HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 dataset.app.command("trace")(trace.trace)
-model.app.command("data")(training_data.data)
+model.app.command("data")(lineage.data)
 dataset.app.command("check")(dataset_checks.check)
 dataset.app.command("report")(dataset_checks.report)
 app.add_typer(dataset.app, name="dataset")

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from hanzo_ml.credentials import authorization
+from hanzo_ml.client.credentials import authorization
 
 DEFAULT_URI = "http://127.0.0.1:8057"
 SECONDS = 600.0

@@ -8,15 +8,11 @@ import httpx
 import typer
 from rich.console import Console
 
-from hanzo_ml import checkout as checking_out
+from hanzo_ml.cli import dataset_checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
+from hanzo_ml.cli.dataset_preparation import prepare
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
-from hanzo_ml.cli.features import features
-from hanzo_ml.cli.output import AsJson, show, shown_json, table
-from hanzo_ml.cli.prepare import prepare
-from hanzo_ml.cli.terminal import plain
-from hanzo_ml.cli.topic import continued
-from hanzo_ml.cli.upload import (
+from hanzo_ml.cli.dataset_upload import (
     ADDRESSES,
     ask_for_query,
     format_of,
@@ -26,7 +22,11 @@ from hanzo_ml.cli.upload import (
     send_files,
     send_query,
 )
-from hanzo_ml.credentials import authorization
+from hanzo_ml.cli.features import features
+from hanzo_ml.cli.output import AsJson, show, shown_json, table
+from hanzo_ml.cli.terminal import plain
+from hanzo_ml.cli.topic import continued
+from hanzo_ml.client.credentials import authorization
 from recipes.contracts.dataset_formats import Format
 from recipes.counted import counted
 

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find
+from hanzo_ml.cli.job_polling import wait_until
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.terminal import in_markup, plain
-from hanzo_ml.cli.waiting import wait_until
-from hanzo_ml.credentials import authorization
+from hanzo_ml.client.credentials import authorization
 
 STANDING = {"passed": "passed", "failed": "may be trained on: no check that failed blocks it", "blocked": "blocked"}
 

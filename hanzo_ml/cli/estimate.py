@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from hanzo_ml.cli.config_errors import about
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.job import Changes, Config, Model, document_of
 from hanzo_ml.cli.output import AsJson, show
-from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.terminal import plain
 
 GIB = 1024**3

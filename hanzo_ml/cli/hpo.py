@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hanzo_ml.cli import once
+from hanzo_ml.cli import idempotency
+from hanzo_ml.cli.config_errors import about
 from hanzo_ml.cli.connection import Refused, call, pages
+from hanzo_ml.cli.idempotency import Key
 from hanzo_ml.cli.job import read, when
 from hanzo_ml.cli.json_values import check_json
-from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.terminal import plain
 from recipes.counted import counted
 
@@ -38,7 +38,7 @@ def start(
     document = read(path)
     check_json(document, path)
     with about(document, path):
-        sweep = once.start("/v1/hpo", key, json=document)
+        sweep = idempotency.start("/v1/hpo", key, json=document)
     show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 
 

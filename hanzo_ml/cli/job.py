@@ -7,19 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.code import take_code_along
+from hanzo_ml.cli.code_snapshot import take_code_along
+from hanzo_ml.cli.config_errors import about
 from hanzo_ml.cli.connection import Refused, call, pages, stream
+from hanzo_ml.cli.idempotency import Key, start
+from hanzo_ml.cli.job_polling import begun_job
 from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.local import module
-from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.terminal import in_colour
-from hanzo_ml.cli.waiting import begun_job
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.yaml_reader import read_mapping
 from recipes.yaml_document import yaml_document
 from recipes.yaml_lines import NO_YAML
-from recipes.yaml_mapping import read_mapping
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

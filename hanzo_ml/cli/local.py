@@ -32,17 +32,17 @@ config = typer.Typer(no_args_is_help=True, help="The settings in force.")
 
 def up() -> None:
     """Start whatever of the stack does not run, and wait until it answers."""
-    module("resources.stack", "up")
+    module("resources.stack.lifecycle", "up")
 
 
 def down() -> None:
     """End the stack. Running jobs save a checkpoint; `hanzo-ml up` goes on with them."""
-    module("resources.stack", "down")
+    module("resources.stack.lifecycle", "down")
 
 
 def status() -> None:
     """What runs."""
-    module("resources.stack", "status")
+    module("resources.stack.lifecycle", "status")
 
 
 @config.callback()
@@ -53,7 +53,7 @@ def settings() -> None:
 @config.command("show")
 def show() -> None:
     """Print the effective settings, with secrets masked."""
-    module("resources.settings")
+    module("resources.settings.settings")
 
 
 @server.callback()
@@ -72,13 +72,13 @@ def run() -> None:
 @server.command("migrate")
 def migrate() -> None:
     """Bring the metadata database to this release. `hanzo-ml up` does so by itself."""
-    module("resources.migrate")
+    module("resources.metadata.migrate")
 
 
 @server.command("reset")
 def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everything.")] = False) -> None:
     """Empty the store: every experiment, run, dataset, job and model. Refused in production mode."""
-    module("resources.reset", *(["--yes"] if yes else []))
+    module("resources.stack.reset", *(["--yes"] if yes else []))
 
 
 def module(name: str, *arguments: str, given: str | None = None) -> None:

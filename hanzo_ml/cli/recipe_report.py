@@ -11,13 +11,13 @@ import yaml
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.output import show, table
-from recipes.checkpoint_size import checkpoint_bytes, disk_words
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
 from recipes.counted import counted
 from recipes.fit import Fit, fit, hardware_words, sized
-from recipes.known_architectures import known_shape, shape_of
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.training.trainable import contradiction, missing, too_long
+from recipes.planning.hardware_fit import checkpoint_bytes, disk_words
+from recipes.planning.known_architectures import known_shape, shape_of
+from recipes.planning.recipe_checks import contradiction, missing, too_long
 from recipes.yaml_document import yaml_document
 from recipes.yaml_lines import line_of, named_in
 

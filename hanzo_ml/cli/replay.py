@@ -5,10 +5,10 @@ from typing import Any
 import typer
 
 from hanzo_ml.cli.connection import Refused, call
-from hanzo_ml.cli.once import Key, start
+from hanzo_ml.cli.idempotency import Key, start
+from hanzo_ml.cli.job_polling import begun_job, ended_job, tell
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.terminal import plain
-from hanzo_ml.cli.waiting import begun_job, ended_job, tell
 
 
 def replay(run_id: str, key: Key = None, as_json: AsJson = False) -> None:

@@ -7,8 +7,8 @@ import typer
 
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import when
+from hanzo_ml.cli.job_polling import tell
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.waiting import tell
 from recipes.spelling import meant_by
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.command.look import Stamp
+from recipes.command.multi_node_publisher import begin_together
 from recipes.command.nodes import Nodes
-from recipes.command.states import States, copy_files
-from recipes.command.together import begin_together
+from recipes.command.snapshot_store import States, copy_files
+from recipes.contracts.job import BadConfiguration, Job
 from recipes.counted import counted
-from recipes.manifest import Artifact
 from recipes.runner import say
-from recipes.schema import BadConfiguration, Job
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 
 
 @dataclass(frozen=True)

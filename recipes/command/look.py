@@ -1,6 +1,6 @@
 """What a look at a command's checkpoints folder finds: which files lie there, and which have changed since the look before.
 
-Nothing is read, and nothing is decided here: when a state is made is `recipes.command.saving`.
+Nothing is read, and nothing is decided here: when a state is made is `recipes.command.snapshot_publisher`.
 """
 
 import errno
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from os import walk
 from pathlib import Path
 
-from recipes.store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Of what is gone, and of a link that leads nowhere, or to itself."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from recipes.runner import Restart
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 
 MEETING_SECONDS = 900.0
 """How long the others are waited for at the start, as torchrun waits for them."""

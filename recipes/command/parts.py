@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from recipes.command.look import Stamp, look_at
-from recipes.manifest import Artifact, FileRecord, Manifest
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact, FileRecord, Manifest
 
 NODES = "nodes"
 """The fact of a state that says how many nodes have a part in it. One that was made before there were parts says none."""

@@ -6,26 +6,26 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command.end import killed_by, last_words
-from recipes.command.environment import VISIBLE, WITHOUT_GPU, check_is_there, environment, gpus_here
 from recipes.command.folders import make_folders
-from recipes.command.job import Script
+from recipes.command.multi_node_publisher import Apart, Together
 from recipes.command.nodes import Nodes
 from recipes.command.process import Command
-from recipes.command.saving import Saving
-from recipes.command.states import States
+from recipes.command.snapshot_publisher import Saving
+from recipes.command.snapshot_store import States
 from recipes.command.storing import patiently
-from recipes.command.together import Apart, Together
+from recipes.command.workspace import VISIBLE, WITHOUT_GPU, check_is_there, environment, gpus_here
+from recipes.contracts.command_job import Script
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job, Result
+from recipes.contracts.quantities import seconds_of
 from recipes.counted import counted
-from recipes.duration import seconds_of
 from recipes.job_processes import NODE, end_processes
-from recipes.manifest import Artifact, Manifest
 from recipes.platform_errors import reason_of_output
 from recipes.runner import Failed, Preempted, Restart, say
-from recipes.schema import Job, Result
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreFull, StoreUnavailable
+from recipes.storage.manifest import Artifact, Manifest
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 KIND = "checkpoints"

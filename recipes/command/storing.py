@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
 
-from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.manifest import Artifact
 from recipes.runner import say
+from recipes.storage.buckets import StoreFull, StoreUnavailable
+from recipes.storage.manifest import Artifact
 
 STORE_PAUSES = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
 """Seconds between two attempts to store what a command left; the last for all that follow."""

@@ -6,7 +6,7 @@ recovery and user messages are decided from it alone; the message next to it is 
 
 from enum import StrEnum
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
 
 
 class ExitReason(StrEnum):

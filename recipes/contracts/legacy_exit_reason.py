@@ -7,7 +7,7 @@ asset's code. The patterns match what those releases wrote: they never change wi
 import re
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
 
 STORE_DENIED = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
 STORE_UNAVAILABLE = re.compile(r"^starting again: the object store", re.IGNORECASE)

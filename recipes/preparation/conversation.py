@@ -16,9 +16,9 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
-from recipes.layouts import Unfit
-from recipes.preparation.turns import Span, find_turn
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.preparation.tokenization.assistant_turns import Span, find_turn
+from recipes.records.layouts import Unfit
 
 PROBE = "\u25c6Pro'be\u25c6"
 OTHERS = ('a B\n& "c" 1', "a b, " * 20_000 + "c")

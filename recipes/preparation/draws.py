@@ -7,8 +7,8 @@ this would train on. Questions that are one since they were masked are joined by
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recipes.assignment import draw
-from recipes.records import normalize
+from recipes.preparation.split_assignment import draw
+from recipes.records.record_reader import normalize
 
 NOT_A_WORD = r"[^A-Za-z0-9_]+"
 
@@ -16,7 +16,7 @@ NOT_A_WORD = r"[^A-Za-z0-9_]+"
 def draws(questions: list[str], seed: int) -> list[int]:
     """A number for each question, the same whatever its capitals and punctuation.
 
-    In the order of `recipes.assignment.draw`: what a version holds out, a version that is prepared of it holds out too.
+    In the order of `recipes.preparation.split_assignment.draw`: what a version holds out, a version that is prepared of it holds out too.
     """
     words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NOT_A_WORD, " ").to_pylist()
     # Of other letters every library has its own idea.

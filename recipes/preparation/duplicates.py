@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recipes.partitions import Places, Scratch, rows_of
+from recipes.records.disk_partitions import Places, Scratch, rows_of
 
 DIGESTED = np.dtype([("first", "<u8"), ("second", "<u8"), ("place", "<u8")])
 

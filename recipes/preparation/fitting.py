@@ -16,9 +16,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from recipes import keyed_lines
-from recipes.assignment import TRAIN
-from recipes.features import (
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import FeatureParameters
+from recipes.preparation import encode_stage
+from recipes.preparation.feature_statistics import FIT, MERGED, Fitted, by_key, count_keys, last_tables, merge, write_keys
+from recipes.preparation.moments import Moments
+from recipes.preparation.plan import Plan, written
+from recipes.preparation.read_stage import cleaning_of
+from recipes.preparation.split_assignment import TRAIN
+from recipes.preparation.split_stage import DECIDED
+from recipes.preparation.tables import open_table
+from recipes.records import key_index
+from recipes.records.features import (
     COLUMN,
     INDEX,
     ONLINE,
@@ -32,16 +41,7 @@ from recipes.features import (
     number_of,
     one_hot_name,
 )
-from recipes.fingerprint import canonical_line
-from recipes.parameters import FeatureParameters
-from recipes.preparation import encoding
-from recipes.preparation.deciding import DECIDED
-from recipes.preparation.merging import FIT, MERGED, Fitted, by_key, count_keys, last_tables, merge, write_keys
-from recipes.preparation.moments import Moments
-from recipes.preparation.plan import Plan, written
-from recipes.preparation.reading import cleaning_of
-from recipes.preparation.tables import open_table
-from recipes.schema import BadConfiguration
+from recipes.records.fingerprint import canonical_line
 
 FOLDER = "features"
 """Of the work: the files that the version is served by."""
@@ -90,7 +90,7 @@ def fit(plan: Plan, index: int) -> None:
             for column in wanted.aggregate:
                 if (number := number_of(row.get(column), column)) is not None:
                     of_key[column].add(number)
-    ordered = sorted((keyed_lines.hash_of(key), key) for key in keys)
+    ordered = sorted((key_index.hash_of(key), key) for key in keys)
     write_keys(table_file, ((hashed, key, Fitted(*keys[key]).to_json()) for hashed, key in ordered))
     facts = {
         "moments": {column: found.to_json() for column, found in moments.items()},
@@ -101,7 +101,9 @@ def fit(plan: Plan, index: int) -> None:
 
 
 def records(plan: Plan, index: int) -> Iterator[bytes]:
-    for batch in open_table(plan.place(encoding.STAGE, index, "arrow")).select(["record"]).to_batches(max_chunksize=BATCH):
+    for batch in (
+        open_table(plan.place(encode_stage.STAGE, index, "arrow")).select(["record"]).to_batches(max_chunksize=BATCH)
+    ):
         yield from batch.column("record").to_pylist()
 
 
@@ -126,7 +128,7 @@ def fit_all(plan: Plan, state: FeatureState) -> None:
         online, index = keyed
         tables = [merge(plan, level, number) for level, number in last_tables(plan)]
         with written(online) as online_part, written(index) as index_part:
-            keyed_lines.write(online_part, index_part, count_keys(tables), online_lines(state, by_key(tables)))
+            key_index.write(online_part, index_part, count_keys(tables), online_lines(state, by_key(tables)))
     with written(state_file) as part:
         part.write_bytes(canonical_line(state.model_dump(mode="json")) + b"\n")
     shutil.rmtree(plan.work / MERGED, ignore_errors=True)

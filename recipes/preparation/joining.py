@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.assignment import Draws
-from recipes.partitions import Column, Scratch, rows_of
+from recipes.preparation.split_assignment import Draws
+from recipes.records.disk_partitions import Column, Scratch, rows_of
 
 AS_IT_WAS = 0xFFFFFFFFFFFFFFFF
 SLOTS = 8

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
 
 SCALE = 1074
 """Every 64-bit float is a whole multiple of 2 to the power of minus this."""

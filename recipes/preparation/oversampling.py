@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.assignment import Draws, ranks
-from recipes.partitions import Column, Rows, Scratch, rows_of
 from recipes.preparation.hashing import mixed
+from recipes.preparation.split_assignment import Draws, ranks
+from recipes.records.disk_partitions import Column, Rows, Scratch, rows_of
 
 NO_CLASS = -1
 """Of a record that is not repeated: it has no class, or is held out, where scores would count some of them twice."""

@@ -20,27 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from recipes.assignment import SPLITS
-from recipes.preparation import encoding, fitting, reading
-from recipes.preparation.computing import compute
-from recipes.preparation.deciding import DECIDED, Decided, decide
-from recipes.preparation.delivery import delivered
+from recipes.contracts.job import BadConfiguration
+from recipes.preparation import encode_stage, fitting, read_stage
+from recipes.preparation.deduplication import near_duplicates
 from recipes.preparation.duplicates import duplicates, halves
-from recipes.preparation.encoding import DISTINCT, encode, encode_facts
-from recipes.preparation.merging import merge
-from recipes.preparation.near_duplicates import near_duplicates
-from recipes.preparation.ordering import Parts, gather, scatter
+from recipes.preparation.encode_stage import DISTINCT, encode, encode_facts
+from recipes.preparation.feature_stages import compute
+from recipes.preparation.feature_statistics import merge
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
-from recipes.preparation.reading import TOLD, is_read, read, read_facts, told
-from recipes.preparation.rejects import Reject, write_rejects
-from recipes.preparation.shuffle import Bucket, Shuffle
+from recipes.preparation.publishing import delivered
+from recipes.preparation.read_stage import TOLD, is_read, read, read_facts, told
+from recipes.preparation.rejected_records import Reject, write_rejects
+from recipes.preparation.shuffle_plan import Bucket, Shuffle
+from recipes.preparation.shuffle_stage import Parts, gather, scatter
+from recipes.preparation.sorted_runs import exchange, is_spread, spread
 from recipes.preparation.source import Source
-from recipes.preparation.spreading import exchange, is_spread, spread
+from recipes.preparation.split_assignment import SPLITS
+from recipes.preparation.split_stage import DECIDED, Decided, decide
 from recipes.preparation.tables import save_array
 from recipes.preparation.workers import Unit, Workers
 from recipes.runner import say
-from recipes.schema import BadConfiguration
 
 REJECTED = "rejected.jsonl"
 PARTS_FILE = "parts.json"
@@ -85,17 +85,17 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     to_read = [index for index in own if not is_read(plan, index)]
     source.fetch(plan.ranges[index].file for index in to_read)
     share(workers, "read", partial(read, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
-    pods.give_all(files_of(plan, reading.STAGE, index) for index in own)
+    pods.give_all(files_of(plan, read_stage.STAGE, index) for index in own)
     if leads:
-        pods.take(path for index in ranges for path in files_of(plan, reading.STAGE, index))
+        pods.take(path for index in ranges for path in files_of(plan, read_stage.STAGE, index))
         find_duplicates(plan)
         pods.give_all([plan.place(DISTINCT, index, "npy")] for index in ranges)
     pods.take(plan.place(DISTINCT, index, "npy") for index in own)
     share(workers, "encoded", partial(encode, plan), [(index,) for index in own])
-    pods.give_all(files_of(plan, encoding.STAGE, index) for index in own)
+    pods.give_all(files_of(plan, encode_stage.STAGE, index) for index in own)
     prepared = None
     if leads:
-        pods.take(path for index in ranges for path in files_of(plan, encoding.STAGE, index))
+        pods.take(path for index in ranges for path in files_of(plan, encode_stage.STAGE, index))
         prepared = decide_all(plan)
         pods.give_all([plan.place(DECIDED, index, "npy")] for index in ranges)
         pods.give(plan.work / PARTS_FILE)
@@ -128,7 +128,7 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
 
 def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
     """What a pod tells of a range after a stage; the last one is written last."""
-    signed = stage == reading.STAGE and plan.parameters.filter.near_dedup is not None
+    signed = stage == read_stage.STAGE and plan.parameters.filter.near_dedup is not None
     return [plan.place(stage, index, suffix) for suffix in (TOLD, *(("npy",) if signed else ()), "json")]
 
 
@@ -164,7 +164,7 @@ def decide_all(plan: Plan) -> Prepared:
     """
     rejected = write_rejects(plan.work / REJECTED, plan, all_rejects(plan))
     ranges = range(len(plan.ranges))
-    lengths = [told(plan, encoding.STAGE, index).num_rows for index in ranges]
+    lengths = [told(plan, encode_stage.STAGE, index).num_rows for index in ranges]
     if not any(lengths):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
         raise BadConfiguration(f"no record is left: {reasons}{first_of(plan.work / REJECTED)}")
@@ -207,15 +207,15 @@ def find_duplicates(plan: Plan) -> None:
     """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
     ranges, wanted, scratch = range(len(plan.ranges)), plan.parameters.filter, plan.scratch
     shutil.rmtree(scratch.folder, ignore_errors=True)  # of a process that was killed, and may have been further
-    lengths = [told(plan, reading.STAGE, index).num_rows for index in ranges]
+    lengths = [told(plan, read_stage.STAGE, index).num_rows for index in ranges]
     total = sum(lengths)
     with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as near:
         if wanted.dedup:
-            digests = (halves(told(plan, reading.STAGE, index).column("digest")) for index in ranges)
+            digests = (halves(told(plan, read_stage.STAGE, index).column("digest")) for index in ranges)
             for places in duplicates(digests, total, scratch):
                 equal.put(places, DUPLICATE)
         if wanted.near_dedup is not None:
-            signatures = [plan.place(reading.STAGE, index, "npy") for index in ranges]
+            signatures = [plan.place(read_stage.STAGE, index, "npy") for index in ranges]
             kept = (marks == 0 for marks in equal.runs(lengths))
             for places in near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
                 near.put(places, NEAR_DUPLICATE)
@@ -239,7 +239,7 @@ def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
     for index in range(len(plan.ranges)):
         facts = read_facts(plan, index)
         marks = np.load(plan.place(DISTINCT, index, "npy"))
-        lines = told(plan, reading.STAGE, index).column("line").to_numpy()
+        lines = told(plan, read_stage.STAGE, index).column("line").to_numpy()
         again = [Reject(int(lines[row]), reasons[int(marks[row])]) for row in np.flatnonzero(marks)]
         yield facts.lines, [*facts.rejects, *again, *encode_facts(plan, index).rejects]
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.manifest import FileRecord
-from recipes.parameters import PrepareParameters
-from recipes.partitions import HELD_BYTES, Scratch
-from recipes.preparation.shuffle import FAN
+from recipes.contracts.parameters import PrepareParameters
+from recipes.preparation.shuffle_plan import FAN
+from recipes.records.disk_partitions import HELD_BYTES, Scratch
+from recipes.storage.manifest import FileRecord
 
 RANGE_BYTES = 16 << 20
 """Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from recipes.preparation.plan import written
 from recipes.runner import say
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 
 POLL_SECONDS = 1.0
 AT_ONCE = 16

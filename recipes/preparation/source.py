@@ -15,9 +15,9 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from recipes.manifest import Artifact, Chunk, FileRecord
 from recipes.preparation.plan import Range
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact, Chunk, FileRecord
 
 AHEAD = 4
 """Chunks of a range that are on their way while the one before is read: with their size, what a worker holds of them."""

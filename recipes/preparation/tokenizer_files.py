@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from recipes.frozen import Frozen
+from recipes.contracts.frozen_model import Frozen
 
 FROZEN = "frozen.json"
 TOKENIZER = "tokenizer.json"

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from recipes.parameters import Toxicity
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import Toxicity
 
 GROUP = "hanzo_ml.toxicity"
 

@@ -1,7 +1,7 @@
 """What a run does not go on from after it diverged, on whichever machine it lies.
 
 What belongs here: the rule, and how a machine forgets. What does not: where the run goes on instead
-(`recipes.training.healing`).
+(`recipes.training.recovery`).
 """
 
 import shutil
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from recipes.checkpoints import Checkpoints
-from recipes.divergence import Divergence, spoilt_from
-from recipes.incidents import Diverged, Incident, ends_of
-from recipes.local_checkpoints import remove_from, steps_in, sweep, ways_in
-from recipes.manifest import Manifest
+from recipes.checkpoints.local import remove_from, steps_in, sweep, ways_in
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.divergence import Divergence, spoilt_from
+from recipes.contracts.recovery_log import Diverged, Incident, ends_of
 from recipes.runner import say
-from recipes.store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST
+from recipes.storage.manifest import Manifest
 
 DIVERGENCES = "divergences"
 """The fact in a checkpoint's manifest: how many divergences of its run had been written down as it was saved."""

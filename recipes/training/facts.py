@@ -2,8 +2,8 @@
 
 import math
 
-from recipes.incidents import Incidents
-from recipes.results import TrainingFacts
+from recipes.contracts.recovery_log import Incidents
+from recipes.contracts.results import TrainingFacts
 from recipes.training.trainer import CheckpointingTrainer
 from recipes.usage import Usage
 

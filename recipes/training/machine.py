@@ -4,11 +4,11 @@ from importlib.util import find_spec
 
 import torch
 
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
 from recipes.counted import counted
 from recipes.launch import zero_stage
-from recipes.recipe import Recipe
 from recipes.runner import say
-from recipes.schema import BadConfiguration
 
 
 def refuse_what_the_machine_lacks(recipe: Recipe) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from recipes import base_model
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Job
-from recipes.store import Store
-from recipes.training.group import Group
+from recipes.contracts.job import BadConfiguration, Job
+from recipes.contracts.recipe import Recipe
+from recipes.export import base_model
+from recipes.planning.recipe_checks import refuse_too_long
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from recipes.training.objectives import objective_of
 from recipes.training.objectives.given import rows_given
 from recipes.training.objectives.objective import Objective, Rows
-from recipes.training.trainable import refuse_too_long
+from recipes.training.parallel.process_group import Group
 
 SPLITS = ("train", "validation")
 

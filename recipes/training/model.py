@@ -12,19 +12,20 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from recipes import pipeline, tensor_parallel
-from recipes.architecture import Architecture
-from recipes.arithmetic import computing_dtype
+from recipes import tensor_parallel
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
 from recipes.launch import fully_sharded, zero_stage
-from recipes.memory import adapts_in_computing_type, autocasts
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.token_losses import use_token_losses
-from recipes.training import sharded, zero
-from recipes.training.low_rank import compute_in_the_type_of_inputs
+from recipes.planning import parallel_layout
+from recipes.planning.architecture import Architecture
+from recipes.planning.memory_budget import adapts_in_computing_type, autocasts
+from recipes.planning.recipe_checks import is_named
+from recipes.training.lora import compute_in_the_type_of_inputs
 from recipes.training.packed_attention import attend_where_it_fits
-from recipes.training.stages import load_stage
-from recipes.training.trainable import is_named
+from recipes.training.parallel import fsdp, zero
+from recipes.training.parallel.pipeline_stage import load_stage
+from recipes.training.precision import computing_dtype
+from recipes.training.token_loss import use_token_losses
 
 NF4_BLOCK = 64
 
@@ -65,7 +66,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
         )
     use_token_losses(model)
     if recipe.method == "full":
-        sharded.tie(model)
+        fsdp.tie(model)
     refuse_widths_of_nf4(model, recipe)
     keep_nf4_as_it_is(model)
     return model if recipe.method == "full" else with_adapter(model, recipe)
@@ -89,7 +90,7 @@ def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
 def refuse_what_cannot_be_cut(folder: Path, recipe: Recipe) -> None:
     if recipe.together > 1:
         shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
-        if problem := tensor_parallel.untried(recipe, shape) or pipeline.untried(recipe, shape):
+        if problem := tensor_parallel.untried(recipe, shape) or parallel_layout.untried(recipe, shape):
             raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
 
 

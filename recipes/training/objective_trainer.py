@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-from recipes.examples import IGNORED
-from recipes.retention import VALIDATION_LOSS
+from recipes.checkpoints.retention import VALIDATION_LOSS
 from recipes.runner import Preempted
-from recipes.training.float16 import scale_of, scaled, unscale
-from recipes.training.held_out import EVALUATED, share, together
+from recipes.training.data.examples import IGNORED
+from recipes.training.loss_scaling import scale_of, scaled, unscale
+from recipes.training.metrics.microbatch_metrics import Told, read
+from recipes.training.metrics.validation_loss import EVALUATED, share, together
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.given import loss_given
 from recipes.training.objectives.objective import Loss, Objective
 from recipes.training.packed_attention import attends_so, with_bounds
 from recipes.training.stopping import StopOnSignal
-from recipes.training.told import Told, read
 from recipes.training.trainer import CheckpointingTrainer
 
 ROWS = "rows"

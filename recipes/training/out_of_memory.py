@@ -1,8 +1,8 @@
 """The next smaller micro-batch of the same effective batch, after a step ran out of memory."""
 
-from recipes.incidents import MOST, Incidents, OutOfMemory, words_of
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import MOST, Incidents, OutOfMemory, words_of
 
 
 def smaller(recipe: Recipe, incidents: Incidents, step: int | None) -> OutOfMemory:

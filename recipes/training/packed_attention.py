@@ -10,10 +10,10 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from recipes.arithmetic import computing_dtype
-from recipes.gpus import FLASH_HEADS
+from recipes.contracts.recipe import Recipe
 from recipes.launch import computes_whole_blocks
-from recipes.recipe import Recipe
+from recipes.planning.gpus import FLASH_HEADS
+from recipes.training.precision import computing_dtype
 
 NAME = "packed"
 BOUNDS = "cu_seq_lens_q"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recipes.examples import IGNORED, Example
+from recipes.training.data.examples import IGNORED, Example
 
 
 @dataclass(frozen=True)

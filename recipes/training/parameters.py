@@ -1,9 +1,9 @@
 """What the program train is told besides its inputs."""
 
-from recipes.frozen import Frozen
-from recipes.incidents import Incident
-from recipes.recipe import Recipe
-from recipes.sent_back import SentBack
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import Incident
+from recipes.contracts.rewind import SentBack
 
 
 class TrainParameters(Frozen):

@@ -1,4 +1,4 @@
-"""How a step's micro-batches go through the stages of a model, forwards and back (`recipes.pipeline`).
+"""How a step's micro-batches go through the stages of a model, forwards and back (`recipes.planning.parallel_layout`).
 
 Stages are in the middle of others' micro-batches until a step ends, so that none leaves it before. One that is asked to stop
 computes nothing from there on and sends what has the right shape: what is left of a step of minutes takes a moment, and all
@@ -14,13 +14,13 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from recipes.examples import IGNORED
-from recipes.pipeline import runs_1f1b
-from recipes.recipe import Recipe
-from recipes.training.float16 import scaled
-from recipes.training.group import Group
+from recipes.contracts.recipe import Recipe
+from recipes.planning.parallel_layout import runs_1f1b
+from recipes.training.data.examples import IGNORED
+from recipes.training.loss_scaling import scaled
 from recipes.training.packing import learned
-from recipes.training.stages import causal_of
+from recipes.training.parallel.pipeline_stage import causal_of
+from recipes.training.parallel.process_group import Group
 
 
 class BrokenOff(Exception):

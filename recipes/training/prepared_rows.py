@@ -5,13 +5,13 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from recipes.manifest import Manifest
-from recipes.parameters import PrepareParameters
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import PrepareParameters
+from recipes.contracts.recipe import Recipe
 from recipes.preparation.tables import open_table
-from recipes.preparation.tokenizer import fingerprint
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.training.packed_rows import PackedRows
+from recipes.preparation.tokenization.frozen_tokenizer import fingerprint
+from recipes.storage.manifest import Manifest
+from recipes.training.data.packing import PackedRows
 
 
 def is_prepared(folder: Path) -> bool:

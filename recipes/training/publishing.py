@@ -8,19 +8,19 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from recipes.contracts.job import Job
+from recipes.contracts.recipe import Recipe
+from recipes.export.merge import complete, save
 from recipes.launch import sharding
-from recipes.manifest import Artifact
-from recipes.merge import complete, save
-from recipes.recipe import Recipe
-from recipes.schema import Job
-from recipes.store import Store
-from recipes.training import zero
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.checkpointing.sharded_safetensors import write_whole
 from recipes.training.model import load_for_training
+from recipes.training.parallel import zero
+from recipes.training.parallel.fsdp import WEIGHTS
 from recipes.training.row_files import RowFiles
-from recipes.training.sharded import WEIGHTS
 from recipes.training.start import copy_weights
 from recipes.training.trainer import CheckpointingTrainer
-from recipes.training.whole_files import write_whole
 
 ADAPTER_CONFIG = "adapter_config.json"
 OF_ADAPTER = ("adapter_model.safetensors", ADAPTER_CONFIG)

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from recipes.examples import Tally, record_tokenizer
+from recipes.contracts.recipe import Recipe
 from recipes.preparation.tables import open_table, write_table
-from recipes.preparation.tokens import TOKEN_FIELDS, token_columns
-from recipes.recipe import Recipe
-from recipes.records import each_record
-from recipes.training.packed_rows import PackedRows
+from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, token_columns
+from recipes.records.record_reader import each_record
+from recipes.training.data.examples import Tally, record_tokenizer
+from recipes.training.data.packing import PackedRows
 
 BLOCK = 1000
 """Records that are tokenized together."""

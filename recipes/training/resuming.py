@@ -1,5 +1,5 @@
 """Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
-one that its user sent it back to. What several nodes make of that: `recipes.training.resuming_together`.
+one that its user sent it back to. What several nodes make of that: `recipes.training.checkpointing.resume`.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from pydantic import JsonValue
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from recipes.checkpoints import Checkpoints
-from recipes.manifest import Manifest
-from recipes.recipe import Recipe
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import SentBack, way_from
 from recipes.runner import say
-from recipes.schema import BadConfiguration
-from recipes.sent_back import SentBack, way_from
-from recipes.store import MANIFEST
-from recipes.training.held_out import owed
-from recipes.training.samples import SAMPLES_SEEN
+from recipes.storage.artifact_store import MANIFEST
+from recipes.storage.manifest import Manifest
+from recipes.training.data.sample_order import SAMPLES_SEEN
+from recipes.training.metrics.validation_loss import owed
 
 MADE_WITH = "made_with"
 """The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""

@@ -2,7 +2,7 @@
 
 The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
 transformers has saved in several files is read too: there one file has all rows of a tensor. Where files say so, some are
-enough for whoever reads the rows that they have (`recipes.checkpoint_share`).
+enough for whoever reads the rows that they have (`recipes.checkpoints.shard_selection`).
 """
 
 import json
@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from recipes.checkpoint_share import PLACES, ROWS
+from recipes.checkpoints.shard_selection import PLACES, ROWS
 from recipes.counted import counted
-from recipes.training.group import Group
-from recipes.training.staging import Staging
+from recipes.training.checkpointing.staging import Staging
+from recipes.training.parallel.process_group import Group
 
 FIRST_ROWS = "first_rows"
 """In the metadata of files of an earlier version: the number of the first of its rows, by tensor."""

@@ -6,17 +6,17 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
 from recipes.launch import saves_by_name, zero_stage
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
 from recipes.runner import say
-from recipes.schema import BadConfiguration
-from recipes.store import Store
-from recipes.training import zero
-from recipes.training.group import Group
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.parallel import zero
+from recipes.training.parallel.fsdp import load_weights
+from recipes.training.parallel.pipeline_stage import load_adapter
+from recipes.training.parallel.process_group import Group
 from recipes.training.row_files import RowFiles
-from recipes.training.sharded import load_weights
-from recipes.training.stages import load_adapter
 
 
 def start_from(

@@ -8,10 +8,10 @@ from types import FrameType
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.divergence import Band, Divergence, DivergencePolicy
-from recipes.incidents import Incident, OutOfMemory, ends_of
+from recipes.contracts.divergence import Band, Divergence, DivergencePolicy
+from recipes.contracts.recovery_log import Incident, OutOfMemory, ends_of
 from recipes.runner import say
-from recipes.training.group import Group
+from recipes.training.parallel.process_group import Group
 from recipes.training.random_states import RandomStates
 
 

@@ -17,23 +17,23 @@ from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from hanzo_ml.buffer import MetricBuffer
-from recipes.checkpoint_parts import PART, Part
-from recipes.checkpoints import Checkpoints
+from hanzo_ml.client.buffer import MetricBuffer
+from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.node_parts import PART, Part
+from recipes.checkpoints.retention import DOUBTED_SINCE, VALIDATION_LOSS, from_the_best
+from recipes.contracts.recipe import Recipe
 from recipes.launch import trains_shards
-from recipes.recipe import Recipe
-from recipes.retention import DOUBTED_SINCE, VALIDATION_LOSS, from_the_best
-from recipes.training import sharded, zero
-from recipes.training.group import Group
+from recipes.training.checkpointing.save_schedule import NoticeWhatFailed, validation_losses
+from recipes.training.checkpointing.staging import Staging
+from recipes.training.data.sample_order import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.metrics import write_pending
-from recipes.training.paged import page_again
+from recipes.training.metrics.usage import Meter, peak_memory
+from recipes.training.optimizer import page_again
+from recipes.training.parallel import fsdp, zero
+from recipes.training.parallel.ddp_buckets import settle_buckets
+from recipes.training.parallel.process_group import Group
 from recipes.training.random_states import RandomStates, within_32_bits
-from recipes.training.same_sums import settle_buckets
-from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
-from recipes.training.saving import NoticeWhatFailed, validation_losses
-from recipes.training.staging import Staging
 from recipes.training.stopping import StopOnDivergence
-from recipes.training.usage import Meter, peak_memory
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
@@ -172,7 +172,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         if self.is_deepspeed_enabled:
             zero.save_state(self.deepspeed, Path(output_dir), self.group, self.staging)
         elif self.in_rows:
-            sharded.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group, self.staging)
+            fsdp.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group, self.staging)
         elif self.group.leads:
             file = Path(output_dir, OPTIMIZER_NAME)
             self.staging.later(self.optimizer.state_dict(), partial(save_without_checksum, file=file))
@@ -181,7 +181,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint and self.in_rows:
-            sharded.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
+            fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
             self._load_scheduler(Path(checkpoint))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
@@ -200,7 +200,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self.in_rows and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            sharded.save_weights(self.model, Path(output_dir), self.group, self.staging)
+            fsdp.save_weights(self.model, Path(output_dir), self.group, self.staging)
         elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)  # the weights come with their moments
         else:
@@ -214,7 +214,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.in_rows and not isinstance(self.model, PeftModel):
-            sharded.load_weights(self.model, Path(checkpoint))
+            fsdp.load_weights(self.model, Path(checkpoint))
         elif isinstance(self.model, PeftModel):
             # By way of the host: the libraries would read it onto the first GPU, those of all processes at once.
             self.model.load_adapter(checkpoint, self.model.active_adapter, is_trainable=True, torch_device="cpu")

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from recipes.frozen import Frozen
+from recipes.contracts.frozen_model import Frozen
 
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Scalar = str | int | float | bool

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.validation.findings import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics
+from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics
 
 BINS = 10
 SMALLEST_SHARE = 1e-4

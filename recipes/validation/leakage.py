@@ -12,14 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.fingerprint import record_hash
-from recipes.layouts import Layout, question
-from recipes.parameters import NearDuplicates
-from recipes.preparation.near_duplicates import Signer, band_keys, bands_of, shingles
-from recipes.records import normalize
-from recipes.validation.blocks import Block, blocks, lines_in, read_by_a_model
-from recipes.validation.findings import Leak
+from recipes.contracts.parameters import NearDuplicates
+from recipes.contracts.validation_results import Leak
+from recipes.preparation.deduplication import Signer, band_keys, bands_of, shingles
+from recipes.records.fingerprint import record_hash
+from recipes.records.layouts import Layout, question
+from recipes.records.record_reader import normalize
 from recipes.validation.places import Places
+from recipes.validation.record_blocks import Block, blocks, lines_in, read_by_a_model
 
 SHOWN = 200
 Keys = NDArray[np.uint64]

@@ -15,16 +15,16 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.counted import counted
-from recipes.schema import BadConfiguration, Job, Result
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
 from resources.compute.job_key import JobKey
 
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
-"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.incidents.MOST` of two kinds, and one of two
+"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.contracts.recovery_log.MOST` of two kinds, and one of two
 others); the rest is for killed processes and lost nodes."""
 POLL_SECONDS = 0.2
 MAX_LINES_PER_POLL = 200

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from recipes.schema import Job
+from recipes.contracts.job import Job
 
 
 class Credentials(Protocol):

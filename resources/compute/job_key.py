@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from recipes.schema import Program
+from recipes.contracts.job import Program
 
 
 class JobKey(Protocol):

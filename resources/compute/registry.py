@@ -10,12 +10,12 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 import resources.compute
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
 from resources.compute.credentials import Credentials, NoCredentials
 
 if TYPE_CHECKING:
     from resources.compute.base import Compute
-    from resources.settings import Settings
+    from resources.settings.settings import Settings
 
 
 def backend_names() -> list[str]:

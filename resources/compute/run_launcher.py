@@ -17,7 +17,7 @@ from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLa
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 from resources.detached import is_running, lock, send, start
-from resources.orphans import end_orphans
+from resources.stack.detached_process import end_orphans
 
 
 class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]

@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
-from resources.engine.deployments import DeploymentTable
-from resources.engine.forward import forward, openai_response
 from resources.engine.state import State
-from resources.engine.types import Deployments, DeployRequest, Refusal, Served
 from resources.errors import BadRequest, EngineError
+from resources.serving.deployment_table import DeploymentTable
+from resources.serving.messages import Deployments, DeployRequest, Refusal, Served
+from resources.serving.proxy import forward, openai_response
 
 CONNECT_SECONDS = 10
 

@@ -7,8 +7,8 @@ from typing import IO
 
 from pydantic import TypeAdapter, ValidationError
 
-from recipes.schema import BadConfiguration
-from resources.engine.types import DeployRequest
+from recipes.contracts.job import BadConfiguration
+from resources.serving.messages import DeployRequest
 
 REQUESTS = TypeAdapter(tuple[DeployRequest, ...])
 

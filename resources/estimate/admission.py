@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from recipes.architecture import Architecture
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
+from recipes.contracts.recipe import Recipe
 from recipes.fit import Fit, fit, nearest
-from recipes.layouts import Layout, layout_of_columns
-from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.training.trainable import contradiction, too_long
+from recipes.planning.architecture import Architecture
+from recipes.planning.recipe_checks import contradiction, too_long
+from recipes.records.layouts import Layout, layout_of_columns
 from resources.errors import invalid
 from resources.metadata.datasets import DatasetVersion
 

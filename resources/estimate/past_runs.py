@@ -7,10 +7,10 @@ from statistics import median
 
 from sqlalchemy import Connection, select
 
-from recipes.architecture import Architecture
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.throughput import flops_per_token
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.planning.architecture import Architecture
+from recipes.planning.throughput import flops_per_token
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.tables import jobs, params

@@ -2,11 +2,11 @@
 
 import json
 
-from recipes.architecture import Architecture
-from recipes.known_architectures import ASSUMED, known_shape, shape_in_folder
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
-from recipes.store import Store
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.planning.architecture import Architecture
+from recipes.planning.known_architectures import ASSUMED, known_shape, shape_in_folder
+from recipes.storage.artifact_store import Store
 
 
 def shape_of_base(recipe: Recipe, store: Store) -> Architecture | None:
@@ -34,5 +34,5 @@ def beside_the_store(recipe: Recipe) -> Architecture | None:
 
 
 def is_assumed(recipe: Recipe) -> bool:
-    """Whether the shape is only assumed (see `recipes.known_architectures`)."""
+    """Whether the shape is only assumed (see `recipes.planning.known_architectures`)."""
     return recipe.architecture is None and recipe.base_model.sha256 is None and recipe.base_model.uri in ASSUMED

@@ -7,8 +7,8 @@ before. Pure functions: chance depends on the sweep's seed and on the trial's pl
 import random
 from collections.abc import Sequence
 
-from resources.hpo.config import SweepConfig
-from resources.hpo.space import perturbed, sample
+from resources.hpo.search_space import perturbed, sample
+from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Suggestion, Trial, ranked
 
 THIRD = 3

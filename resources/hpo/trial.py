@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from resources.hpo.space import Params
+from resources.hpo.search_space import Params
 
 Status = Literal["running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]
 ENDS_AS: dict[Status, Status] = {"pruning": "pruned", "cancelling": "cancelled"}

@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from recipes.first_problem import first_problem
-from recipes.recipe import Recipe
-from recipes.schema import Schedule
+from recipes.contracts.job import Schedule
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.validation_errors import first_problem
 from resources.errors import invalid
-from resources.hpo.config import SweepConfig
 from resources.hpo.population import steps_of_a_generation
-from resources.hpo.space import Params
-from resources.sandbox import SANDBOX
+from resources.hpo.search_space import Params
+from resources.hpo.sweep_config import SweepConfig
+from resources.jobs.sandbox import SANDBOX
 
 DEFAULT_METHOD = "lora"
 NAMES = ("model", "dataset", "recipe", "method")

@@ -7,11 +7,11 @@ the same rows in files that were cut elsewhere were other content.
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from resources.ingest.comma_separated import Kind, csv_kinds, joined
+from resources.ingest.column_schema import COLUMNS
+from resources.ingest.csv_records import Kind, csv_kinds, joined
 from resources.ingest.problems import Problem, Problems
 from resources.ingest.raw_file import Borrowed, Damaged, unpacked
-from resources.ingest.schema import COLUMNS
-from resources.ingest.sources import SourceFile
+from resources.ingest.source_files import SourceFile
 
 
 def column_types(files: Sequence[SourceFile], problems: Problems) -> Mapping[str, Kind]:

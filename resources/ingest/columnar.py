@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from io import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from resources.ingest.arrow_messages import IPC_FILE, unpacked_size
-from resources.ingest.beginnings import LONGEST_BEGINNING, another_format
+from resources.ingest.arrow_sizes import IPC_FILE, unpacked_size
+from resources.ingest.column_schema import COLUMNS
 from resources.ingest.column_values import json_values, without_form
-from resources.ingest.parquet_pages import least_size, rows_that_fit
+from resources.ingest.decompression_bomb import WORDS, is_swollen
+from resources.ingest.magic_bytes import LONGEST_BEGINNING, another_format
+from resources.ingest.parquet_sizes import least_size, rows_that_fit
 from resources.ingest.problems import Problem, first_line
-from resources.ingest.schema import COLUMNS
-from resources.ingest.swelling import WORDS, is_swollen
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from recipes.contracts.dataset_formats import Format
-from recipes.fingerprint import canonical_line
+from recipes.records.fingerprint import canonical_line
 from resources.errors import invalid
 from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.comma_separated import Kind, csv_records
+from resources.ingest.csv_records import Kind, csv_records
+from resources.ingest.decompression_bomb import NAMES, WORDS, is_swollen
 from resources.ingest.json_lines import json_records
 from resources.ingest.problems import Problem
 from resources.ingest.raw_file import Damaged, Recorded, bytes_of, unpacked
-from resources.ingest.swelling import NAMES, WORDS, is_swollen
 from resources.ingest.text import text_records
 
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from recipes.canonical_json import canonical_json
-from recipes.fingerprint import canonical_line
+from recipes.records.fingerprint import canonical_line
 from resources.ingest.problems import Problem
 
 BLOCK = 1 << 20

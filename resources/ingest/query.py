@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from recipes.contracts.dataset_formats import Format
-from recipes.sql_query import BadQuery, NoConnection, query_lines
+from recipes.records.sql_query import BadQuery, NoConnection, query_lines
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.ingest.sources import SourceFile
-from resources.settings import Settings
-from resources.settings_sections import AskedDatabase
+from resources.ingest.source_files import SourceFile
+from resources.settings.sections import AskedDatabase
+from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

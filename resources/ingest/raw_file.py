@@ -4,8 +4,8 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from resources.ingest.beginnings import GZIP, LONGEST_BEGINNING, ZSTD, another_encoding, another_format
-from resources.ingest.swelling import WORDS, is_swollen
+from resources.ingest.decompression_bomb import WORDS, is_swollen
+from resources.ingest.magic_bytes import GZIP, LONGEST_BEGINNING, ZSTD, another_encoding, another_format
 
 BLOCK = 1 << 20
 UNREAD = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}

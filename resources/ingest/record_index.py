@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.fingerprint import fingerprint
-from recipes.manifest import Chunk, FileRecord
 from recipes.record_index import RECORDS, Segments, file_name
-from resources.ingest.chunked import ChunkStore
+from recipes.records.fingerprint import fingerprint
+from recipes.storage.manifest import Chunk, FileRecord
+from resources.object_store.chunk_upload import ChunkStore
 
 
 class IndexFile:

@@ -7,10 +7,10 @@ are equal bytes, so the hash of all lines is the identity of a dataset's content
 import hashlib
 from typing import Any
 
-from recipes.manifest import FileRecord
-from resources.ingest.chunked import ChunkedFile, ChunkStore
+from recipes.storage.manifest import FileRecord
+from resources.ingest.column_schema import SchemaOfMany
 from resources.ingest.record_index import IndexFile
-from resources.ingest.schema import SchemaOfMany
+from resources.object_store.chunk_upload import ChunkedFile, ChunkStore
 
 FILE_BYTES = 256 << 20
 """A file of records is full with the record that reaches this size."""

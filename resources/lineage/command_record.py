@@ -11,17 +11,17 @@ from pathlib import Path
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
-from recipes.manifest import Artifact
 from recipes.storage import uris
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import DATASET, JobRecord
 from resources.metadata.resumed import RESUMED
 from resources.metadata.tables import runs
 from resources.metadata.told_config import told_config
-from resources.metadata.tracking.inputs import CONTEXT_TAG, Dataset, DatasetInput, Inputs
 from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.run_inputs import CONTEXT_TAG, Dataset, DatasetInput, Inputs
 from resources.metadata.tracking_rules import MAX_DATASET_DIGEST
 
 USES = {"training": "train", "eval": "test"}

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, select
 
-from recipes.manifest import Artifact, Manifest
+from recipes.storage.manifest import Artifact, Manifest
 from resources.metadata.outbox import now_ms
 from resources.metadata.tables import artifacts, lineage_edges
 from resources.metadata.transactions import insert_into

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from recipes.fingerprint import Fingerprint
-from recipes.manifest import Artifact, FileRecord
 from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
 from recipes.record_lines import record_lines
-from recipes.store import Store
-from resources.lineage.descend import DATA, children
+from recipes.records.fingerprint import Fingerprint
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact, FileRecord
+from resources.lineage.edges import DATA, children
 from resources.metadata.database import Database
 
 READERS = 16

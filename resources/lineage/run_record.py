@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from recipes.first_problem import first_problem
-from recipes.incidents import Incident
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import Hardware
+from recipes.contracts.job import Hardware
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import Incident
+from recipes.contracts.validation_errors import first_problem
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact
 
 RECORD_FILE = "run.json"
 LOCK_FILE = "requirements.lock"

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from recipes.fingerprint import canonical_line
-from recipes.manifest import Artifact
 from recipes.record_index import fingerprint_of
-from recipes.store import Store
-from resources.lineage.reach import reach
+from recipes.records.fingerprint import canonical_line
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from resources.lineage.data_reach import reach
 from resources.lineage.record_finder import RecordFinder
 from resources.lineage.trace_tree import TraceNode, Tree, nodes_below
 from resources.metadata.database import Database

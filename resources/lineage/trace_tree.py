@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pydantic import BaseModel
 from sqlalchemy import Connection, select
 
-from resources.lineage.reach import Reach, Stop, StopKind
+from resources.lineage.data_reach import Reach, Stop, StopKind
 from resources.lineage.record import find
 from resources.lineage.record_finder import Hits
 from resources.metadata.datasets import DatasetVersion

@@ -14,17 +14,17 @@ from enum import StrEnum
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from recipes.manifest import Artifact
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact
 from resources.lineage.command_record import USES, digest_of
-from resources.lineage.descend import children
-from resources.lineage.reach import REPORT, digests_of
+from resources.lineage.data_reach import REPORT, digests_of
+from resources.lineage.edges import children
 from resources.lineage.record import find, parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_versions import ModelVersion
-from resources.metadata.tracking.inputs import load_inputs
+from resources.metadata.tracking.run_inputs import load_inputs
 
 STATISTICS = "statistics"
 """Kind of the artifact that a validation leaves beside a version, and the name of its file."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
-from resources.settings_sections import CONNECT_SECONDS
+from resources.settings.sections import CONNECT_SECONDS
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 ONE_MIGRATES = 0x48616E7A6F

@@ -1,6 +1,6 @@
 """Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
 
-Making one of files is `resources.ingest`, deleting one `resources.dataset_deletion`; splitting one is the program prepare.
+Making one of files is `resources.ingest`, deleting one `resources.datasets.deletion`; splitting one is the program prepare.
 """
 
 import uuid
@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
-from recipes.manifest import Artifact
 from recipes.spelling import meant_by
+from recipes.storage.manifest import Artifact
 from resources.errors import not_found
 from resources.metadata.database import Database
-from resources.metadata.dataset_rules import checked_metadata, checked_tags, named_version
-from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.field_rules import checked_metadata, checked_tags, named_version
+from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
 from resources.metadata.tables import datasets as names

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.manifest import Artifact
-from recipes.results import trained_role
-from recipes.schema import Program, Schedule
+from recipes.contracts.job import Program, Schedule
+from recipes.contracts.results import trained_role
+from recipes.storage.manifest import Artifact
 from resources.metadata.resumed import RESUMED, Resumed
 
 TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"

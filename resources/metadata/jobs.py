@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
-from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.job_record import COMMAND, PREPARATION, REPLAY_OF, TRAINING, JobRecord
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.resumed import RESUMED, Resumed

@@ -4,8 +4,8 @@ submitted.
 
 from pydantic import Field
 
-from recipes.frozen import Frozen
-from recipes.sent_back import SentBack
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.rewind import SentBack
 
 RESUMED = "resumed"
 """The key of a job's configuration."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from sqlalchemy import Column, Connection, FromClause, select
 
-from recipes.frozen import UNSTORABLE
+from recipes.contracts.frozen_model import UNSTORABLE
 from resources.metadata.tables import dataset_versions, experiments, jobs, logged_models, registered_models, runs, sweeps
 from resources.metadata.tracking_rules import MAX_INT64
 

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from recipes.frozen import UNSTORABLE
+from recipes.contracts.frozen_model import UNSTORABLE
 from resources.errors import HanzoError, invalid
 
 MAX_KEY = 250

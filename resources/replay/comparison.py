@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from recipes.frozen import Frozen
+from recipes.contracts.frozen_model import Frozen
 
 Loss = float | Literal["not finite", "missing"]
 

@@ -1,7 +1,7 @@
 """In what two environments differ, as far as it may change the last bits of a number. Pure."""
 
-from recipes.frozen import Frozen
-from recipes.schema import Machine
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.job import Machine
 from resources.lineage.run_record import Environment
 
 UNKNOWN = "not recorded"

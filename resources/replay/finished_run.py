@@ -5,11 +5,11 @@ from itertools import groupby
 
 from pydantic import ValidationError
 
-from recipes.incidents import Incident, Incidents
-from recipes.results import TRAINED, TrainingFacts
-from recipes.schema import Machine, Result
+from recipes.contracts.job import Machine, Result
+from recipes.contracts.recovery_log import Incident, Incidents
+from recipes.contracts.results import TRAINED, TrainingFacts
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, not_found
 from resources.lineage.run_record import RunRecord, changed_values, read_record
 from resources.metadata.database import Database

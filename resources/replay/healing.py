@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from recipes.frozen import Frozen
-from recipes.incidents import Incident
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.recovery_log import Incident
 
 
 class Unrepeated(Frozen):

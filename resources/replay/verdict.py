@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from recipes.frozen import Frozen
-from recipes.store import Store
+from recipes.contracts.frozen_model import Frozen
+from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
 from resources.replay.comparison import FileDifference, StepDifference, compare

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.validation.findings import Numbers
+from recipes.contracts.validation_results import Numbers
 
 WIDTH, HEIGHT, MARGIN = 560, 200, 34
 BINS = 30

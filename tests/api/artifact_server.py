@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from recipes.store import Store
-from resources.metadata.artifacts.artifact_files import ArtifactFiles
+from recipes.storage.artifact_store import Store
+from resources.metadata.artifacts.file_hashes import ArtifactFiles
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from tests.api.server_process import ServerProcess

@@ -20,12 +20,12 @@ from api.dependencies import from_own_user
 from resources.metadata.database import Database
 from resources.metadata.tables.base import schema
 from resources.metadata.tracking.tracking import Tracking
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
-from tests.migration import migrate
-from tests.postgres import PostgresServer, postgres
+from tests.migrated_database import migrate
+from tests.postgres_server import PostgresServer, postgres
 from tests.s3_server import S3Server
 
 __all__ = ["postgres"]

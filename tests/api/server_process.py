@@ -12,9 +12,9 @@ from typing import Self
 import httpx
 
 from resources.metadata.database import Database
-from resources.settings import Settings
-from tests.migration import migrate
-from tests.ports import free_port
+from resources.settings.settings import Settings
+from tests.free_ports import free_port
+from tests.migrated_database import migrate
 
 REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 60.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from api import background_tasks as abandoned_uploads
-from recipes.schema import StoreAddress
-from recipes.store import Store
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
 
 
 def test_what_is_left_of_an_upload_goes_though_the_server_started_long_ago(

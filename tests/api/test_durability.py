@@ -18,14 +18,14 @@ import psycopg
 import pytest
 
 from resources.metadata.audit import calls_of, record
-from resources.metadata.call_tallies import take
+from resources.metadata.audit_log import take
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.registry_history import RegistryHistory
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
-from tests.postgres import PostgresServer, postgres, postgres_url
+from tests.postgres_server import PostgresServer, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 

@@ -18,11 +18,11 @@ from prometheus_client import generate_latest
 from api import server
 from api.app import create_app
 from api.health import Probe
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
 from tests.api.server_process import REPOSITORY, environment, free_port
-from tests.postgres import NoPostgres, PostgresServer
+from tests.postgres_server import NoPostgres, PostgresServer
 from tests.s3_server import BUCKETS, S3Server
 
 
@@ -92,7 +92,7 @@ def test_a_server_that_may_not_start_loads_no_application() -> None:
 
 
 def test_cycles_are_looked_for_in_what_a_server_makes_but_not_in_what_it_is(tmp_path: Path) -> None:
-    code = "import gc; from api.server import load; from resources.settings import Settings; load(Settings.load())"
+    code = "import gc; from api.server import load; from resources.settings.settings import Settings; load(Settings.load())"
     shown = "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"],

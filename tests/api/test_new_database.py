@@ -15,14 +15,14 @@ import httpx
 import pytest
 from alembic.config import Config
 
-from recipes.schema import EXIT_BAD_CONFIGURATION
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import MIGRATIONS, Database
 from resources.metadata.schema_revision import Revision, revision_of
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.conftest import answering
 from tests.api.server_process import REPOSITORY, STARTS_WITHIN, environment
-from tests.ports import free_port
-from tests.postgres import PostgresServer, postgres
+from tests.free_ports import free_port
+from tests.postgres_server import PostgresServer, postgres
 
 __all__ = ["postgres"]
 

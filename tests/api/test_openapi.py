@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 from api.openapi import SCHEMA_NAMES
 from tests.api.conformance import documented, named_schemas, operations_of
 from tests.api.server_process import ServerProcess
-from tests.postgres import PostgresServer
+from tests.postgres_server import PostgresServer
 
 LEAKS = ("Traceback", "sqlalchemy", "sqlite", "psycopg", "SELECT ", "INSERT ", "/site-packages/")
 NOT_OFFERED = 501

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from resources.metadata.database import Database
 from tests.api.server_process import ServerProcess
-from tests.postgres import postgres, postgres_url
+from tests.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 LONG = 60.0

@@ -14,24 +14,24 @@ from api.routes.v1 import audit, datasets, events, job_estimate
 from api.schemas.v1 import datasets as dataset_schemas
 from api.schemas.v1 import jobs, models, sweeps
 from recipes.fit import Fit
-from resources import dataset_diff
+from resources.datasets import diff
+from resources.datasets.validations import Standing
 from resources.hpo.trial import Trial
-from resources.lineage.datasets import Lineage
+from resources.lineage.dataset_lineage import Lineage
 from resources.metadata import outbox
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.heartbeats import Heartbeat
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_stages import STAGES
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion
-from resources.metadata.validations import Standing
+from resources.monitoring.heartbeats import Heartbeat
 
 NOT_SENT = {Fit: {"budget", "fits", "paged", "room"}}
 MADE_OF: list[tuple[type, type]] = [
     (dataset_schemas.DatasetVersion, DatasetVersion),
     (dataset_schemas.CheckStanding, Standing),
-    (datasets.DiffedVersion, dataset_diff.Statistics),
-    (datasets.DatasetDiff, dataset_diff.Diff),
+    (datasets.DiffedVersion, diff.Statistics),
+    (datasets.DatasetDiff, diff.Diff),
     (datasets.DatasetLineage, Lineage),
     (jobs.Job, JobRecord),
     (job_estimate.NeededMemory, Fit),

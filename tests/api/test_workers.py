@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.prometheus.request_durations import RequestHistogram
 from tests.api.server_process import ServerProcess, free_port
-from tests.postgres import PostgresServer, postgres
+from tests.postgres_server import PostgresServer, postgres
 
 __all__ = ["postgres"]
 

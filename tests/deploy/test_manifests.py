@@ -12,18 +12,18 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.server import refuse_open_network
-from recipes.schema import BadConfiguration, Distributed
+from recipes.contracts.job import BadConfiguration, Distributed
 from resources.compute.kubernetes.pod import USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
 from resources.compute.kubernetes.torchrun import RENDEZVOUS_PORT
 from resources.lineage.run_record import COMMIT_FILE
 from resources.metadata.database import Database
-from resources.services import services
-from resources.settings import Settings
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
+from resources.settings.settings import Settings
+from resources.stack.services import services
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
-from tests.resources.test_settings import SPECIFICATION
+from tests.resources.settings.test_settings import SPECIFICATION
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -117,7 +117,7 @@ def test_before_all_of_them_the_databases_are_made(tmp_path: Path, monkeypatch: 
     assert migrate["command"][:2] == ["python", "-c"]
     made: list[str] = []
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path))
-    monkeypatch.setattr("resources.dagster_instance.migrate_dagster", lambda settings, console: made.append("dagster"))
+    monkeypatch.setattr("resources.orchestration.instance.migrate_dagster", lambda settings, console: made.append("dagster"))
     exec(compile(migrate["command"][2], "migrate", "exec"), {})
     assert made == ["dagster"] and (tmp_path / "hanzo-ml.db").is_file() and (tmp_path / "run-workers").is_dir()
 

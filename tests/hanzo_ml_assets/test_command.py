@@ -13,27 +13,27 @@ import pytest
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
-from recipes.command.job import CommandJob
-from recipes.manifest import Artifact
-from resources.command_jobs import submit_command
+from recipes.contracts.command_job import CommandJob
+from recipes.storage.manifest import Artifact
 from resources.compute.local.leases import SLOT
-from resources.dataset_deletion import delete_version
+from resources.datasets.deletion import delete_version
 from resources.detached import lock
 from resources.errors import HanzoError
-from resources.ingest.create import create_version
-from resources.lineage.datasets import lineage
+from resources.ingest.version_creation import create_version
+from resources.jobs.command import submit_command
+from resources.jobs.resume import Wish, resume_job
+from resources.lineage.dataset_lineage import lineage
 from resources.lineage.record import find, parents
 from resources.lineage.trace import Tracer
 from resources.lineage.trace_tree import nodes_below
 from resources.metadata.jobs import JobRecord
 from resources.metadata.run_tags import COMMIT_TAG
-from resources.metadata.tracking.inputs import load_inputs
 from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.run_inputs import load_inputs
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
-from resources.resume import Wish, resume_job
 from tests.api.waiting import wait_for
-from tests.migration import migrate
+from tests.migrated_database import migrate
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
-from recipes.manifest import Artifact
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.render import render
-from resources.ingest.create import create_version
+from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-from resources.settings import Settings
-from tests.migration import migrate
+from resources.settings.settings import Settings
+from tests.migrated_database import migrate
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "parameters": {}}

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.evaluation import accepted_before
 from hanzo_ml_assets.gate import Verdict
-from recipes.manifest import Artifact, Manifest
+from recipes.storage.manifest import Artifact, Manifest
 from resources.lineage.record import record
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.registration import register_job
+from resources.registration.run_registration import register_job
 from tests.hanzo_ml_assets.test_dry_run import home
 
 __all__ = ["home"]

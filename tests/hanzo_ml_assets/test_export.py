@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.export import as_recorded, export_job, register_exports
 from hanzo_ml_assets.export_formats import served_export
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import Job, Result
+from recipes.contracts.job import Job, Result
+from recipes.contracts.recipe import Recipe
+from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.registry.registry import ModelVersion
-from tests.migration import migrate
+from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_registry import model, registration
 
 RUN = "r1"

@@ -11,9 +11,9 @@ from dagster_postgres.utils import DagsterPostgresException
 
 from hanzo_ml_assets.failure_reason import reason_of_exception, reports_exit_reason
 from recipes.addresses import BrokenArtifact
-from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.compute.base import JobFailed
 from resources.errors import invalid
 from sensors.failures import Failure, read_failure

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml_assets.definition import GatePolicy
+from hanzo_ml_assets.definition_schema import GatePolicy
 from hanzo_ml_assets.gate import Verdict, judge
 
 

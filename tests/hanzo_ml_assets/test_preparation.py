@@ -11,28 +11,28 @@ import pytest
 from sqlalchemy import insert
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import SPLITS
-from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.datasets import SPLITS
+from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, preparation_job, source_version
-from hanzo_ml_assets.version_tag import VERSION_TAG
+from hanzo_ml_assets.run_tags import VERSION_TAG
 from recipes.canonical_json import canonical_json
 from recipes.contracts.exit_reason import ExitReason
-from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
-from recipes.schema import Result
+from recipes.contracts.job import Result
+from recipes.contracts.parameters import PrepareParameters, SplitParameters, TokenizeParameters
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
-from resources.derived_versions import Derivation, refuse_unknown_columns
+from resources.datasets.prepared_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
-from resources.ingest.create import create_version
+from resources.ingest.version_creation import create_version
 from resources.metadata.datasets import MAX_PAGE
 from resources.metadata.jobs import PREPARATION, JobRecord
 from resources.metadata.tables import dataset_versions
 from sensors.failures import read_failure
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
-from tests.migration import migrate
-from tests.recipes.preparation.place import questions
+from tests.migrated_database import migrate
+from tests.recipes.preparation.preparation_workspace import questions
 
 
 @pytest.fixture

@@ -17,21 +17,21 @@ import httpx
 import pytest
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import complete
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.training import complete
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
-from recipes.base_model_folder import folder_digest
-from recipes.schema import MEMORY_RAN_OUT
+from recipes.contracts.job import MEMORY_RAN_OUT
+from recipes.storage.base_model_folder import folder_digest
 from resources.compute.base import Follower
 from resources.detached import read_pid
-from resources.ingest.create import create_version
+from resources.ingest.version_creation import create_version
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-from resources.sandbox import SANDBOX
 from tests.api.server_process import REPOSITORY, ServerProcess
-from tests.recipes.preparation.place import questions
+from tests.recipes.preparation.preparation_workspace import questions
 from tests.recipes.tiny_model import make_tiny_model
-from tests.recipes.training.runs import install
+from tests.recipes.training.tracked_runs import install
 
 STEPS = 24
 POISONED = """
@@ -43,7 +43,7 @@ import torch
 
 from recipes.training.objectives.objective import Loss
 from recipes.training.objectives.sft import Sft
-from recipes.training.samples import SampleOrder
+from recipes.training.data.sample_order import SampleOrder
 
 class Poisoned(Sft):
     "The loss of one row, the first of step 13, is not a number. Takes so long that there is time to be killed."

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 import recipes.convert
+from recipes.contracts.job import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.contracts.recipe import Recipe
 from recipes.convert import convert
-from recipes.manifest import Artifact
-from recipes.merge import relative_error
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
-from recipes.store import BrokenArtifact, Store
+from recipes.export.merge import relative_error
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact
 from tests.recipes.llama_cpp import LlamaCpp
 from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
 

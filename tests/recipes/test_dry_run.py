@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Distributed, Job, Program, StoreAddress
+from recipes.contracts.recipe import Recipe
 from recipes.launch import sharding, torchrun
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import EXIT_BAD_CONFIGURATION, Distributed, Job, Program, StoreAddress
+from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import command
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = Recipe.names()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from recipes import train as program
+from recipes.contracts.job import Hardware
 from recipes.machine import cores
-from recipes.schema import Hardware
 from tests.recipes.tiny_training import LORA, TinyTraining, made
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from recipes.contracts.exit_document import ExitDocument
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import Job, Program, Result, StoreAddress
-from recipes.store import Store
+from recipes.contracts.job import Job, Program, Result, StoreAddress
+from recipes.storage.artifact_store import Store
 from resources.compute.local.backend import NO_ROOM, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +22,10 @@ OPEN = "[enforce fail at inline_container.cc:747] . open file failed with strerr
 HEAD = """
 import errno
 from recipes.runner import Failed, Preempted, Restart, main
-from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
+from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import BadConfiguration, Result
-from recipes.store import BrokenArtifact
+from recipes.contracts.job import BadConfiguration, Result
+from recipes.storage.artifact_store import BrokenArtifact
 
 def program(job, store, work):
 """

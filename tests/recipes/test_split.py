@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.assignment import SPLITS
-from recipes.parameters import SplitParameters
-from recipes.records import normalize, read_records
-from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.contracts.job import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.contracts.parameters import SplitParameters
+from recipes.preparation.split_assignment import SPLITS
+from recipes.records.record_reader import normalize, read_records
 from recipes.split import divide
-from recipes.store import Store
-from tests.recipes.divided import divided
+from recipes.storage.artifact_store import Store
 from tests.recipes.json_lines import write_json_lines
 from tests.recipes.limited_memory import run_within
+from tests.recipes.split_rows import divided
 
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]
 instructions = st.lists(st.sampled_from([*WORDS, *(word.upper() for word in WORDS)]), min_size=1, max_size=4).map(" ".join)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import codes_of, exit_code
-from tests.chain.local_stack import is_pending, wait_until
+from tests.end_to_end.local_stack import is_pending, wait_until
 from tests.recipes.command.test_program import ROOT, House
 
 SAYS = """

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from recipes import base_model
 from recipes import train as program
-from recipes.base_model_folder import folder_digest
+from recipes.contracts.job import CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
+from recipes.contracts.recipe import Recipe
 from recipes.convert import convert
 from recipes.evaluate import evaluate
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.schema import CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
-from recipes.store import Store
+from recipes.export import base_model
+from recipes.storage.artifact_store import Store
+from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.manifest import Artifact
 from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
 
 COLOURS = ("red", "green", "blue", "grey", "black")

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.schema import EXIT_BAD_CONFIGURATION
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import Database
 from resources.metadata.event_positions import position_of
 from resources.metadata.outbox import Event, emit
 from resources.relay import MAX_VALUE, READER, Kafka, Relay, Undelivered, record_of
-from resources.services import services
-from resources.settings import Settings
+from resources.settings.settings import Settings
+from resources.stack.services import services
 from tests.api.server_process import REPOSITORY, free_port
-from tests.kafka import Brokers, brokers
+from tests.kafka_brokers import Brokers, brokers
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.metadata.registry.test_registry import House
 

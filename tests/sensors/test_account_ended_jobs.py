@@ -7,17 +7,17 @@ import pytest
 
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.training_plan import make_plan
-from recipes.command.job import CommandJob
-from recipes.incidents import OutOfMemory, write_incident
-from recipes.schema import Machine
+from recipes.contracts.command_job import CommandJob
+from recipes.contracts.job import Machine
+from recipes.contracts.recovery_log import OutOfMemory, write_incident
 from recipes.usage import Usage, write_usage
-from resources.command_jobs import submit_command
+from resources.jobs.command import submit_command
 from resources.metadata.outbox import read_after
 from resources.metadata.totals import read_totals
-from resources.metadata.tracking.gpu_hours import gpu_hours_of
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
+from resources.monitoring.usage_totals import gpu_hours_of
 from sensors.account_ended_jobs import account_ended_jobs
 from tests.sensors.test_decisions import MODEL, House, house, repository
 

@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import update
 
 from hanzo_ml_assets.command import PARTITIONS
-from recipes.command.job import CommandJob
+from recipes.contracts.command_job import CommandJob
 from recipes.usage import Usage, write_usage
-from resources.command_jobs import submit_command
+from resources.jobs.command import submit_command
 from resources.metadata.jobs import JobRecord
 from resources.metadata.outbox import Event, now_ms, read_after
 from resources.metadata.tables import events
+from sensors.decisions.retry_policy import RETRY_TAG, is_retried
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.failed_runs import RETRY_TAG, is_retried
 from sensors.retries import FAILURE_REASON, may_be_retried, retry
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations

@@ -13,21 +13,22 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
 
-from hanzo_ml_assets.checkpoint import ensure_job
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
-from recipes.incidents import OutOfMemory, write_incident
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.store import Store
-from recipes.validation.findings import Leaks, ValidationFacts, Violations
+from hanzo_ml_assets.training import ensure_job
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import OutOfMemory, write_incident
+from recipes.contracts.validation_results import Leaks, ValidationFacts, Violations
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.compute.local.work_folder import QUEUED_START_FILE, QUEUED_UNTIL_FILE
-from resources.dataset_deletion import delete_version
+from resources.datasets.check_policy import Check
+from resources.datasets.check_verdicts import Verdict
+from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
-from resources.ingest.create import create_version
+from resources.ingest.version_creation import create_version
 from resources.lineage.run_record import RECORD_FILE, Environment, RunRecord, write_record
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.heartbeats import SENSORS
 from resources.metadata.outbox import emit, now_ms, read_after
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
@@ -38,27 +39,26 @@ from resources.metadata.resumed import Resumed
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
-from resources.validation.judge import Verdict
-from resources.validation.policy import Check
+from resources.monitoring.heartbeats import SENSORS
 from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
+from sensors.decisions.job_runs import PARTITION_TAG
+from sensors.decisions.retry_policy import is_retried
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.failed_runs import is_retried
-from sensors.list_clicked_runs import list_clicked_runs
+from sensors.record_launched_runs import list_clicked_runs
 from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
-from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import look_at, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
-from tests.migration import migrate
-from tests.resources.engine.gateway_process import Gateway, free_port
+from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_registry import artifact, registration
 from tests.resources.metadata.registry.test_registry import model as model_key
+from tests.resources.serving.gateway_process import Gateway, free_port
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"
 STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", digest="d" * 64, size_bytes=9)

@@ -10,15 +10,15 @@ import yaml
 from sqlalchemy import event
 
 from hanzo_ml_assets.training_job import start_of
-from recipes.manifest import Artifact
-from resources.hpo.advance import advance, cancel
-from resources.hpo.config import SweepConfig
-from resources.hpo.step import next_step
+from recipes.storage.manifest import Artifact
+from resources.hpo.sweep_advance import advance, cancel
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweep_rows import Snapshot
+from resources.hpo.sweep_step import next_step
+from resources.hpo.sweeps import Sweeps
 from resources.hpo.trial import Observation, Trial
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
-from resources.metadata.sweep_rows import Snapshot
-from resources.metadata.sweeps import Sweeps
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
@@ -27,7 +27,7 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.run_sweeps import run_sweeps
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, sweep
 from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
 

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.deployment import deploy, newest_promotion
-from recipes.gguf_export import export_gguf
-from resources.engine.types import Served
+from recipes.export.gguf import export_gguf
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import deployments
+from resources.serving.messages import Served
 from sensors.deploy_promotions import deploy_promotions
 from sensors.retries import RETRIES
 from sensors.watch_serving import difference_of, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
-from tests.resources.engine.gateway_process import Gateway, free_port, wait_until
 from tests.resources.metadata.registry.test_registry import model as model_key
+from tests.resources.serving.gateway_process import Gateway, free_port, wait_until
 from tests.sensors.test_decisions import MODEL, House, failed_run, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures

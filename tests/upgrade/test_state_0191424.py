@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.chain.local_stack import LocalStack, wait_until
+from tests.end_to_end.local_stack import LocalStack, wait_until
 
 STATE = Path(__file__).parents[1] / "fixtures" / "state_0191424"
 FACTS = json.loads((STATE / "facts.json").read_text())

@@ -16,7 +16,7 @@ from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, Required, Tag, View
 from resources.metadata.artifacts.artifact_locations import in_folder
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 
 router = Router("/mlflow/experiments", tag="mlflow")

@@ -18,7 +18,7 @@ from api.schemas.mlflow.messages import experiment_number, metric_message, mlflo
 from api.schemas.mlflow.requests import Message, Required
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
-from resources.metadata.filters.filter_language import Condition, parse_filter
+from resources.metadata.filters.parser import Condition, parse_filter
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
 from resources.metadata.tracking.logged_model_states import ModelDetails, ModelMetric
 

@@ -14,8 +14,8 @@ from api.artifacts.run_artifacts import Entry, checked_path, entries_below, no_a
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, VerifiedFilesOf
 from api.routing import Router
-from recipes.manifest import Artifact
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey

@@ -17,7 +17,7 @@ from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.registry import ACTIVE_STAGES, mlflow_stage, stages_in_mlflow_stage, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.registry.download_uri import download_uri
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_rules import is_prompt, version_number
@@ -28,9 +28,9 @@ from resources.metadata.registry.model_version_sources import (
 )
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointed, Pointer, Registry
-from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
 from resources.metadata.registry.source_uris import bad_source
-from resources.pointed_files import pointed_at
+from resources.registration.source_description import pointed_at
 
 router = Router("/mlflow/model-versions", tag="mlflow")
 

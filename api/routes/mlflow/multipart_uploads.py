@@ -22,8 +22,8 @@ from api.routing import Router
 from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.requests import Message, Required
-from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_urls import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 router = Router("/mlflow-artifacts", tag="mlflow")

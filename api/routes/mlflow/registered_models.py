@@ -14,11 +14,11 @@ from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.registry import mlflow_stage, model_message, newest_by_stage, stages_in_mlflow_stage, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid, not_found
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
-from resources.metadata.registry.registry_search import MODEL_GRAMMAR, RegistrySearch
+from resources.metadata.registry.search import MODEL_GRAMMAR, RegistrySearch
 
 router = Router("/mlflow/registered-models", tag="mlflow")
 

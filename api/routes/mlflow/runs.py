@@ -19,7 +19,7 @@ from api.schemas.mlflow.runs import (
     status_from_mlflow,
     translate_status_conditions,
 )
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiments import DEFAULT_ID
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 

@@ -23,8 +23,8 @@ from api.schemas.mlflow.runs import run_message, translate_status_conditions
 from api.strict_json import Body
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
-from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.filters.parser import parse_filter, parse_orders
+from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
 from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_search import RUN_GRAMMAR

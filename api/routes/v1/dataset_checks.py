@@ -11,16 +11,16 @@ from api.dependencies import DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import CheckStatus, find_version, reporting_data_loss
-from recipes.manifest import Artifact
-from recipes.store import Store
-from recipes.validation.findings import STATISTICS, Drift, Leaks, Statistics, Violations
+from recipes.contracts.validation_results import STATISTICS, Drift, Leaks, Statistics, Violations
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from resources.datasets.check_verdicts import Verdict
+from resources.datasets.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
 from resources.errors import HanzoError, conflict
 from resources.metadata.database import Database
 from resources.metadata.dataset_problems import Problem, problems_of
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
-from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
-from resources.validation.judge import Verdict
 
 
 class UncheckedDataset(TypedDict):
@@ -86,7 +86,7 @@ def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckReq
 def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
     # numpy and jinja2 are a part of a server's start that it need not wait for.
-    from resources.validation.report import SECURITY_POLICY, report
+    from resources.datasets.validation_report import SECURITY_POLICY, report
 
     version = find_version(database, dataset_id)
     with database.read() as connection:

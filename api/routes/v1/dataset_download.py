@@ -26,15 +26,15 @@ from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, Verified
 from api.responses import TypedResponse
 from api.routing import PUBLIC, Audit, Router
 from api.schemas.v1.datasets import DatasetDownload, DatasetFile, find_version
-from recipes.chunks import chunk_uri
-from recipes.manifest import Artifact, FileRecord
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.locations import chunk_uri
+from recipes.storage.manifest import Artifact, FileRecord
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

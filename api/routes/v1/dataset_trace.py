@@ -10,7 +10,7 @@ from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import reporting_data_loss
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
 
@@ -34,7 +34,7 @@ class Question(BaseModel):
     Permission.DATASETS_READ,
     read_only=True,
     audit=Audit.EACH,
-    response="resources.lineage.trace:Trace | resources.lineage.match:Matches",
+    response="resources.lineage.trace:Trace | resources.lineage.record_search:Matches",
 )
 def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
     """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
@@ -43,7 +43,7 @@ def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: Call
     return trace_response(database, store, caller, question)
 
 
-@router.get("", Permission.DATASETS_READ, audit=Audit.EACH, response="resources.lineage.match:Matches")
+@router.get("", Permission.DATASETS_READ, audit=Audit.EACH, response="resources.lineage.record_search:Matches")
 def trace_match(
     match: str,
     database: DatabaseOf,
@@ -57,7 +57,7 @@ def trace_match(
 
 def trace_response(database: Database, store: Store, caller: Caller, question: Question) -> Response:
     # numpy is a part of a server's start that it need not wait for.
-    from resources.lineage.match import trace_matches
+    from resources.lineage.record_search import trace_matches
     from resources.lineage.trace import Tracer
 
     tracer = Tracer(database, store, caller.organization)

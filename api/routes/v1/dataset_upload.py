@@ -21,13 +21,13 @@ from api.routes.v1.dataset_upload_form import UploadRoute
 from api.routing import AlsoAnswers, Router
 from api.schemas.v1.datasets import KnownDatasetVersion, NewDatasetVersion, version_json
 from recipes.storage import uris
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion, not_taken
 from resources.ingest.query import allowed_query
-from resources.ingest.remote import allowed_files
-from resources.ingest.sources import SourceFile
+from resources.ingest.remote_sources import allowed_files
+from resources.ingest.source_files import SourceFile
 from resources.metadata.database import Database
 
 router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)
@@ -100,7 +100,7 @@ def create_version(
     database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     # numpy is a part of a server's start that it need not wait for.
-    from resources.ingest.create import create_from
+    from resources.ingest.version_creation import create_from
 
     version, is_new = create_from(database, store, wanted, files)
     made: NewDatasetVersion = {**version_json(database, version), "created": is_new}

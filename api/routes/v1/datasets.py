@@ -25,16 +25,16 @@ from api.schemas.v1.datasets import (
 )
 from api.schemas.v1.jobs import Job
 from api.strict_json import Body
-from recipes.parameters import PrepareParameters
-from recipes.preparation.tokenizer_reference import recipe_named
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import PrepareParameters
+from recipes.contracts.tokenizer_reference import recipe_named
 from recipes.record_lines import record_lines
-from recipes.schema import BadConfiguration
-from resources.dataset_deletion import delete_version
-from resources.derived_versions import refuse_unknown_columns, refuse_what_decides_nothing
+from resources.datasets.deletion import delete_version
+from resources.datasets.prepared_versions import refuse_unknown_columns, refuse_what_decides_nothing
 from resources.errors import invalid
-from resources.lineage.datasets import Made, lineage
-from resources.metadata.dataset_rules import checked_name
+from resources.lineage.dataset_lineage import Made, lineage
 from resources.metadata.datasets import MAX_PAGE, Datasets
+from resources.metadata.field_rules import checked_name
 from resources.metadata.jobs import PREPARATION, Jobs
 
 
@@ -146,7 +146,7 @@ def compare(
 ) -> TypedResponse[DatasetDiff]:
     """What changed from `against` to this version."""
     # numpy is a part of a server's start that it need not wait for.
-    from resources.dataset_diff import diff
+    from resources.datasets.diff import diff
 
     old, new = find_own_version(database, against, caller), find_version(database, dataset_id)
     with reporting_data_loss(f"dataset {old.reference} or {new.reference}"):

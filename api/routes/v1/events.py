@@ -9,11 +9,11 @@ from api.auth.permissions import LOCAL, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
 from api.responses import TypedResponse, json_response
 from api.routing import Router
-from resources.metadata import heartbeats as recorded
 from resources.metadata.outbox import now_ms
-from resources.metadata.scope_events import events_of
+from resources.metadata.ownership import events_of
 from resources.metadata.told_config import told_payload
 from resources.metadata.tracking_rules import MAX_INT64
+from resources.monitoring import heartbeats as recorded
 
 
 class Event(TypedDict):

@@ -22,9 +22,9 @@ from api.schemas.v1.runs import (
     run_json,
 )
 from api.strict_json import Body
-from recipes.frozen import Name
+from recipes.contracts.frozen_model import Name
 from resources.errors import not_found
-from resources.metadata.tracking.gpu_hours import gpu_hours_of
+from resources.monitoring.usage_totals import gpu_hours_of
 
 router = Router("/v1/experiments", tag="v1", alias_prefix="/api/v1/experiments")
 

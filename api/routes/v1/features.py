@@ -10,7 +10,7 @@ from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import reporting_data_loss
-from resources.features import features_of, looked_up, version_with_features
+from resources.datasets.feature_store import features_of, looked_up, version_with_features
 
 Features = dict[str, float | None]
 

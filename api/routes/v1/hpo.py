@@ -21,23 +21,23 @@ from api.routes.v1.job_submission import (
 from api.routing import Router
 from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
 from api.schemas.v1.sweeps import Sweeps as SweepsPage
-from recipes.first_problem import first_problem
-from recipes.schema import Schedule
+from recipes.contracts.job import Schedule
+from recipes.contracts.validation_errors import first_problem
 from resources.errors import HanzoError, invalid
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
-from resources.hpo.advance import cancel as cancel_sweep
-from resources.hpo.config import SweepConfig, SweepRequest
-from resources.hpo.refusals import check_recipe, check_sweep
-from resources.hpo.space import Choice, Dimension, Params, Value
+from resources.hpo.search_space import Choice, Dimension, Params, Value
+from resources.hpo.sweep_advance import cancel as cancel_sweep
+from resources.hpo.sweep_config import SweepConfig, SweepRequest
+from resources.hpo.sweep_validation import check_recipe, check_sweep
+from resources.hpo.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.hpo.trial_job import schedule_of, trial_job
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
-from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
-from resources.sandbox import SANDBOX
-from resources.settings_sections import Hpo, Quota
+from resources.scheduling.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.settings.sections import Hpo, Quota
 
 router = Router("/v1/hpo", tag="v1")
 

@@ -16,20 +16,20 @@ from api.routes.v1.job_submission import (
     with_parameters,
 )
 from api.routing import Router
-from recipes.checkpoint_size import disk_words
+from recipes.contracts.recipe import Recipe
 from recipes.fit import Fit, hardware_words
-from recipes.memory import MemoryBudget
-from recipes.recipe import Recipe
-from recipes.store import BrokenArtifact, Store
-from recipes.throughput import Range
-from recipes.training.trainable import missing
+from recipes.planning.hardware_fit import disk_words
+from recipes.planning.memory_budget import MemoryBudget
+from recipes.planning.recipe_checks import missing
+from recipes.planning.throughput import Range
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
+from resources.estimate.job_estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import params_of_newest, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.sandbox import SANDBOX
 
 
 class NeededMemory(TypedDict):
@@ -130,7 +130,7 @@ def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -
 
 def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
     # Tokenizers and templates are a part of a server's start that it need not wait for.
-    from resources.estimate.dataset_tokens import dataset_tokens
+    from resources.estimate.token_count import dataset_tokens
 
     try:
         return dataset_tokens(version, recipe, store)

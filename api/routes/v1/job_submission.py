@@ -6,22 +6,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
 
 from api.auth.permissions import Caller
-from recipes.duration import no_time
-from recipes.frozen import Name
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Schedule
-from recipes.store import Store
+from recipes.contracts.frozen_model import Name
+from recipes.contracts.job import BadConfiguration, Schedule
+from recipes.contracts.quantities import no_time
+from recipes.contracts.recipe import Recipe
+from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.past_runs import params_of_newest
 from resources.estimate.shapes import shape_of_base
+from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
-from resources.sandbox import SANDBOX
-from resources.settings import Settings
+from resources.scheduling.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.settings.settings import Settings
 
 DEFAULT_RECIPE = "smollm2-135m-lora"
 """Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""

@@ -19,14 +19,14 @@ from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_duration
 from api.routing import Router
 from api.schemas.v1.jobs import Job, JobWithLogs, job_json
 from api.schemas.v1.jobs import Jobs as JobsPage
-from recipes.command.job import CommandJob
-from resources.command_jobs import submit_command
+from recipes.contracts.command_job import CommandJob
 from resources.errors import ErrorCode, HanzoError, invalid
+from resources.jobs.command import submit_command
+from resources.jobs.resume import Wish, resume_job
 from resources.metadata.jobs import COMMAND, MAX_PAGE, Jobs
 from resources.metadata.told_config import MASK
-from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
-from resources.resume import Wish, resume_job
-from resources.settings import Settings
+from resources.scheduling.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.settings.settings import Settings
 
 router = Router("/v1/jobs", tag="v1", strict=False)
 

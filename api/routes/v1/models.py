@@ -24,9 +24,8 @@ from api.schemas.v1.models import (
     version_json,
     versions_json,
 )
-from resources.engine.client import HttpEngine
 from resources.errors import EngineError
-from resources.lineage.prove import Proof, prove
+from resources.lineage.proof import Proof, prove
 from resources.lineage.training_data import TrainingData, training_data
 from resources.metadata.database import Database
 from resources.metadata.registry.model_version_rules import version_number
@@ -36,8 +35,9 @@ from resources.metadata.registry.registry import Pointer, Registry
 from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
 from resources.metadata.registry.source_uris import named_in
 from resources.metadata.registry.undeployment import undeploy
-from resources.pointed_files import pointed_at
-from resources.registration import register_run
+from resources.registration.run_registration import register_run
+from resources.registration.source_description import pointed_at
+from resources.serving.client import HttpEngine
 
 router = Router("/v1/models", tag="v1", alias_prefix="/api/v1/models")
 

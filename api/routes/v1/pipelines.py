@@ -12,7 +12,7 @@ from api.responses import TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job
 from api.routing import Router
 from api.schemas.v1.jobs import PipelineRun, job_json
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
 from resources.errors import invalid
 from resources.metadata.jobs import Jobs
 

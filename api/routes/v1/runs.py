@@ -21,7 +21,7 @@ from api.schemas.mlflow.responses import NothingAnswer
 from api.schemas.v1.jobs import Job, job_json
 from api.schemas.v1.runs import Comparison, RunArtifact, RunWithArtifacts, StoredArtifact, comparison, run_json
 from api.strict_json import Body, Number
-from recipes.frozen import Name
+from recipes.contracts.frozen_model import Name
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.logged_runs import load_logged
@@ -29,12 +29,12 @@ from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
-from resources.quotas import gpus_of, refuse_what_never_fits
 from resources.replay.environment import Difference
 from resources.replay.finished_run import read_finished
-from resources.replay.submit import submit_replay
+from resources.replay.submission import submit_replay
 from resources.replay.verdict import Verdict, read_verdict
-from resources.services import SOURCE
+from resources.scheduling.quotas import gpus_of, refuse_what_never_fits
+from resources.stack.services import SOURCE
 
 
 class Replay(TypedDict):

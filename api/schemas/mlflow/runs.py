@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from api.schemas.mlflow.messages import pairs
 from resources.errors import invalid
-from resources.metadata.filters.filter_language import Condition
-from resources.metadata.tracking.inputs import DatasetInput
+from resources.metadata.filters.parser import Condition
 from resources.metadata.tracking.logged_runs import LoggedRun, load_logged
+from resources.metadata.tracking.run_inputs import DatasetInput
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import MetricPoint

@@ -9,14 +9,14 @@ from typing_extensions import TypedDict
 
 from api.auth.permissions import Caller
 from recipes.contracts.dataset_formats import FormatName
-from recipes.manifest import Artifact
-from recipes.store import BrokenArtifact
+from recipes.storage.artifact_store import BrokenArtifact
+from recipes.storage.manifest import Artifact
+from resources.datasets.validations import Validations
 from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import Datasets
 from resources.metadata.datasets import DatasetVersion as DatasetRecord
-from resources.metadata.validations import Validations
 
 CheckStatus = Literal["pending", "passed", "failed", "blocked"]
 

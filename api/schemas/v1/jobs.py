@@ -5,8 +5,8 @@ from typing import Any, Literal, NotRequired, cast
 from typing_extensions import TypedDict
 
 from api.schemas.v1.runs import Status
-from recipes.manifest import Artifact
-from recipes.results import EvaluationReport
+from recipes.contracts.results import EvaluationReport
+from recipes.storage.manifest import Artifact
 from resources.metadata.jobs import JobRecord
 from resources.metadata.told_config import told_config
 

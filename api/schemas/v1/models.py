@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import ModelVersion as VersionRecord

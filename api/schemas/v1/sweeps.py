@@ -5,11 +5,11 @@ from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from resources.hpo.config import Objective, SweepConfig
-from resources.hpo.space import Value
+from resources.hpo.search_space import Value
+from resources.hpo.sweep_config import Objective, SweepConfig
+from resources.hpo.sweep_rows import JobState, Snapshot
 from resources.hpo.trial import Trial as TrialRecord
 from resources.hpo.trial import ranked
-from resources.metadata.sweep_rows import JobState, Snapshot
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
 TrialStatus = Literal["queued", "running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]

@@ -6,9 +6,9 @@ from pairs, is an objective as good as these.
 
 from importlib.metadata import EntryPoints, entry_points
 
-from recipes.objective_names import OBJECTIVES, PAIR_OBJECTIVES
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.objective_names import OBJECTIVES, PAIR_OBJECTIVES
+from recipes.contracts.recipe import Recipe
 from recipes.training.objectives.dpo import Dpo
 from recipes.training.objectives.objective import Objective
 from recipes.training.objectives.orpo import Orpo

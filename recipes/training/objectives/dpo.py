@@ -11,9 +11,9 @@ from peft import PeftModel
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
-from recipes.manifest import Artifact
-from recipes.pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.data.preference_pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
 from recipes.training.model import load_reference
 from recipes.training.objectives.objective import Batch, Loss, Objective
 

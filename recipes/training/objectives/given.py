@@ -10,9 +10,9 @@ from numbers import Real
 
 import torch
 
-from recipes.schema import BadConfiguration
+from recipes.contracts.job import BadConfiguration
+from recipes.training.metrics.metric_names import TAKEN
 from recipes.training.objectives.objective import Loss, Objective, Rows
-from recipes.training.own_names import TAKEN
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.store import Store
+from recipes.contracts.recipe import Recipe
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 
 Batch = dict[str, torch.Tensor]
 

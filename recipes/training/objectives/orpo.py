@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
-from recipes.manifest import Artifact
-from recipes.pairs import Pair, read_pairs, reward_metrics, stack, token_log_probabilities
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.data.preference_pairs import Pair, read_pairs, reward_metrics, stack, token_log_probabilities
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
 HIGHEST = -1e-7

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from recipes.manifest import Artifact
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.data.rows import packed
 from recipes.training.objectives.objective import Batch, Objective, Rows
 from recipes.training.packing import collate
-from recipes.training.rows import packed
 
 
 class Sft(Objective):

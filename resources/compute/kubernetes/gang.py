@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from recipes.command.job import Script
-from recipes.duration import seconds_of
-from recipes.schema import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.command_job import Script
+from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.quantities import seconds_of
 from resources.compute.kubernetes.names import object_name
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 WORK = "/work"
 """The scratch volume of a pod: the only place, besides /tmp, that a program can write to."""

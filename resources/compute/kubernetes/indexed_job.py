@@ -7,7 +7,7 @@ whose pods find in the store what they need of each other.
 
 from typing import Any
 
-from recipes.schema import EXIT_BAD_CONFIGURATION
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.compute.base import MAX_RESTARTS
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.pod import CONTAINER, metadata, pod_template

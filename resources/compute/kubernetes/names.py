@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from recipes.schema import Job
+from recipes.contracts.job import Job
 
 JOB_APP = "hanzo-ml-job"
 """Value of the label `app` on every pod that runs a job; the NetworkPolicy in deploy/kubernetes selects by it."""

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from recipes.schema import Program
+from recipes.contracts.job import Program
 from resources.compute.base import GRACE_SECONDS
 from resources.compute.environment import PROGRAM_ENVIRONMENT
 from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
-from resources.job_credentials import TOKEN
+from resources.jobs.credentials import TOKEN
 
 USER_ID = 10001
 """The user of deploy/Containerfile; given here too, so that no image can choose root."""

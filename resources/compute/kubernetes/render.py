@@ -5,13 +5,13 @@ from urllib.parse import urlparse
 
 import yaml
 
-from recipes.schema import Job
+from recipes.contracts.job import Job
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.indexed_job import without_crds
 from resources.compute.kubernetes.jobset import job_set
 from resources.compute.kubernetes.pod import job_document
 from resources.compute.kubernetes.token_secret import token_secret
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 """Hosts that name the pod itself when a pod asks for them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.token_secret import KEY, owned_by, secret_name, token_secret
-from resources.job_credentials import TOKEN
+from resources.jobs.credentials import TOKEN
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, V1Secret  # type: ignore[import-untyped]

@@ -4,7 +4,7 @@ Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing 
 pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
 """
 
-from recipes.schema import Distributed, Program
+from recipes.contracts.job import Distributed, Program
 from resources.compute.base import SHUTDOWN_SECONDS
 from resources.compute.kubernetes.gang import Gang
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.contracts.job import Job
 from recipes.counted import counted
-from recipes.schema import Job
 from resources.compute.job_key import JobKey
 from resources.compute.local.capacity import GPU_PROGRAMS, gpus_for
 from resources.compute.local.leases import Lease, Leases

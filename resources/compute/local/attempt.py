@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST
 from resources.compute.local.work_folder import ATTEMPT_FILE, CHECKPOINTS_FOLDER
 from resources.detached import LOG
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_document import ExitDocument
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import EXIT_FILE, MEMORY_RAN_OUT, BadConfiguration, Job, Program
 from recipes.job_processes import end_processes
-from recipes.schema import EXIT_FILE, MEMORY_RAN_OUT, BadConfiguration, Job, Program
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Observation, Phase
 from resources.compute.credentials import Credentials
 from resources.compute.job_key import JobKey
@@ -33,8 +33,8 @@ from resources.compute.local.work_folder import (
     work_folder,
 )
 from resources.detached import LOG, ask_to_stop, is_running, lock, start, stop, write_json
-from resources.services import SOURCE
-from resources.settings import Settings
+from resources.settings.settings import Settings
+from resources.stack.services import SOURCE
 
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 KILL_MESSAGES = {

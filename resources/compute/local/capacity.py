@@ -1,8 +1,8 @@
 """How many jobs this machine runs at the same time, and on which GPUs."""
 
-from recipes.schema import Job, Program
+from recipes.contracts.job import Job, Program
 from resources.compute.local.gpus import installed
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 GPU_POOL = "gpu"
 """Dagster's pool of all assets that train or evaluate: at most `max_running_jobs` of them are followed at the same time."""

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from recipes.schema import Job, Program
+from recipes.contracts.job import Job, Program
 from resources.compute.base import SHUTDOWN_SECONDS
 from resources.compute.environment import PROGRAM_ENVIRONMENT
 

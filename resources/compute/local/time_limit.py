@@ -7,8 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from recipes.duration import seconds_of
-from recipes.schema import Job
+from recipes.contracts.job import Job
+from recipes.contracts.quantities import seconds_of
 from resources.compute.local.work_folder import CLOCK_FILE, TIME_START_FILE
 from resources.detached import LOG, write_json
 

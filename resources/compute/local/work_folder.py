@@ -5,7 +5,7 @@ Names are stored: folders and files of earlier releases are found again.
 
 from pathlib import Path
 
-from recipes.schema import Program
+from recipes.contracts.job import Program
 from resources.compute.job_key import JobKey
 
 JOB_FILE = "job.json"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from recipes.frozen import UNSTORABLE
+from recipes.contracts.frozen_model import UNSTORABLE
 from resources.errors import HanzoError, invalid
 
 Kind = type | tuple[type, ...]

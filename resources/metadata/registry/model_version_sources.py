@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from recipes.storage import uris
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import is_proxied
-from resources.metadata.artifacts.artifact_owners import files_owner
+from resources.metadata.artifacts.locations import files_owner
 from resources.metadata.registry.model_key import ModelKey, organization_of_place
 from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version

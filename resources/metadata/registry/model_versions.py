@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.errors import conflict
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import model_aliases as aliases

@@ -6,7 +6,7 @@ Its client looks for the files where they are: in the run, and in the newest mod
 from sqlalchemy import Connection, select
 
 from recipes.storage import uris
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.metadata.artifacts.artifact_locations import is_proxied
 from resources.metadata.tables import logged_models, runs
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.errors import already_exists, conflict
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms

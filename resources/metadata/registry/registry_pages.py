@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import select
 
 from resources.metadata.database import Database
-from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_versions import NEWEST_FIRST, ModelVersion, read_versions
 from resources.metadata.registry.registered_model_rows import model_row

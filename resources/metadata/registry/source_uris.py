@@ -9,7 +9,7 @@ from urllib.parse import unquote_plus
 from recipes.storage import uris
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import PROXY, VERSIONS
-from resources.metadata.artifacts.artifact_owners import FOLDER
+from resources.metadata.artifacts.locations import FOLDER
 from resources.metadata.tracking_rules import printable
 
 LOGGED_MODEL = re.compile(r"m-[\w\-]+")

@@ -31,7 +31,7 @@ dataset_versions = Table(
     Column("tags", JSON, nullable=False),
     Column("lineage", JSON, nullable=False),
     Column("content_sha256", String(64), nullable=False),
-    Column("artifact", JSON, nullable=False, doc="recipes.manifest.Artifact of the version"),
+    Column("artifact", JSON, nullable=False, doc="recipes.storage.manifest.Artifact of the version"),
     UniqueConstraint("organization", "name", "version"),
     UniqueConstraint("organization", "name", "content_sha256"),
 )

@@ -10,7 +10,7 @@ sweeps = Table(
     Column("id", ForeignKey("runs.id"), primary_key=True, doc="of its parent run"),
     Column("experiment", String(500), nullable=False),
     Column("status", String(20), nullable=False, doc="running | completed | failed | cancelled"),
-    Column("config", JSON, nullable=False, doc="resources.hpo.config.SweepConfig"),
+    Column("config", JSON, nullable=False, doc="resources.hpo.sweep_config.SweepConfig"),
     Column("user_id", String(250), nullable=False),
     Column("organization", String(250), nullable=False),
     Column("reason", Text, nullable=False, doc="why it failed, one line"),

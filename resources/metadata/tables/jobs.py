@@ -18,7 +18,7 @@ jobs = Table(
     Column("started_at", BigInteger),
     Column("ended_at", BigInteger),
     Column("reason", Text, nullable=False, doc="why it waits or why it failed, one line"),
-    Column("artifacts", JSON, nullable=False, doc="role -> recipes.manifest.Artifact, once completed"),
+    Column("artifacts", JSON, nullable=False, doc="role -> recipes.storage.manifest.Artifact, once completed"),
     Column("evaluation", JSON, doc="report of the evaluation and verdict of the gate, once evaluated"),
     Index("jobs_by_status", "status", "submitted_at"),
     # Both end as a page of jobs is ordered. Without the second, a page of one status would go through all of the first.

@@ -73,7 +73,7 @@ model_versions = Table(
     Column("architecture", String(250), nullable=False),
     Column("base_model", Text, nullable=False),
     Column("method", String(20), nullable=False),
-    Column("artifacts", JSON, nullable=False, doc="format -> recipes.manifest.Artifact and checksum"),
+    Column("artifacts", JSON, nullable=False, doc="format -> recipes.storage.manifest.Artifact and checksum"),
     Column("metrics", JSON, nullable=False),
     Column("training_config", JSON, nullable=False),
     Column("source", Text, nullable=False),

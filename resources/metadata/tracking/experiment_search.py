@@ -7,9 +7,9 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from resources.errors import invalid
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import Condition, Grammar, Order
-from resources.metadata.filters.filter_sql import compare, compare_keyed
-from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.filters.pagination import Keyset, SortKey
+from resources.metadata.filters.parser import Condition, Grammar, Order
+from resources.metadata.filters.sql import compare, compare_keyed
 from resources.metadata.tables import experiment_tags, experiments
 from resources.metadata.tracking.experiments import Experiment
 from resources.metadata.tracking.logged_runs import CHUNK

@@ -12,9 +12,9 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, case, exists
 
 from resources.errors import invalid
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import LISTABLE_TEXT, Condition, Grammar, refuse_too_many
-from resources.metadata.filters.filter_sql import compare_absent, compare_keyed
-from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
+from resources.metadata.filters.pagination import Keyset, SortKey, absent_last
+from resources.metadata.filters.parser import LISTABLE_TEXT, Condition, Grammar, refuse_too_many
+from resources.metadata.filters.sql import compare_absent, compare_keyed
 from resources.metadata.tables import (
     experiments,
     logged_model_metrics,

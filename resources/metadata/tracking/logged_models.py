@@ -16,7 +16,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import logged_model_params, logged_model_tags, logged_models, model_versions
 from resources.metadata.tracking.experiments import Experiment, Experiments, check_active
-from resources.metadata.tracking.logged_model_points import load_model_points
+from resources.metadata.tracking.logged_model_records import load_model_points
 from resources.metadata.tracking.logged_model_states import (
     MAX_TYPE,
     STATUSES,

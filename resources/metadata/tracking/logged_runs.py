@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from resources.metadata.statements import fetched
-from resources.metadata.tracking.inputs import DatasetInput, load_inputs
+from resources.metadata.tracking.run_inputs import DatasetInput, load_inputs
 from resources.metadata.tracking.run_models import RunModel, load_run_models
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking_rules import MetricPoint

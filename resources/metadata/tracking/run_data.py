@@ -8,7 +8,7 @@ from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tables import params, run_tags, runs
-from resources.metadata.tracking.logged_model_points import write_model_points
+from resources.metadata.tracking.logged_model_records import write_model_points
 from resources.metadata.tracking.run_revisions import revise
 from resources.metadata.tracking_rules import MetricPoint, checked_text
 from resources.metadata.transactions import insert_into, reading, writing

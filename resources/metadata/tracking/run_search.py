@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
 
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import Condition, Grammar, Order, Value, refuse_too_many
-from resources.metadata.filters.filter_sql import Parameters, compare, compare_keyed, matches, written
-from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
+from resources.metadata.filters.pagination import Keyset, SortKey, absent_last
+from resources.metadata.filters.parser import Condition, Grammar, Order, Value, refuse_too_many
+from resources.metadata.filters.sql import Parameters, compare, compare_keyed, matches, written
 from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import latest_metrics, params, run_tags, runs
 from resources.metadata.tables.tracking import FOUND_BY
-from resources.metadata.tracking.inputs import used_dataset
 from resources.metadata.tracking.logged_runs import LoggedRun, load_logged
+from resources.metadata.tracking.run_inputs import used_dataset
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.transactions import reading
 

@@ -7,13 +7,13 @@ from sqlalchemy import Connection
 from resources.metadata.database import Database
 from resources.metadata.tracking.experiment_search import ExperimentSearch
 from resources.metadata.tracking.experiments import Experiments
-from resources.metadata.tracking.inputs import Inputs
 from resources.metadata.tracking.logged_model_search import LoggedModelSearch
 from resources.metadata.tracking.logged_models import LoggedModels
 from resources.metadata.tracking.metric_sampling import MetricSampling
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.model_history import ModelHistory
 from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.run_inputs import Inputs
 from resources.metadata.tracking.run_revisions import Renderings
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs

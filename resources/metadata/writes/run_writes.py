@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from resources.errors import HanzoError, invalid, not_found
-from resources.metadata.call_tallies import Tally
+from resources.metadata.audit_log import Tally
 from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tracking_rules import (
     MAX_RUN_NAME,

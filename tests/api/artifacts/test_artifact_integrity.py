@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from resources.metadata.artifacts.artifact_files import UNSEEN
+from resources.metadata.artifacts.file_hashes import UNSEEN
 from tests.api.artifact_server import ArtifactServer, on_s3
 from tests.api.server_process import ServerProcess
 from tests.s3_server import S3Server

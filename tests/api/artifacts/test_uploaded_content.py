@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from api.app import MLFLOW_PREFIXES, create_app
 from api.auth.route_matching import Routes
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.artifact_server import PROXY, Answer, ArtifactServer
 from tests.api.server_process import ServerProcess
 

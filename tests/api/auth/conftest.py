@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.auth.iam import Iam
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess, free_port

@@ -17,7 +17,7 @@ from api.app import create_app
 from api.auth.audit_log import AuditLog, Call
 from api.auth.route_matching import Routes
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
-from resources.metadata.call_tallies import take
+from resources.metadata.audit_log import take
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.scope import Kind, Reference

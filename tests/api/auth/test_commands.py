@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from api.routes.v1.job_submission import allow_base_model, allow_image
-from recipes.recipe import Recipe
-from resources.settings import Settings
+from recipes.contracts.recipe import Recipe
+from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import Job, Program, Tracking
+from recipes.contracts.job import Job, Program, Tracking
 from resources.compute.base import Follower, Observation
 from resources.compute.local.backend import LocalCompute
-from resources.job_credentials import TOKEN, JobCredentials
+from resources.jobs.credentials import TOKEN, JobCredentials
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn, made
 
@@ -20,9 +20,9 @@ STRANGERS = "the-token-of-whoever-started-the-stack"
 PROGRAM = """
 import json, os, signal
 import hanzo_ml
-from hanzo_ml.buffer import MetricBuffer
+from hanzo_ml.client.buffer import MetricBuffer
 from recipes.runner import main
-from recipes.schema import Result
+from recipes.contracts.job import Result
 
 def program(job, store, work):
     tracking, resumes = job.tracking, (work / "killed").exists()

@@ -22,7 +22,7 @@ from api.middleware.access_control import AccessControl
 from api.routes.ui.sign_in import COOKIE
 from api.routing import PUBLIC, Router, undeclared
 from resources.metadata.database import Database
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned

@@ -17,7 +17,7 @@ from api.auth.jwks import SigningKeys, verifying_keys
 from api.auth.permissions import Caller
 from api.auth.tokens import Tokens
 from resources.errors import ErrorCode, HanzoError
-from resources.settings_sections import Auth
+from resources.settings.sections import Auth
 from tests.api.auth.iam import Iam, Key
 
 

@@ -17,13 +17,13 @@ from api.auth.permissions import LOCAL
 from api.auth.route_matching import fast_calls
 from api.fast_path.middleware import FastPathResources
 from resources.metadata.database import Database
-from resources.metadata.tracking.inputs import Dataset, DatasetInput
+from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
-from resources.metadata.writes.run_writer import RunWriter
-from resources.settings import Settings
+from resources.metadata.writes.group_commit import RunWriter
+from resources.settings.settings import Settings
 from tests.api.conftest import answering
-from tests.postgres import PostgresServer, migrated_sqlite, postgres
+from tests.postgres_server import PostgresServer, migrated_sqlite, postgres
 
 __all__ = ["migrated_sqlite", "postgres"]
 

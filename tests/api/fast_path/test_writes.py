@@ -22,7 +22,7 @@ from api.fast_path.writes import (
 )
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.writes.run_writer import RunWriter
+from resources.metadata.writes.group_commit import RunWriter
 
 RUNS = "/api/2.0/mlflow/runs"
 SHORT = {"Content-Type": "application/json"}

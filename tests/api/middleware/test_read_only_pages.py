@@ -7,7 +7,7 @@ import pytest
 from api.app import create_app
 from api.auth.route_matching import Routes
 from api.middleware.read_only_pages import changes_something
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 NAMES = ("search", "search-datasets", "get-latest-versions", "graphql", "ui-telemetry", "login")
 PARAMETER = re.compile(r"\{[^}]*\}|(?<=/)\*+")

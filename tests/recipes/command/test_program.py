@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 
 from recipes import machine
-from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command import environment, storing
+from recipes.command import storing, workspace
 from recipes.command.folders import own_copy
-from recipes.command.job import CommandJob
-from recipes.command.states import States
+from recipes.command.snapshot_store import States
+from recipes.contracts.command_job import CommandJob
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import BadConfiguration, Job, StoreAddress
 from recipes.job_processes import MARK, end_processes, is_of, processes
-from recipes.manifest import Artifact
-from recipes.schema import BadConfiguration, Job, StoreAddress
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreFull, StoreUnavailable
+from recipes.storage.manifest import Artifact
 from recipes.usage import Usage, folder_of, read_usage, write_usage
-from resources.command_jobs import command_work, manifest_of
 from resources.compute.base import Follower, JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.work_folder import work_folder
+from resources.jobs.command import command_work, manifest_of
 from resources.metadata.jobs import COMMAND, JobRecord
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -206,7 +206,7 @@ def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.
         (tmp_path / index).mkdir()
         (tmp_path / index / "information").write_text("Model: A100")
     visible = {None: 3, "": 0, "-1": 0, "1": 1, "0,GPU-1f": 2}
-    assert {given: environment.gpus_here(given) for given in visible} == visible
+    assert {given: workspace.gpus_here(given) for given in visible} == visible
 
 
 class Leaving:

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from recipes.canonical_json import canonical_json
-from recipes.parameters import CleanParameters, PrepareParameters
-from resources.derived_versions import schema_of
-from tests.recipes.preparation.place import Place, questions
+from recipes.contracts.parameters import CleanParameters, PrepareParameters
+from resources.datasets.prepared_versions import schema_of
+from tests.recipes.preparation.preparation_workspace import Place, questions
 
 CLEAN = {
     "required": ["author"],

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
+from recipes.contracts.parameters import FilterParameters
 from recipes.languages import CODES
-from recipes.parameters import FilterParameters
 from recipes.preparation.language import open_model
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.partitions import Scratch
 from recipes.preparation.hashing import mixed
 from recipes.preparation.oversampling import NO_CLASS, oversample
+from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 200
 RANGE = 11

@@ -21,34 +21,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.assignment import SPLITS, draw
 from recipes.canonical_json import canonical_json
+from recipes.contracts.job import BadConfiguration, Result
+from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
+from recipes.contracts.validation_results import STATISTICS, Leaks, Statistics
 from recipes.find_leaks import find_leaks
-from recipes.layouts import Layout, layout_of, question
-from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
-from recipes.preparation import encoding
-from recipes.preparation.deciding import DECIDED
+from recipes.preparation import encode_stage
+from recipes.preparation.deduplication import bands_of
 from recipes.preparation.draws import draws
-from recipes.preparation.encoding import schema
-from recipes.preparation.near_duplicates import bands_of
-from recipes.preparation.ordering import PARTS, scatter
+from recipes.preparation.encode_stage import schema
 from recipes.preparation.pipeline import REJECTED, run
 from recipes.preparation.plan import Plan, Range, cut
 from recipes.preparation.pods import Pods
-from recipes.preparation.shuffle import Shuffle
+from recipes.preparation.shuffle_plan import Shuffle
+from recipes.preparation.shuffle_stage import PARTS, scatter
 from recipes.preparation.source import Source
+from recipes.preparation.split_assignment import SPLITS, draw
+from recipes.preparation.split_stage import DECIDED
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.toxicity import ToxicityFilter
 from recipes.preparation.workers import Workers
 from recipes.prepare import TABLES
-from recipes.records import normalize
-from recipes.schema import BadConfiguration, Result
-from recipes.store import Store
+from recipes.records.layouts import Layout, layout_of, question
+from recipes.records.record_reader import normalize
+from recipes.storage.artifact_store import Store
 from recipes.validate import validate
-from recipes.validation.findings import STATISTICS, Leaks, Statistics
-from tests.recipes.divided import divided
 from tests.recipes.limited_memory import run_within
-from tests.recipes.preparation.place import Place, questions, sha256
+from tests.recipes.preparation.preparation_workspace import Place, questions, sha256
+from tests.recipes.split_rows import divided
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -251,7 +251,7 @@ def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Pat
     only = {"record": b"x" * 20_000, "digest": bytes(16), "group": "", "class": "rare"}
     fields = schema(plan.parameters)
     batch = pa.RecordBatch.from_pylist([{field.name: only.get(field.name, 0) for field in fields}], fields)
-    write_table(plan.place(encoding.STAGE, 0, "arrow"), fields, [batch])
+    write_table(plan.place(encode_stage.STAGE, 0, "arrow"), fields, [batch])
     (tmp_path / DECIDED).mkdir()
     copies = 5000
     np.save(plan.place(DECIDED, 0, "npy"), np.array([[SPLITS.index("train")], [copies]], dtype=np.int32))

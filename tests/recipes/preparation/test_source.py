@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes.chunks import FOLDER
-from recipes.manifest import Artifact
+from recipes.contracts.job import StoreAddress
 from recipes.preparation.plan import Range, cut
-from recipes.preparation.reading import lines_of
+from recipes.preparation.read_stage import lines_of
 from recipes.preparation.source import ChunkedFile, LocalFile, Source
-from recipes.schema import StoreAddress
-from recipes.store import BrokenArtifact, Store
-from tests.recipes.preparation.place import BUCKETS, in_chunks
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.locations import FOLDER
+from recipes.storage.manifest import Artifact
+from tests.recipes.preparation.preparation_workspace import BUCKETS, in_chunks
 from tests.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/datasets/d/1/records"

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes import train as program
-from recipes.results import TrainingFacts
+from recipes.contracts.results import TrainingFacts
 from recipes.training import compilation
 from recipes.training.compilation import are_compiled, compile_blocks
 from tests.recipes.tiny_training import LORA, TinyTraining

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipes.training.packed_attention import attend_within_examples, bounds_of, fits, with_bounds
-from tests.recipes.training import varlen
+from tests.recipes.training import cpu_varlen_attention
 
 TINY = {
     "hidden_size": 32,
@@ -25,7 +25,7 @@ TINY = {
 
 @pytest.fixture
 def on_a_processor() -> Iterator[None]:
-    with varlen.on_a_processor():
+    with cpu_varlen_attention.on_a_processor():
         yield
 
 

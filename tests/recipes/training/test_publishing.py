@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from recipes.checkpoint_share import rows_of
-from recipes.recipe import Recipe
+from recipes.checkpoints.shard_selection import rows_of
+from recipes.contracts.recipe import Recipe
+from recipes.training.checkpointing.sharded_safetensors import write_whole
 from recipes.training.publishing import save_spread, save_trained, whole
 from recipes.training.row_files import RowFiles
-from recipes.training.whole_files import write_whole
 from tests.recipes.tiny_model import make_tiny_model, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
 from recipes.training.publishing import save_spread
 
 recipe = Recipe.model_validate_json(Path(sys.argv[1]).read_text())

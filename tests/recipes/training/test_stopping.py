@@ -15,11 +15,11 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
-from recipes.divergence import Divergence, DivergencePolicy
+from recipes.contracts.divergence import Divergence, DivergencePolicy
 from recipes.runner import Preempted
-from recipes.training.group import Group
+from recipes.training.parallel.process_group import Group
 from recipes.training.stopping import StopOnDivergence, StopOnSignal
-from tests.recipes.training.place import Place, facts
+from tests.recipes.training.training_workspace import Place, facts
 
 
 class SignalledAsTheyTell(Group):

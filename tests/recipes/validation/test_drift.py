@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.validation.columns import Moments
+from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics, Vocabulary
+from recipes.validation.column_statistics import Moments
 from recipes.validation.drift import compare, psi
-from recipes.validation.findings import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics, Vocabulary
 
 
 def numbers(values: list[float]) -> Numbers:

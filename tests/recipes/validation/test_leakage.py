@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from recipes.contracts.job import Job, Program, Result, StoreAddress
+from recipes.contracts.parameters import NearDuplicates
+from recipes.contracts.validation_results import Leak, Leaks
 from recipes.find_leaks import find_leaks
-from recipes.manifest import Artifact
-from recipes.parameters import NearDuplicates
-from recipes.schema import Job, Program, Result, StoreAddress
-from recipes.store import BrokenArtifact, Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact
 from recipes.validation import leakage
-from recipes.validation.blocks import lines_in
-from recipes.validation.findings import Leak, Leaks
 from recipes.validation.leakage import HeldOut
+from recipes.validation.record_blocks import lines_in
 from tests.recipes.limited_memory import run_within
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import recipes.recipe
-from recipes.known_architectures import shape_of
-from recipes.recipe import FOLDER, Recipe
+import recipes.contracts.recipe
+from recipes.contracts.recipe import FOLDER, Recipe
+from recipes.planning.known_architectures import shape_of
 from resources.errors import HanzoError
 from resources.estimate.admission import admit
 
@@ -22,7 +22,7 @@ def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_brok
     for name in ("zen-72b-lora", "zen-72b-qlora"):
         shutil.copy(FOLDER / f"{name}.yaml", tmp_path)
     (tmp_path / "mine.yaml").write_text((FOLDER / "zen-7b-lora.yaml").read_text().replace("batch_size", "batch_sise"))
-    monkeypatch.setattr(recipes.recipe, "FOLDER", tmp_path)
+    monkeypatch.setattr(recipes.contracts.recipe, "FOLDER", tmp_path)
     with pytest.raises(HanzoError, match=r"recipe 'zen-72b-lora' needs .* use .*zen-72b-qlora"):
         admit(recipe, shape_of(recipe))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resources.hpo.config import SweepConfig
+from resources.hpo.sweep_config import SweepConfig
 
 SPECIFIED = """
 experiment: "zen-7b-lora-hpo"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from resources.hpo.config import SweepConfig
-from resources.hpo.space import sample
-from resources.hpo.suggest import suggestions
+from resources.hpo.search_space import sample
+from resources.hpo.suggestions import suggestions
+from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Status, Trial
 from tests.resources.hpo.sweep_files import sweep
 

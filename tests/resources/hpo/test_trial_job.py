@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recipes.recipe import Recipe
+from recipes.contracts.recipe import Recipe
 from resources.errors import HanzoError
 from resources.hpo.trial_job import trial_job
 from tests.resources.hpo.sweep_files import sweep

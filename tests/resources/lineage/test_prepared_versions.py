@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from recipes.manifest import Artifact
-from recipes.validation.findings import ValidationFacts, Violations
-from resources.dataset_deletion import delete_version
+from recipes.contracts.validation_results import ValidationFacts, Violations
+from recipes.storage.manifest import Artifact
+from resources.datasets.deletion import delete_version
+from resources.datasets.validations import Validations
 from resources.errors import HanzoError
-from resources.lineage.ancestry import Ancestry
-from resources.lineage.datasets import digests_of, lineage
-from resources.lineage.prove import prove
+from resources.lineage.dataset_lineage import digests_of, lineage
+from resources.lineage.model_ancestry import Ancestry
+from resources.lineage.proof import prove
 from resources.lineage.trace_tree import nodes_below
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import model_versions
-from resources.metadata.validations import Validations
-from tests.recipes.preparation.place import questions
+from tests.recipes.preparation.preparation_workspace import questions
 from tests.resources.lineage.test_trace import SPLITS, World, small
 from tests.resources.lineage.test_trace_prepared import prepared
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.schema import StoreAddress
-from recipes.store import BrokenArtifact, Store
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.lineage.run_record import COMMIT_FILE, LOCK_FILE, NO_COMMIT, RECORD_FILE, read_environment, read_record
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}

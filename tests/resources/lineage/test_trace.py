@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes import indexing
-from recipes.chunks import chunk_uri
-from recipes.fingerprint import canonical_line
-from recipes.indexing import publish_hashes
-from recipes.manifest import Artifact
+from recipes.contracts.job import Job, Program, StoreAddress
 from recipes.record_index import find_index, fingerprint_of, index_uri
 from recipes.record_lines import record_lines
-from recipes.schema import Job, Program, StoreAddress
+from recipes.records import record_index
+from recipes.records.fingerprint import canonical_line
+from recipes.records.record_index import publish_hashes
 from recipes.split import divide
-from recipes.store import Store
-from resources.ingest.create import create_version
-from resources.lineage.match import Search, trace_matches
+from recipes.storage.artifact_store import Store
+from recipes.storage.locations import chunk_uri
+from recipes.storage.manifest import Artifact
+from resources.ingest.version_creation import create_version
 from resources.lineage.record import record
+from resources.lineage.record_search import Search, trace_matches
 from resources.lineage.trace import Trace, Tracer
 from resources.lineage.trace_tree import TraceNode, nodes_below
 from resources.metadata.database import Database
@@ -312,7 +312,7 @@ def test_an_index_of_many_segments_tells_the_same(small: World, monkeypatch: pyt
     shuffled = [*range(10, 30), *range(10), 3]
     source = small.create(raw, "raw")
     for name, length in (("one", 31), ("many", 4)):
-        monkeypatch.setattr(indexing, "LONGEST", length)
+        monkeypatch.setattr(record_index, "LONGEST", length)
         made = small.derive(source, [masked[n] for n in shuffled], [raw[n] for n in shuffled], name, place=name)
         index = find_index(small.store, made.artifact)
         assert index is not None and len(index.records) == len(index.origins) == -(-31 // length)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.assignment import SPLITS
-from recipes.parameters import PrepareParameters
+from recipes.contracts.job import Hardware, Job, Program, Result
+from recipes.contracts.parameters import PrepareParameters
+from recipes.preparation.split_assignment import SPLITS
 from recipes.prepare import prepare
-from recipes.schema import Hardware, Job, Program, Result
-from resources.derived_versions import Derivation, add_prepared, outputs_at
+from resources.datasets.prepared_versions import Derivation, add_prepared, outputs_at
 from resources.lineage.trace_tree import nodes_below
 from resources.lineage.training_data import Included
 from resources.metadata.datasets import DatasetVersion
-from tests.recipes.preparation.place import questions
+from tests.recipes.preparation.preparation_workspace import questions
 from tests.recipes.tiny_model import make_tokenizer
 from tests.resources.lineage.test_trace import World, node, small
 from tests.resources.lineage.test_training_data import asked

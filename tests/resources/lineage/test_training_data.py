@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hanzo_ml.cli.training_data import print_data
+from hanzo_ml.cli.lineage import print_data
 from resources.lineage.command_record import tell_input, write_command_record
 from resources.lineage.record import record
 from resources.lineage.training_data import Included, TrainingData, training_data
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.tracking.inputs import Dataset, DatasetInput, Inputs
+from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, Inputs
 from tests.resources.lineage.test_trace import World, rows, small
 
 __all__ = ["small"]

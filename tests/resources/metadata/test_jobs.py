@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs

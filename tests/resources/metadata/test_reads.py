@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import Connection, text
 
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
-from tests.postgres import PostgresServer
+from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 

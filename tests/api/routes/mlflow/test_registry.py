@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_versions import Registration

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.store import Store
-from resources.settings import Settings
+from recipes.storage.artifact_store import Store
+from resources.settings.settings import Settings
 
 MODELS = "/api/2.0/mlflow/registered-models"
 VERSIONS = "/api/2.0/mlflow/model-versions"

@@ -16,7 +16,7 @@ from api.routes.ui.graphql_execution import exceeded_limit, schema
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
 from tests.api.server_process import ServerProcess
-from tests.browser import page
+from tests.browser_page import page
 
 STEPS = 40
 

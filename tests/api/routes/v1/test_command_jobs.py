@@ -15,20 +15,20 @@ from api.routes.v1 import job_log
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
 from hanzo_ml.cli.job import logs as told_logs
-from recipes.command.job import MAX_CODE_BYTES
-from recipes.schema import Program
-from recipes.store import Store
-from resources.command_jobs import asked_of
+from recipes.contracts.command_job import MAX_CODE_BYTES
+from recipes.contracts.job import Program
+from recipes.storage.artifact_store import Store
 from resources.compute.job_key import JobRef
 from resources.compute.local.backend import LocalCompute
 from resources.compute.registry import open_backend
+from resources.jobs.command import asked_of
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
 from resources.metadata.told_config import MASK
 from resources.metadata.totals import queued
 from resources.relay import record_of
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.server_process import ServerProcess
 
 SPECIFICATION = """

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.store import Store
+from recipes.contracts.dataset_contract import Measures, ValidateParameters
+from recipes.contracts.validation_results import ValidationFacts
+from recipes.storage.artifact_store import Store
 from recipes.validate import examine
-from recipes.validation.blocks import lines_in
 from recipes.validation.contract import ColumnContract, Contract
-from recipes.validation.findings import ValidationFacts
-from recipes.validation.parameters import Measures, ValidateParameters
+from recipes.validation.record_blocks import lines_in
+from resources.datasets.check_policy import Checks
+from resources.datasets.check_verdicts import judge_version
+from resources.datasets.validations import CHECK_REQUESTED, Validations
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.outbox import read_after
-from resources.metadata.validations import CHECK_REQUESTED, Validations
-from resources.settings import Settings
-from resources.validation.judge import judge_version
-from resources.validation.policy import Checks
+from resources.settings.settings import Settings
 
 ROWS = [{"instruction": f"Who keeps lamp {n}?", "answer": "<b>She.</b>" if n else 5} for n in range(5)]
 CONTRACT = Contract(columns={"answer": ColumnContract(type="string")})

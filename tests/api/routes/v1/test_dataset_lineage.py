@@ -7,13 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recipes.contracts.dataset_formats import Format
-from recipes.store import Store
-from resources.ingest.create import create_from
+from recipes.storage.artifact_store import Store
 from resources.ingest.new_version import NewVersion
-from resources.ingest.sources import local_files
+from resources.ingest.source_files import local_files
+from resources.ingest.version_creation import create_from
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.resources.lineage.test_trace import World, rows
 
 

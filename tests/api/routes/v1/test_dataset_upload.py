@@ -10,17 +10,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recipes.contracts.dataset_formats import Format
-from recipes.manifest import Artifact
-from recipes.store import Store
-from resources.ingest.create import create_from
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
 from resources.ingest.new_version import NewVersion
-from resources.ingest.remote import files_at
+from resources.ingest.remote_sources import files_at
+from resources.ingest.version_creation import create_from
 from resources.lineage.record import find, parents
 from resources.metadata.database import Database
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
-from tests.resources import test_ingest as ingest
-from tests.resources.test_dataset_formats import WRITERS, packed_zstd
+from tests.resources.ingest import test_version_creation as ingest
+from tests.resources.ingest.test_formats import WRITERS, packed_zstd
 from tests.s3_server import S3Server
 
 Packed = Callable[[bytes], bytes]

@@ -14,12 +14,12 @@ import pytest
 
 from api.artifacts.file_response import SAFE_HEADERS
 from api.artifacts.signed_links import SignedLink
-from recipes.chunks import chunk_folder, chunk_uri
-from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
-from recipes.selection import bitmap_uri
-from recipes.store import Store
-from resources.derived_versions import split_of
+from recipes.storage.artifact_store import Store
+from recipes.storage.line_selection import bitmap_uri
+from recipes.storage.locations import chunk_folder, chunk_uri
+from recipes.storage.manifest import Artifact
+from resources.datasets.prepared_versions import split_of
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -28,8 +28,8 @@ from tests.api.conformance import Conformance
 from tests.api.conftest import answering, migrated
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
-from tests.hanzo_ml.test_cli import run
-from tests.resources.test_split_storage import divided
+from tests.hanzo_ml.cli.test_cli import run
+from tests.resources.datasets.test_split_storage import divided
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 DRAW = random.Random(0)

@@ -10,16 +10,16 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from api.app import create_app
-from recipes.parameters import PrepareParameters
+from recipes.contracts.job import Hardware, Job, Program
+from recipes.contracts.parameters import PrepareParameters
 from recipes.prepare import prepare
-from recipes.schema import Hardware, Job, Program
-from recipes.store import Store
-from resources.derived_versions import Derivation, add_prepared, outputs_at
+from recipes.storage.artifact_store import Store
+from resources.datasets.prepared_versions import Derivation, add_prepared, outputs_at
 from resources.metadata.audit import calls_of
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
-from resources.settings import Settings
+from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.auth.test_audit import asking
 from tests.api.conftest import answering, migrated

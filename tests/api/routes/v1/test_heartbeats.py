@@ -4,10 +4,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from resources.metadata.database import Database
-from resources.metadata.heartbeats import SENSORS, Heartbeats
 from resources.metadata.outbox import now_ms
 from resources.metadata.tables import heartbeats
-from resources.settings import Settings
+from resources.monitoring.heartbeats import SENSORS, Heartbeats
+from resources.settings.settings import Settings
 
 
 def test_who_was_heard_and_how_long_ago(http: TestClient, settings: Settings) -> None:

@@ -16,21 +16,21 @@ from api.app import create_app
 from api.auth.permissions import LOCAL
 from api.idempotency import sweep_id_from_key
 from hanzo_ml.cli import hpo
-from recipes import objective_names
-from recipes.recipe import Recipe
-from recipes.store import Store
-from resources.hpo.advance import advance
-from resources.hpo.config import SweepConfig
+from recipes.contracts import objective_names
+from recipes.contracts.recipe import Recipe
+from recipes.storage.artifact_store import Store
+from resources.hpo.sweep_advance import advance
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweeps import Sweeps
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import read_after
-from resources.metadata.sweeps import Sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
-from tests.hanzo_ml.test_cli import run
-from tests.postgres import migrated_sqlite, postgres_url, sqlite_url
+from tests.hanzo_ml.cli.test_cli import run
+from tests.postgres_server import migrated_sqlite, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, small
 
 __all__ = ["migrated_sqlite", "postgres_url", "sqlite_url"]

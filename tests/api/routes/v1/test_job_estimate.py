@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from tests.api.conftest import answering, migrated

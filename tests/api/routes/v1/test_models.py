@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, Jobs
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 FILES = "s3://hanzo-models/fraud/v0/weights"
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from api import dependencies
 from api.auth.permissions import Caller
 from tests.api.conftest import answering, migrated
-from tests.postgres import PostgresServer
+from tests.postgres_server import PostgresServer
 from tests.resources.hpo.sweep_files import small
 
 QUOTAS = """

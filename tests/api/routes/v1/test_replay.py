@@ -12,23 +12,23 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from hanzo_ml.cli import app, replay, waiting
-from recipes.incidents import Diverged, Incident, OutOfMemory
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
-from recipes.results import TrainingFacts
-from recipes.schema import Machine, Result
-from recipes.store import Store
+from hanzo_ml.cli import app, job_polling, replay
+from recipes.contracts.job import Machine, Result
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import Diverged, Incident, OutOfMemory
+from recipes.contracts.results import TrainingFacts
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from resources.jobs.resume import Wish, resume_job
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
-from resources.resume import Wish, resume_job
-from resources.services import SOURCE
-from resources.settings import Settings
-from resources.settings_sections import Quota
+from resources.settings.sections import Quota
+from resources.settings.settings import Settings
+from resources.stack.services import SOURCE
 
 LOSSES = {1: 2.5, 2: 1.25, 3: None}
 MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old one", threads=3)
@@ -227,7 +227,7 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
         submitted = {"job": {"id": completed}, "environment": [{"what": "torch", "then": "1.0", "now": "2.0"}]}
         monkeypatch.setattr(replay, "start", lambda path, key: submitted)
 
-    for module in (replay, waiting):
+    for module in (replay, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
     submits(equal)
     done = CliRunner().invoke(app, ["run", "replay", first])
@@ -268,7 +268,7 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
         assert (verdict["equal"], verdict["first_difference"], verdict["weights"]) == (False, None, [])
         assert verdict["untrue"] == {"step": step, "then": then, "now": loss}
     submitted = {"job": {"id": again}, "environment": []}
-    for module in (replay, waiting):
+    for module in (replay, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
     monkeypatch.setattr(replay, "start", lambda path, key: submitted)
     done = CliRunner().invoke(app, ["run", "replay", first])
@@ -305,7 +305,7 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
         ("replay", "out_of_memory", 3),
     ]
     submitted = {"job": {"id": again}, "environment": []}
-    for module in (replay, waiting):
+    for module in (replay, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
     monkeypatch.setattr(replay, "start", lambda path, key: submitted)
     said = CliRunner().invoke(app, ["run", "replay", first]).output

@@ -6,11 +6,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.dependencies import from_own_user
-from recipes.manifest import Manifest
-from recipes.store import Store
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Manifest
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
-from resources.settings import Settings
+from resources.settings.settings import Settings
 
 
 @pytest.fixture

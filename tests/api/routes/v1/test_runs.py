@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.retention import VALIDATION_LOSS
-from recipes.store import Store
-from resources.settings import Settings
+from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.storage.artifact_store import Store
+from resources.settings.settings import Settings
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from recipes.manifest import Artifact
-from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress, Tracking
+from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress, Tracking
+from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.render import render
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
 KUEUE = Scheduler()

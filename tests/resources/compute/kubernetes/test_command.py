@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import Distributed, Hardware, Program
+from recipes.contracts.job import Distributed, Hardware, Program
 from resources.compute.kubernetes.render import render
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, of_kind, program
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.schema import Job, Program, StoreAddress
+from recipes.contracts.job import Job, Program, StoreAddress
 from resources.compute.kubernetes.names import object_name
 from tests.resources.compute.kubernetes.schemas import LABEL
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Distributed, Hardware, Job
+from recipes.contracts.job import BadConfiguration, Distributed, Hardware, Job
+from recipes.contracts.recipe import Recipe
 from resources.compute.kubernetes.render import render
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program
 from tests.resources.compute.kubernetes.schemas import check
 

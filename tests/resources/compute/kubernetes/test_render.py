@@ -9,9 +9,9 @@ import pytest
 import yaml
 from kubernetes_validate import ValidationError
 
-from recipes.schema import Distributed, Job, Program, Schedule, StoreAddress, Tracking
+from recipes.contracts.job import Distributed, Job, Program, Schedule, StoreAddress, Tracking
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
     DISTRIBUTED,
     GPUS,

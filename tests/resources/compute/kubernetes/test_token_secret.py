@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
 
-from recipes.schema import Job
+from recipes.contracts.job import Job
 from resources.compute.credentials import NoCredentials
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.render import render, to_yaml
 from resources.compute.kubernetes.token_keeper import TokenKeeper
-from resources.job_credentials import JobCredentials
+from resources.jobs.credentials import JobCredentials
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX
 from resources.metadata.jobs import Jobs
-from tests.postgres import migrated_sqlite, sqlite_url
+from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import KUEUE, a_job, of_kind, program
 from tests.resources.compute.kubernetes.schemas import check
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import Distributed
+from recipes.contracts.job import Distributed
 from resources.compute.kubernetes.render import render
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import KUEUE, PLAIN, a_job, of_kind, program
 
 GANG = a_job(distributed=Distributed(num_nodes=2, gpus_per_node=1, backend="gloo"))

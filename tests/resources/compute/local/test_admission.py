@@ -13,8 +13,8 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress
 from recipes.counted import counted
-from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
 from resources.compute.base import MAX_RESTARTS, Observation, Phase
 from resources.compute.credentials import NoCredentials
 from resources.compute.local import admission, backend, capacity
@@ -25,14 +25,14 @@ from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
 from resources.detached import PID, lock, write_json
-from resources.settings import Settings
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
+from resources.settings.settings import Settings
 from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, until
 
 PROGRAM = """
 import os, time
 from recipes.runner import main, say
-from recipes.schema import Result
+from recipes.contracts.job import Result
 
 def program(job, store, work):
     say("on " + os.environ.get("CUDA_VISIBLE_DEVICES", "all"))

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from recipes.assignment import SPLITS
 from recipes.contracts.exit_reason import ExitReason
-from recipes.schema import (
+from recipes.contracts.job import (
     EXIT_FILE,
     MEMORY_RAN_OUT,
     BadConfiguration,
@@ -30,7 +29,8 @@ from recipes.schema import (
     Schedule,
     StoreAddress,
 )
-from recipes.store import Store
+from recipes.preparation.split_assignment import SPLITS
+from recipes.storage.artifact_store import Store
 from resources.compute import base
 from resources.compute.base import Follower, JobFailed, Observation, Phase, truncate_lines
 from resources.compute.job_key import JobRef
@@ -46,7 +46,7 @@ BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models
 PROGRAM = """
 import os, signal, sys, time
 from recipes.runner import Preempted, Restart, main, say
-from recipes.schema import BadConfiguration, Result
+from recipes.contracts.job import BadConfiguration, Result
 
 def program(job, store, work):
     with (work / "starts").open("a") as starts:
@@ -478,7 +478,7 @@ def test_a_failed_job_can_be_run_again_once_its_cause_is_gone(compute: LocalComp
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from recipes.schema import Job
+from recipes.contracts.job import Job
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute
 job = Job.model_validate_json(Path(sys.argv[2]).read_bytes())

@@ -3,7 +3,7 @@
 import pytest
 
 from resources.compute.local.gpus import by_type, free, installed, type_of
-from resources.settings_sections import Scheduler
+from resources.settings.sections import Scheduler
 
 KNOWN = Scheduler().gpu_types
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import Job, Tracking
+from recipes.contracts.job import Job, Tracking
 from resources.compute.local.backend import LocalCompute
 from resources.detached import LOG, PID
-from resources.job_credentials import TOKEN, JobCredentials
+from resources.jobs.credentials import TOKEN, JobCredentials
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX, JobGrant
 from resources.metadata.jobs import Jobs
-from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.compute.local.test_backend import Watcher, go_on, job_that, kill, source, starts, until
 from tests.resources.metadata.conftest import database, database_url
 

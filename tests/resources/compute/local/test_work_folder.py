@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.schema import Program
+from recipes.contracts.job import Program
 from resources.compute.job_key import JobRef
 from resources.compute.local.work_folder import work_folder
 

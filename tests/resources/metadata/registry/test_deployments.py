@@ -8,9 +8,8 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment, deploy, overtaken
-from resources.engine.client import HttpEngine
 from resources.errors import EngineUnavailable, ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
@@ -19,6 +18,7 @@ from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.undeployment import undeploy
+from resources.serving.client import HttpEngine
 from tests.api.server_process import free_port
 from tests.resources.metadata.registry.test_registry import House, model, refused
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.schema import StoreAddress
-from recipes.store import Store
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
@@ -17,7 +17,7 @@ from resources.metadata.registry.model_version_sources import Sourced, check_sou
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointer
 from resources.metadata.registry.registry_pages import versions_page
-from resources.metadata.registry.registry_search import RegistrySearch
+from resources.metadata.registry.search import RegistrySearch
 from tests.resources.metadata.registry.test_registry import House, model, refused
 
 

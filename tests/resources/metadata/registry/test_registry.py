@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.manifest import Artifact
+from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after

@@ -8,8 +8,8 @@ from sqlalchemy import Table, select
 from resources.metadata.database import Database
 from resources.metadata.tables import latest_metrics, params, run_tags
 from resources.metadata.tracking import logged_runs
-from resources.metadata.tracking.inputs import Dataset, DatasetInput
 from resources.metadata.tracking.logged_runs import LoggedRun
+from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 

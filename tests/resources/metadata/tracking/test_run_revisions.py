@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from resources.metadata.database import Database
-from resources.metadata.tracking.inputs import Dataset, DatasetInput
-from resources.metadata.tracking.run_alerts import tell
+from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
 from resources.metadata.tracking.run_revisions import Renderings
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
+from resources.monitoring.run_health import tell
 
 
 def told(tracking: Tracking) -> None:

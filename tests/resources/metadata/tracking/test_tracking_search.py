@@ -6,7 +6,7 @@ import pytest
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking

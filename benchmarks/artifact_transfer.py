@@ -1,0 +1,140 @@
+"""Usage: python -m benchmarks.artifact_transfer [--files 8] [--megabytes 24] [--connection 10]
+
+How long an artifact is on its way to S3 and back where each connection brings so many megabytes a second, as real ones do:
+ours beside one object after the other over one connection, and beside boto3, which MLflow's client calls for each file.
+"""
+
+import argparse
+import multiprocessing
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import boto3
+import obstore
+
+from recipes.addresses import locate
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import open_bucket
+from tests.s3_server import BUCKETS, VARIABLES, s3_server
+
+LATE_SECONDS = 0.03
+"""Of what a connection brings, each block comes no sooner than the rate says, and the first of them that much later."""
+BLOCK = 1 << 16
+URI = "s3://hanzo-ml/checkpoints/transfers"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--files", type=int, default=8)
+    options.add_argument("--megabytes", type=int, default=24, help="of each")
+    options.add_argument("--connection", type=float, default=10.0, help="megabytes a second that one brings")
+    asked = options.parse_args()
+    ours, theirs = multiprocessing.Pipe()
+    spawned = multiprocessing.get_context("spawn")
+    server = spawned.Process(target=serve, args=(theirs, asked.connection * 1e6), daemon=True)
+    server.start()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "artifact"
+            folder.mkdir()
+            for number in range(asked.files):
+                (folder / f"part-{number}").write_bytes(os.urandom(asked.megabytes << 20))
+            report(measure(StoreAddress(root=ours.recv(), buckets=BUCKETS), folder, Path(scratch)), folder)
+    finally:
+        server.terminate()
+
+
+def measure(address: StoreAddress, folder: Path, scratch: Path) -> dict[str, tuple[float, float]]:
+    """Seconds up and down, by whoever moved it."""
+    store = Store(address, VARIABLES)
+    place = locate(address, URI)
+    bucket = open_bucket(place.bucket, address, VARIABLES)
+    client = boto3.client(
+        "s3",
+        endpoint_url=address.root,
+        aws_access_key_id=VARIABLES["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=VARIABLES["AWS_SECRET_ACCESS_KEY"],
+        region_name="us-east-1",
+    )
+    files = sorted(folder.iterdir())
+
+    def one_up() -> None:
+        for file in files:
+            obstore.put(bucket, f"one/{file.name}", file, max_concurrency=1)
+
+    def one_down() -> None:
+        for file in files:
+            with (scratch / file.name).open("wb") as out:
+                for chunk in obstore.get(bucket, f"one/{file.name}").stream():
+                    out.write(chunk)
+
+    def boto3_up() -> None:
+        for file in files:
+            client.upload_file(str(file), place.bucket, f"boto3/{file.name}")
+
+    def boto3_down() -> None:
+        for file in files:
+            client.download_file(place.bucket, f"boto3/{file.name}", str(scratch / file.name))
+
+    artifact = store.publish(folder, URI, "checkpoint")  # what each loads once, and hashes, is not on its way
+    client.list_buckets()
+    return {
+        "one after the other": (seconds(one_up), seconds(one_down)),
+        "boto3": (seconds(boto3_up), seconds(boto3_down)),
+        "ours": (
+            seconds(lambda: store.publish_described(folder, f"{URI}/again", store.manifest(artifact))),
+            seconds(lambda: store.fetch(artifact, scratch / "cache")),
+        ),
+    }
+
+
+def report(found: dict[str, tuple[float, float]], folder: Path) -> None:
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    print(f"{size:,.0f} MB               up MB/s     down MB/s    ours/this, up   down")
+    for name, (up, down) in found.items():
+        ours_up, ours_down = found["ours"]
+        print(f"{name:<22} {size / up:>9.0f} {size / down:>13.0f} {up / ours_up:>16.2f} {down / ours_down:>6.2f}")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def serve(told: Connection, rate: float) -> None:
+    """An S3 server, and in front of it something that gives each connection `rate` bytes a second."""
+    with s3_server() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        told.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        while True:
+            near, _ = listener.accept()
+            far = socket.create_connection((host, int(port)))
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=pass_on, args=(*ends, rate), daemon=True).start()
+
+
+def pass_on(source: socket.socket, target: socket.socket, rate: float) -> None:
+    due = 0.0
+    with suppress(OSError):
+        while block := source.recv(BLOCK):
+            now = time.monotonic()
+            due = max(due, now + LATE_SECONDS if now - due > LATE_SECONDS else due) + len(block) / rate
+            time.sleep(max(0.0, due - now))
+            target.sendall(block)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    main()

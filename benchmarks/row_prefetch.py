@@ -1,0 +1,94 @@
+"""How long training waits for rows that no memory holds: told of beforehand (row B18), beside the same rows untold.
+
+    python -m benchmarks.row_prefetch [--megabytes 512] [--rounds 3]
+
+Each step has rows of 2,048 tokens from records that lie anywhere in a file, which is put out of memory before each way. What
+a step computes is a pause; only the time is measured in which the rows are made.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+
+from recipes.preparation.tables import open_table, write_table
+from recipes.training.data.packing import PackedRows
+from recipes.training.data.prefetch import will_need
+from recipes.training.raw_rows import SCHEMA
+
+LENGTH = 2048
+ROWS, STEPS = 8, 12
+COMPUTING = 0.2
+"""Seconds of a step."""
+
+
+def make(path: Path, megabytes: int) -> None:
+    """Records of long-tailed lengths, some 20 of which are a row, in batches as a preparation writes them."""
+    lengths = np.minimum(np.random.default_rng(0).lognormal(4.2, 0.9, 10_000).astype(np.int32) + 2, LENGTH)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]))
+    tokens = pa.array(np.arange(lengths.sum(), dtype=np.int32) % 50_000)
+    taught = pa.array(np.ones(len(tokens), dtype=np.bool_))
+    columns = {
+        "input_ids": pa.ListArray.from_arrays(offsets, tokens),
+        "assistant_mask": pa.ListArray.from_arrays(offsets, taught),
+        "length": pa.array(lengths),
+    }
+    batch = pa.record_batch([columns[field.name].cast(field.type) for field in SCHEMA], SCHEMA)
+    write_table(path, SCHEMA, [batch] * max(1, (megabytes << 20) // batch.nbytes))
+
+
+def put_out_of_memory(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def waited(path: Path, is_told: bool, seed: int) -> float:
+    """Seconds in which the rows of all steps were made; each step's are told of two steps before, as in training."""
+    put_out_of_memory(path)  # which of the pages that are mapped it cannot: so the file is opened after it
+    rows = PackedRows(open_table(path), LENGTH, padding=0)
+    chosen = np.random.default_rng(seed).integers(0, len(rows), (STEPS, ROWS)).tolist()
+    seconds = 0.0
+
+    def tell(step: int) -> None:
+        for row in chosen[step] if is_told and step < STEPS else ():
+            for address, size in rows.place_of(row):
+                will_need(address, size)
+
+    tell(0)
+    tell(1)
+    for step in range(STEPS):
+        tell(step + 2)
+        time.sleep(COMPUTING)  # here, so that the first step's rows too are told of a step before
+        began = time.perf_counter()
+        for row in chosen[step]:
+            rows[row]
+        seconds += time.perf_counter() - began
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the disk that is measured")
+    given = parser.parse_args()
+    with TemporaryDirectory(dir=given.folder) as folder:
+        file = Path(folder) / "tokens.arrow"
+        make(file, given.megabytes)
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(given.rounds):
+            for is_told in found:
+                found[is_told].append(1000 * waited(file, is_told, seed=number) / (STEPS * ROWS))
+                print(f"round {number + 1}: {'told' if is_told else 'untold'} {found[is_told][-1]:.2f} ms a row", flush=True)
+    told, untold = (statistics.median(found[is_told]) for is_told in (True, False))
+    print(f"median: told {told:.2f} ms a row, untold {untold:.2f}: {untold / told:.1f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What the metric buffer decides, without a thread and without a network: what to send, how, and when again."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hanzo_ml.client.repeated_steps import Anew, first_until
+
+BATCH = 1000
+"""MLflow's limit of metrics in one request."""
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 10.0
+CODES_OF_BAD_POINTS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric. `timestamp` is in milliseconds since 1970; sent twice with all four equal, it counts once."""
+
+    key: str
+    value: float
+    step: int
+    timestamp: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint and for the wire: JSON has no NaN and no infinity, so they are strings."""
+        if math.isfinite(self.value):
+            return asdict(self)
+        word = "NaN" if math.isnan(self.value) else "Infinity" if self.value > 0 else "-Infinity"
+        return {**asdict(self), "value": word}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Point":
+        return cls(str(data["key"]), float(data["value"]), int(data["step"]), int(data["timestamp"]))
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
+
+    The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
+    second time: a key that is always logged at step 0 stays new. Of the steps `anew`, which the run now does otherwise than
+    before, those up to `again[key]` are there as they are now: `newest_again` finds it.
+    """
+
+    step: int
+    newest: Mapping[str, int]
+    anew: Sequence[Anew] = ()
+    again: Mapping[str, int] = field(default_factory=dict)
+
+    def is_known(self, point: Point) -> bool:
+        """Of what is logged from now on."""
+        return self.step < point.step and self.is_there(point)
+
+    def is_there(self, point: Point) -> bool:
+        """Of what a predecessor had pending. It may have been another's second time at a step: of one that was killed after
+        it had sent its values, and before its checkpoint."""
+        there = self.newest if first_until(self.anew, point.step) is None else self.again
+        return point.key in there and point.step <= there[point.key]
+
+
+def without_known(points: Iterable[Point], resumption: Resumption) -> list[Point]:
+    return [point for point in points if not resumption.is_known(point)]
+
+
+def newest_again(history: Iterable[tuple[int, int]], anew: Sequence[Anew]) -> int | None:
+    """The newest of the steps `anew` in a key's history, as pairs of step and time, that is of the second time."""
+    until = ((step, time, first_until(anew, step)) for step, time in history)
+    return max((step for step, time, first in until if first is not None and time > first), default=None)
+
+
+def newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
+    """The newest step of every key in the answer of MLflow's `runs/get`."""
+    metrics = run["run"]["data"].get("metrics", [])
+    return {metric["key"]: int(metric.get("step", 0)) for metric in metrics}
+
+
+def retry_delay(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
+
+
+def is_refusal(status: int, error_code: str) -> bool:
+    """Whether sending the same again cannot help. Anything else (a proxy, an expired token, a restart) may pass."""
+    return status in (400, 409, 413, 422) or (status == 404 and error_code in CODES_OF_BAD_POINTS)

@@ -1,0 +1,238 @@
+"""A dataset's assets: source -> version -> train, validation, test, prepared; with a check that nothing leaks."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+from pydantic import JsonValue
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.dataset_checks import (
+    SPLITS_FOLDER,
+    check_result,
+    check_specs,
+    find_leaks,
+    quality_metadata,
+    refuse_what_is_blocked,
+    telling_why,
+    validate,
+)
+from hanzo_ml_assets.definition_schema import DatasetDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.preparation import build_prepared
+from hanzo_ml_assets.run_tags import group_name, pinned
+from recipes.canonical_json import canonical_json
+from recipes.contracts.job import Job, Program, Result
+from recipes.contracts.validation_results import Leaks
+from recipes.storage.manifest import Artifact
+from resources.datasets.check_verdicts import Verdict
+from resources.datasets.deletion import recording
+from resources.ingest.formats import format_of
+from resources.ingest.new_version import NewVersion
+from resources.ingest.query import query_file
+from resources.ingest.remote_sources import files_at, is_address
+from resources.ingest.source_files import SourceFile, local_files
+from resources.ingest.version_creation import create_from
+from resources.lineage.record import record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.settings.settings import Settings
+
+SPLITS = ("train", "validation", "test")
+FORM = "lines of the version"
+"""Of what a split consists."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A version's splits, how many records each has, and how many held-out questions stand in the training split."""
+
+    artifacts: Mapping[str, Artifact]
+    records: Mapping[str, int]
+    leaked: JsonValue
+
+
+def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets of a dataset definition that lies in `folder`."""
+    prefix = ["datasets", definition.name]
+    group = group_name("datasets", definition.name)
+    owners = list(definition.owners)
+    source = dg.AssetSpec(
+        [*prefix, "source"],
+        group_name=group,
+        kinds={"file", definition.format} if definition.sql is None else {"sql"},
+        owners=owners,
+        description=f"{origin_words(definition)}. {definition.description}",
+    )
+
+    @dg.asset(
+        key=[*prefix, "version"],
+        deps=[source],
+        group_name=group,
+        kinds={definition.format},
+        owners=owners,
+        description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
+        check_specs=check_specs(definition.checks, [*prefix, "version"], of_splits=False),
+        code_version="2",
+    )
+    @reports_exit_reason
+    def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        found = pinned(context, control_plane)
+        if found is None and definition.source is None and definition.sql is None:
+            raise dg.Failure(f"upload files: `hanzo-ml dataset create --name NAME --path FILE`; {definition.name} has none")
+        if found is None:
+            wanted = NewVersion(definition.name, definition.format, "dagster", DEFAULT_ORGANIZATION)
+            files = raw_files(definition, folder, control_plane.settings)
+            found, _ = create_from(control_plane.database, control_plane.store, wanted, files)
+        with telling_why(found, "checked", control_plane):
+            checked = validate(context, definition, found, control_plane)
+        return dg.MaterializeResult(
+            metadata={**describe(found), **quality_metadata(checked)},
+            data_version=dg.DataVersion(found.content_sha256),
+            check_results=[check_result(verdict, [*prefix, "version"]) for verdict in checked.verdicts],
+        )
+
+    @dg.multi_asset(
+        name=f"split_{group}",
+        specs=[
+            dg.AssetSpec(
+                [*prefix, split],
+                deps=[[*prefix, "version"]],
+                group_name=group,
+                kinds={"jsonl"},
+                owners=owners,
+                description=f"The {split} split, the same for the same version and seed; a prepared version brings its own.",
+                code_version="1",
+            )
+            for split in SPLITS
+        ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                "no_leak",
+                asset=[*prefix, "test"],
+                description="No question of the held-out splits stands in the training split.",
+            ),
+            *check_specs(definition.checks, [*prefix, "test"], of_splits=True),
+        ],
+    )
+    @reports_exit_reason
+    def splits(
+        context: dg.AssetExecutionContext, control_plane: ControlPlane
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        found = pinned(context, control_plane)
+        if found is None:
+            found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
+        with telling_why(found, "split", control_plane):
+            refuse_what_is_blocked(context, definition, found, control_plane)
+            if found.is_prepared:
+                divided = prepared_splits(found, control_plane)
+            else:
+                job = split_job(definition, found, control_plane)
+                divided = split_by(control_plane.compute.run(job, follow(context, job)))
+            leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
+        record_splits(control_plane, found, divided, leaks, verdict)
+        for split in SPLITS:
+            artifact = divided.artifacts[split]
+            yield dg.MaterializeResult(
+                asset_key=[*prefix, split],
+                metadata={
+                    "dagster/row_count": divided.records[split],
+                    "dataset_version": found.reference,
+                    "uri": artifact.uri,
+                    "digest": artifact.digest,
+                },
+                data_version=dg.DataVersion(artifact.digest),
+            )
+        yield dg.AssetCheckResult(
+            check_name="no_leak",
+            asset_key=[*prefix, "test"],
+            passed=divided.leaked == 0,
+            metadata={"leaked_records": str(divided.leaked)},
+        )
+        yield check_result(verdict, [*prefix, "test"])
+
+    return [source, version, splits, build_prepared(definition)]
+
+
+def origin_words(definition: DatasetDefinition) -> str:
+    if definition.sql is not None:
+        return f"Rows of database {definition.database}: {definition.sql}"
+    return f"Raw files: {definition.source or 'uploaded'}"
+
+
+def raw_files(definition: DatasetDefinition, folder: Path, settings: Settings) -> list[SourceFile]:
+    """What a definition's `source` or `sql` means. Whoever wrote it runs this server: no address, and no database that is
+    named in its settings, is refused to him.
+    """
+    source, format = str(definition.source), format_of(definition.format)
+    if definition.sql is not None and definition.database is not None:
+        return [query_file(settings, definition.database, definition.sql, format)]
+    return files_at(settings, source, format) if is_address(source) else local_files((folder / source).resolve(), format)
+
+
+def describe(version: DatasetVersion) -> dict[str, object]:
+    return {
+        "dagster/row_count": version.num_records,
+        "version": version.version,
+        "size_bytes": version.size_bytes,
+        "uri": version.storage_path,
+        "content_sha256": version.content_sha256,
+        "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, kind) for name, kind in version.schema.items()]),
+    }
+
+
+def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
+    """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
+
+    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are.
+    """
+    parameters = definition.split.model_dump(mode="json")
+    label = hashlib.sha256(canonical_json([FORM, parameters])).hexdigest()[:12]
+    place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
+    identifier = f"split-{version.id}-{label}"
+    return Job(
+        id=identifier,
+        program=Program.SPLIT,
+        inputs={"dataset": version.artifact},
+        parameters=parameters,
+        outputs={split: f"{place}/{split}" for split in SPLITS},
+        result_uri=f"{place}/result.json",
+        store=control_plane.settings.store,
+        cache_dir=control_plane.cache_dir,
+    )
+
+
+def split_by(result: Result) -> Division:
+    """What the program split made."""
+    records = {split: int(result.metrics[split]) for split in SPLITS}
+    return Division({split: result.artifacts[split] for split in SPLITS}, records, result.facts["leaked"])
+
+
+def prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -> Division:
+    """The splits that a prepared version was made with: others would not be what was tokenized, and jobs were told of."""
+    artifacts = {split: version.split(split) for split in SPLITS}
+    leaked = control_plane.store.manifest(artifacts["test"]).facts["leaked"]
+    return Division(artifacts, {split: version.splits[split]["num_records"] for split in SPLITS}, leaked)
+
+
+def record_splits(
+    control_plane: ControlPlane, version: DatasetVersion, divided: Division, leaks: Result, verdict: Verdict
+) -> None:
+    """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
+    made = [*divided.artifacts.values(), *leaks.artifacts.values()]
+    with recording(control_plane.database, control_plane.store, version, made) as connection:
+        control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)
+        for artifact in made:
+            record(connection, artifact, control_plane.store.manifest(artifact))
+        stored = {
+            split: {
+                "path": artifact.uri + "/",
+                "num_records": divided.records[split],
+                "size_bytes": artifact.size_bytes,
+                "artifact": artifact.model_dump(),
+            }
+            for split, artifact in divided.artifacts.items()
+        }
+        control_plane.datasets.set_splits(connection, version, stored)

@@ -1,0 +1,95 @@
+"""What a user writes in a `defs.yaml`: datasets and models as types, checked when the graph is loaded."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from recipes.contracts.dataset_contract import Measures
+from recipes.contracts.dataset_formats import FormatName
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters
+from recipes.validation.contract import Contract
+from resources.datasets.check_policy import Checks
+from resources.jobs.sandbox import registered_name
+from resources.metadata.jobs import JobRecord
+from resources.metadata.registry.model_key import ModelKey
+
+
+class DatasetDefinition(Frozen):
+    """A dataset: where its raw files lie, what they must be, and how they are split."""
+
+    name: str
+    description: str = ""
+    source: str | None = Field(
+        None,
+        description="file or folder, relative to the definition, or an s3:// or kafka:// address; none where it is uploaded",
+    )
+    sql: str | None = Field(None, description="instead of a source, a query whose rows are the records, of `database`")
+    database: str | None = Field(None, description="its name in storage.databases of the settings")
+    format: FormatName = "jsonl"
+    contract: Contract = Contract()
+    measures: Measures = Measures()
+    checks: Checks = Checks()
+    leak_similarity: NearDuplicates = Field(NearDuplicates(), description="when a test record is nearly one trained on")
+    split: SplitParameters = SplitParameters()
+    prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
+    owners: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def comes_from_one_place(self) -> Self:
+        if (self.sql is None) != (self.database is None):
+            raise ValueError("sql and database belong together: give a query and the name of its database, or none")
+        if self.sql is not None and (self.source is not None or self.format != "jsonl"):
+            raise ValueError("the rows of sql have no source and no format beside: leave those out")
+        return self
+
+
+class EvaluationSuite(Frozen):
+    """What the tuned model is asked."""
+
+    max_new_tokens: int = Field(24, ge=1)
+    samples: int | None = Field(None, ge=1)
+    questions: tuple[str, ...] = Field((), description="shown with the answers of both models, not scored")
+
+
+class GatePolicy(Frozen):
+    """What a model must hold to be registered in staging.
+
+    `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
+    """
+
+    min_accuracy: float = Field(0.0, ge=0, le=1)
+    max_perplexity: float | None = Field(None, gt=0)
+    max_regression: float = Field(0.02, ge=0)
+
+
+class DeploymentTarget(Frozen):
+    """How a promoted version is served."""
+
+    quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"
+    smoke_prompts: tuple[str, ...] = Field(min_length=1)
+
+
+class ModelDefinition(Frozen):
+    """A model: dataset + recipe + evaluation suite + gate + deployment target."""
+
+    name: str
+    description: str = ""
+    dataset: str
+    recipe: str = Field(description="name of a file in recipes/, without .yaml")
+    evaluation: EvaluationSuite = EvaluationSuite()
+    gate: GatePolicy = GatePolicy()
+    deployment: DeploymentTarget
+    owners: tuple[str, ...] = ()
+
+    @property
+    def partitions_name(self) -> str:
+        """Name of the dynamic partitions of this model: one for each tracking run."""
+        return f"{self.name}-runs"
+
+    def key(self, step: str) -> list[str]:
+        return ["models", self.name, step]
+
+    def registered(self, job: JobRecord) -> ModelKey:
+        """As what the registry has a job's model: under its definition's name; in the sandbox, under the job's own."""
+        return ModelKey(job.organization, registered_name(self.name, job.name))

@@ -1,0 +1,93 @@
+"""When a loss has diverged: not finite, or above its running band for many steps on end (row Y7). Pure."""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from pydantic import Field
+
+from recipes.contracts.frozen_model import Written
+
+WARM = 20
+"""Losses that make a band."""
+FIRST, WIDER = 5, 2.0
+"""Until then the middle one of so many losses stands for the mean, in a band so many times as wide.
+
+By default that is a loss beyond 2.2 times that of the model which the run began with: Lightning's `SpikeDetection` takes
+twice the running loss. What a loss gains while the learning rate warms up (Gupta et al. 2023) is far less, and no single odd
+batch decides the middle one. A run that diverges within its first updates was trained to its end.
+"""
+MEMORY = 0.95
+"""Share of the past in the running mean: some 20 steps count."""
+LEAST_SHARE, LEAST = 0.2, 0.1
+"""The deviation never counts as less than this share of the mean, and this many nats: a smooth loss may wobble."""
+
+
+class DivergencePolicy(Written):
+    """What a run does when its loss diverges.
+
+    Both actions go back to the last good checkpoint. `stop` ends there, and the gate judges what the run had learned; `skip`
+    goes on without the samples of the bad steps, at most three times, and then stops.
+    """
+
+    action: Literal["stop", "skip"] = "stop"
+    band: float = Field(3.0, gt=0, description="running deviations above the running mean that are still no divergence")
+    patience: int = Field(20, ge=1, description="steps on end above the band; a loss that is not finite needs none")
+
+
+def spoilt_from(first: int) -> int:
+    """The first step whose weights are bad, where `first` is the first with a bad loss: the update before made them so."""
+    return max(1, first - 1)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """`first` is the first step with a bad loss, `noticed` the one at which it was certain."""
+
+    first: int
+    noticed: int
+    reason: str
+
+
+class Band:
+    """The running mean and deviation of the losses within it, fed in the order of steps."""
+
+    def __init__(self, policy: DivergencePolicy) -> None:
+        self._policy = policy
+        self._count = 0
+        self._first: list[float] = []
+        self._mean = 0.0
+        self._variance = 0.0
+        self.above_since: int | None = None
+        """The step from which on all losses were above the band; none where the newest was within it."""
+
+    @property
+    def limit(self) -> float:
+        """The highest loss that is within the band; infinite for the `FIRST` losses, of which only one not finite counts."""
+        if self._count < FIRST:
+            return math.inf
+        if self._count < WARM:
+            middle = median(self._first)
+            return middle + WIDER * self._policy.band * max(LEAST_SHARE * abs(middle), LEAST)
+        deviation = max(math.sqrt(self._variance), LEAST_SHARE * abs(self._mean), LEAST)
+        return self._mean + self._policy.band * deviation
+
+    def add(self, step: int, loss: float) -> Divergence | None:
+        if not math.isfinite(loss):
+            return Divergence(self.above_since or step, step, f"the loss of step {step} is {loss}")
+        limit = self.limit
+        if loss > limit:
+            first = self.above_since = self.above_since or step
+            if step - first + 1 < self._policy.patience:
+                return None
+            return Divergence(first, step, f"the loss was above {limit:.4f} from step {first} to {step} ({loss:.4f})")
+        self.above_since = None
+        if self._count < FIRST:
+            self._first.append(loss)
+        weight = max(1 - MEMORY, 1 / (self._count + 1))
+        away = loss - self._mean
+        self._mean += weight * away
+        self._variance = (1 - weight) * (self._variance + weight * away * away)
+        self._count += 1
+        return None

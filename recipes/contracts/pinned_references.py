@@ -1,0 +1,74 @@
+"""Which base model a recipe begins with, as it names it. How that becomes files: `recipes.export.base_model`."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from pydantic import Field, field_validator, model_validator
+
+from recipes.contracts.frozen_model import Frozen
+from recipes.storage import uris
+
+PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
+
+
+class BaseModelRef(Frozen):
+    """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from.
+
+    A name alone, such as `zenlm/zen-7b`, is a model whose files are not at hand yet: such a recipe can be planned with, and
+    is trained once it is pinned.
+    """
+
+    uri: str = Field(
+        min_length=1, description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet"
+    )
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("uri")
+    @classmethod
+    def can_be_read(cls, value: str) -> str:
+        """Raises ValueError, as urlparse does of an address in brackets that is none."""
+        urlparse(value)
+        return value
+
+    @property
+    def is_folder(self) -> bool:
+        """Of the machine that reads it. FILE: is one too, and was let through where no folder may be named."""
+        return urlparse(self.uri).scheme == "file"
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies, of one that is a folder."""
+        return Path(unquote(urlparse(self.uri).path))
+
+    @property
+    def missing(self) -> str | None:
+        """That no model lies in its folder, where none does."""
+        there = (self.folder / "config.json").is_file()
+        return None if there else f"unknown base model {self.uri}: no config.json in {self.folder}"
+
+    @property
+    def artifact_uri(self) -> str | None:
+        """Where in the object store the model lies once it was resolved; none of one that is not pinned."""
+        return uris.base_model(self.sha256) if self.sha256 else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def may_be_a_name(cls, value: Any) -> Any:
+        return {"uri": value} if isinstance(value, str) else value
+
+    @property
+    def problem(self) -> str | None:
+        """Why nobody can get at its files, as far as the reference alone says; none where somebody may.
+
+        One that is in the store already is found by its hash, whatever its name.
+        """
+        address, named = urlparse(self.uri), self.uri[:100]
+        if address.scheme == "pypi" and not PACKAGE.fullmatch(address.netloc):
+            return f"unknown base model {named}: that is no name of a package"
+        if address.scheme not in ("pypi", "file", *([] if self.sha256 else [""])):
+            return f"unknown base model {named}: use pypi://PACKAGE or file:///FOLDER"
+        if self.sha256 is None:
+            return f"base model {named} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+        return None

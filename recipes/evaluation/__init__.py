@@ -1,0 +1,1 @@
+"""Score a model on held-out records."""

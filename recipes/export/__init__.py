@@ -1,0 +1,1 @@
+"""Export a trained model: merge adapters, write safetensors and GGUF."""

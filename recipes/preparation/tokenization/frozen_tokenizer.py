@@ -1,0 +1,120 @@
+"""From the name of a tokenizer to the files that the workers need, taken out of transformers once.
+
+The library takes a second to load one, and with torch three and 250 MB; every worker would pay that.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.canonical_json import canonical_json
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from recipes.contracts.parameters import TokenizeParameters
+from recipes.contracts.tokenizer_reference import folder_named, recipe_named
+from recipes.export import base_model
+from recipes.preparation.plan import written
+from recipes.preparation.tokenization.chat_template import Templates, template_of
+from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
+from recipes.records.layouts import Unfit
+from recipes.storage.artifact_store import Store
+
+
+def freeze(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
+    """Write a tokenizer's two files into `folder`, if they are not there.
+
+    Raises:
+        BadConfiguration: there is no such tokenizer, or it has no fast implementation or no end token.
+    """
+    if not (folder / FROZEN).is_file():
+        write_frozen(load(parameters.tokenizer, folder_of(parameters.tokenizer, Store(address), cache)), folder, parameters)
+
+
+def freeze_alone(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
+    """`freeze` in a process that does nothing else after it."""
+    folder_of(parameters.tokenizer, Store(address), cache)
+    if "torch" not in sys.modules:
+        # No tokenizer needs it, and transformers takes twice as long where it finds it.
+        sys.modules["torch"] = None  # type: ignore[assignment]  # which is how Python is told that there is no such module
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the user that there is none
+    freeze(parameters, address, cache, folder)
+
+
+def write_frozen(tokenizer: Any, folder: Path, parameters: TokenizeParameters) -> None:
+    """The two files of a tokenizer that was loaded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = dict(tokenizer.special_tokens_map)
+    frozen = FrozenTokenizer(
+        template=tokenizer.chat_template,
+        around=around_question(tokenizer.chat_template, special, parameters),
+        special=special,
+        eos=tokenizer.eos_token_id,
+        padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        fingerprint=fingerprint(tokenizer),
+    )
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    with written(folder / TOKENIZER) as part:
+        part.write_text(backend.to_str(), encoding="utf-8")
+    with written(folder / FROZEN) as part:
+        part.write_bytes(canonical_json(frozen.model_dump(mode="json")))
+
+
+def around_question(
+    templates: Templates, special: Mapping[str, Any], parameters: TokenizeParameters
+) -> tuple[str, str] | None:
+    """The constant texts around a question. What is wrong with a template is said of the first record that needs it."""
+    try:
+        return template_of(templates, special, parameters).around_question()
+    except (BadConfiguration, Unfit):
+        return None
+
+
+def folder_of(reference: str, store: Store, cache: Path) -> str:
+    """What transformers loads a tokenizer from; a recipe's base model is fetched for it."""
+    if recipe := recipe_named(reference):
+        base = base_model.resolve(recipe.base_model, store, cache)
+        return str(store.fetch(base, cache))
+    folder = folder_named(reference)
+    if folder is None:
+        return reference
+    if not folder.is_dir():
+        raise BadConfiguration(f"tokenize.tokenizer: there is no folder {folder}")
+    return str(folder)
+
+
+def load(reference: str, source: str) -> Any:
+    """The tokenizer in `source` as transformers has it; users know it by its reference."""
+    # Here, not above: every worker imports the file that names this function, and must not load it for that.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadConfiguration(
+            f"tokenize.tokenizer: '{reference}' can't be loaded: give a name on the model hub, file:///FOLDER, or "
+            f"recipe:NAME for what that recipe trains ({reason})"
+        ) from None
+    if not tokenizer.is_fast:
+        raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no fast implementation (no tokenizer.json)")
+    if tokenizer.eos_token_id is None:
+        raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no end token: nothing would teach a model to stop")
+    return tokenizer
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """SHA-256 of what decides how a record becomes tokens."""
+    backend = tokenizer.backend_tokenizer
+    decides = {
+        "vocabulary": hashlib.sha256(canonical_json(tokenizer.get_vocab())).hexdigest(),
+        "normalizer": repr(backend.normalizer),
+        "pre_tokenizer": repr(backend.pre_tokenizer),
+        "post_processor": repr(backend.post_processor),
+        "template": tokenizer.chat_template,
+        "eos": tokenizer.eos_token_id,
+    }
+    return hashlib.sha256(canonical_json(decides)).hexdigest()

@@ -1,0 +1,1 @@
+"""Read, index, fingerprint and query the records of a dataset. Without torch."""

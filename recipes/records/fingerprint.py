@@ -1,0 +1,84 @@
+"""What a record is known by, in whatever version it stands: 64 bits of all of it, and of what it says.
+
+Keys in another order, other spaces or escapes in its JSON make the same record. The same texts in another layout, other
+capitals or punctuation make another record that says the same.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+from recipes.records.layouts import KEYS, Layout
+
+TEXTS: Sequence[tuple[str, ...]] = [keys for layout, keys in KEYS.items() if layout is not Layout.MESSAGES]
+"""Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
+ONLY_TEXT = {str}
+LOWER = bytes(range(256)).lower()
+NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
+"""Beside that of ASCII: of Latin-1, of the General Punctuation block, and of CJK."""
+
+canonical_line = msgspec.json.Encoder(order="sorted").encode
+"""A record as the one line that it is stored as, without the newline."""
+
+
+class Fingerprint(NamedTuple):
+    """`record` is the hash of the canonical line, `text` that of what it says; a record without texts says all it is."""
+
+    record: int
+    text: int
+
+
+record_hash = xxhash.xxh3_64_intdigest
+"""The hash of a record, from its canonical line."""
+
+
+def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
+    """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
+    (text,), (record,) = fingerprints([row], [line])
+    return Fingerprint(record, text)
+
+
+def fingerprints(rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> tuple[list[int], list[int]]:
+    """Of each record the hash of what it says, and of its canonical line."""
+    records = list(map(record_hash, lines))
+    # Sorted, because another layout has its texts in another order.
+    said = [b"\0".join(sorted([letters(text) for text in texts(row)])) for row in rows]
+    return [record_hash(text) if text else record for text, record in zip(said, records, strict=True)], records
+
+
+def texts(row: Mapping[str, Any]) -> Iterable[str]:
+    """What a model would read of a record."""
+    for keys in TEXTS:
+        if keys[0] in row:
+            found: list[Any] = [row.get(key) for key in keys]
+            if set(map(type, found)) == ONLY_TEXT:
+                return found
+    messages = row.get("messages")
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return strings([message.get("content") for message in messages])
+    return strings(row)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, however deep it is nested; keys are none."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def letters(text: str) -> bytes:
+    """The text without capitals, spaces and punctuation; compatible forms of a character are one (Unicode NFKC)."""
+    if not text.isascii():
+        text = PUNCTUATION.sub("", unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
+    return text.encode().translate(LOWER, NO_LETTERS)

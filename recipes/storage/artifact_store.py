@@ -1,0 +1,230 @@
+"""The object store, as programs and the control plane alike see it: artifacts in and out, manifest last.
+
+An artifact is files and a manifest with their SHA-256. What its files mean is not known here; how bytes travel is
+`recipes.storage.object_store`, where they lie `recipes.addresses`.
+"""
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from pydantic import JsonValue, ValidationError
+
+from recipes.addresses import BrokenArtifact
+from recipes.shared_cache import put_when_whole
+from recipes.storage.line_selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
+from recipes.storage.local_artifact import MANIFEST, describe, difference, lies_alone, sha256_of, what_is_broken
+from recipes.storage.locations import chunk_uri
+from recipes.storage.manifest import Artifact, Chunk, FileRecord, Manifest, Selection
+from recipes.storage.object_store import Objects
+from recipes.storage.object_transfer import PARTS_AHEAD
+from recipes.storage.prefetch import ahead
+
+__all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
+
+
+class Store(Objects):
+    """Reads and writes artifacts. S3 credentials are `variables`, or the AWS variables of the environment."""
+
+    def delete(self, uri: str) -> None:
+        """Delete the object at `uri`, or everything below it."""
+        for object_uri in self.to_delete(uri):
+            self.remove(object_uri)
+
+    def to_delete(self, uri: str) -> list[str]:
+        """The object at `uri`, or all below it, in the order of a deletion: a half-deleted artifact has no manifest."""
+        return sorted(self.list(uri) or [uri], key=lambda name: not name.endswith("/" + MANIFEST))
+
+    def publish(
+        self,
+        folder: Path,
+        uri: str,
+        kind: str,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        facts: Mapping[str, JsonValue] | None = None,
+    ) -> Artifact:
+        """Upload a folder and, last, its manifest: an artifact that is half there has no manifest (row I15)."""
+        manifest = Manifest(kind=kind, files=describe(folder), inputs=dict(inputs or {}), facts=dict(facts or {}))
+        return self.publish_described(folder, uri, manifest)
+
+    def publish_described(self, folder: Path, uri: str, manifest: Manifest) -> Artifact:
+        """`publish` for a folder whose manifest is known already."""
+        self.put_files(folder, uri, manifest)
+        return self.put_manifest(uri, manifest)
+
+    def put_files(self, folder: Path, uri: str, manifest: Manifest) -> None:
+        """Upload what a manifest lists; without one they are no artifact."""
+
+        def put(file: FileRecord) -> None:
+            self.put_file(f"{uri.rstrip('/')}/{file.path}", folder / file.path)
+
+        for _ in ahead(put, manifest.files, self.files_at_once):
+            pass
+
+    def put_manifest(self, uri: str, manifest: Manifest) -> Artifact:
+        """Make an artifact of files that are in the store already."""
+        uri = uri.rstrip("/")
+        written = manifest.to_bytes()
+        self.put_bytes(f"{uri}/{MANIFEST}", written)
+        digest = hashlib.sha256(written).hexdigest()
+        return Artifact(kind=manifest.kind, uri=uri, digest=digest, size_bytes=manifest.size_bytes)
+
+    def find(self, uri: str) -> Artifact | None:
+        """The artifact whose manifest lies at `uri`, if one does."""
+        try:
+            manifest = Manifest.model_validate_json(self.get_bytes(f"{uri.rstrip('/')}/{MANIFEST}"))
+        except (FileNotFoundError, ValidationError):
+            return None
+        return Artifact(kind=manifest.kind, uri=uri.rstrip("/"), digest=manifest.digest, size_bytes=manifest.size_bytes)
+
+    def manifest(self, artifact: Artifact) -> Manifest:
+        """The manifest at the artifact's place.
+
+        Raises:
+            BrokenArtifact: it is not there, or its bytes do not have the artifact's digest.
+        """
+        where = f"{artifact.uri}/{MANIFEST}"
+        try:
+            raw = self.get_bytes(where)
+        except FileNotFoundError:
+            raise BrokenArtifact(f"{where} is missing") from None
+        if hashlib.sha256(raw).hexdigest() != artifact.digest:
+            raise BrokenArtifact(f"{where} has SHA-256 {hashlib.sha256(raw).hexdigest()}, recorded is {artifact.digest}")
+        try:
+            return Manifest.model_validate_json(raw)
+        except ValidationError as error:
+            raise BrokenArtifact(f"{where} is no manifest: {error.error_count()} problems") from None
+
+    def pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        """The bytes of a file, wherever they lie; each chunk is verified before it is given away.
+
+        Raises:
+            FileNotFoundError: its object, or a chunk, is missing.
+            BrokenArtifact: a chunk has other bytes than its name says, or of what a file was chosen of something is missing.
+                A file without chunks is not verified here.
+        """
+        if file.selection is not None:
+            yield from self._chosen(artifact_uri, file, file.selection)
+        elif not file.chunks:
+            yield from self.open(f"{artifact_uri}/{file.path}").chunks()
+        for chunk in file.chunks:
+            yield self.chunk(artifact_uri, chunk)
+
+    def pieces_ahead(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        """`pieces` for whoever wants all of them soon: some are fetched at the same time."""
+        if file.selection is not None:
+            return self.pieces(artifact_uri, file)
+        if file.chunks:
+            return ahead(partial(self.chunk, artifact_uri), file.chunks, PARTS_AHEAD)
+        return self.open(f"{artifact_uri}/{file.path}").parts_ahead()
+
+    def chunk(self, artifact_uri: str, chunk: Chunk) -> bytes:
+        """A verified part of a file.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            BrokenArtifact: it has other bytes than its name says.
+        """
+        where = chunk_uri(artifact_uri, chunk.sha256)
+        data = self.get_bytes(where)
+        if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
+            raise BrokenArtifact(f"{where}, a chunk of a file of {artifact_uri}, has SHA-256 {found}")
+        return data
+
+    def marks(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Marks:
+        """Which lines a file consists of. Raises FileNotFoundError or BrokenArtifact."""
+        where = bitmap_uri(artifact_uri, file.path)
+        bitmap = self.get_bytes(where)
+        if (found := hashlib.sha256(bitmap).hexdigest()) != selection.sha256:
+            raise BrokenArtifact(f"{where} has SHA-256 {found}, recorded is {selection.sha256}")
+        return marks_in(bitmap, selection.records)
+
+    def origin(self, artifact_uri: str, selection: Selection) -> tuple[str, Manifest]:
+        """Where the artifact lies of whose lines a file consists, and its manifest. Raises BrokenArtifact."""
+        where = origin_uri(artifact_uri)
+        try:
+            uri = self.get_bytes(where).decode()
+            return uri, self.manifest(Artifact(kind="", uri=uri, digest=selection.of, size_bytes=0))
+        except (BrokenArtifact, FileNotFoundError, UnicodeDecodeError) as error:
+            raise BrokenArtifact(f"what {where} names is not {selection.of}: {error}") from None
+
+    def _chosen(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Iterator[bytes]:
+        try:
+            uri, manifest = self.origin(artifact_uri, selection)
+            source = next(one for one in manifest.files if one.path == selection.path)
+            yield from chosen(self.pieces(uri, source), self.marks(artifact_uri, file, selection))
+        except (BrokenArtifact, FileNotFoundError) as error:
+            raise BrokenArtifact(f"{artifact_uri}/{file.path} consists of lines of another file: {error}") from None
+
+    def fetch(self, artifact: Artifact, cache: Path, only: Collection[str] | None = None) -> Path:
+        """The artifact as a verified local folder: in place where it lies in one alone, else put together in `cache`.
+
+        What the cache has already is not fetched again, unless its bytes are not the manifest's. Whoever is given a folder
+        reads what lies in it: a file that no manifest lists would be trained on, and the proof would not know of it.
+
+        Args:
+            only: names of the files that are wanted; none: all.
+
+        Raises:
+            BrokenArtifact: a file is missing or its SHA-256 is not the manifest's (row X7).
+        """
+        manifest = self.manifest(artifact)
+        local = self._lies_in_place(artifact, manifest, only)
+        folder = local or cache / artifact.digest
+        wanted = [file for file in manifest.files if only is None or file.path in only]
+        seen = [stamp(folder / file.path) for file in wanted]
+        # One after the other, the files of a large model take longer to hash than to load: about 2 GB a second.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:
+            problems = list(hashing.map(partial(what_is_broken, folder), wanted))
+
+        def mend(found: tuple[FileRecord, tuple[int, int, int] | None, str | None]) -> None:
+            file, before, problem = found
+            if problem and local is None:
+                # Another may have fetched it by now; as it was, it is not hashed again.
+                if stamp(folder / file.path) == before or what_is_broken(folder, file):
+                    self._download(artifact.uri, file, folder / PurePosixPath(file.path))
+            elif problem:
+                self.refuse_without_bucket(artifact.uri)
+                raise BrokenArtifact(f"{artifact.uri}/{problem}")
+
+        for _ in ahead(mend, zip(wanted, seen, problems, strict=True), self.files_at_once):
+            pass
+        return folder
+
+    def fetched(self, artifact: Artifact, cache: Path) -> Path:
+        """Where `fetch` has just put all of an artifact, in another process of this machine; it is not hashed once more."""
+        return self._lies_in_place(artifact, self.manifest(artifact)) or cache / artifact.digest
+
+    def _lies_in_place(self, artifact: Artifact, manifest: Manifest, only: Collection[str] | None = None) -> Path | None:
+        """The folder that has the artifact alone, as it is; none where it has to be put together."""
+        if any(file.chunks or file.selection for file in manifest.files):
+            return None
+        local = self.local_path(artifact.uri)
+        return local if local and (only is not None or lies_alone(local, manifest)) else None
+
+    def _download(self, artifact_uri: str, file: FileRecord, target: Path) -> None:
+        """Bring a file, hashed on its way: nothing comes to `target` that is not as the manifest says."""
+        digest, size = hashlib.sha256(), 0
+        try:
+            with put_when_whole(target) as out:
+                for piece in self.pieces_ahead(artifact_uri, file):
+                    out.write(piece)
+                    digest.update(piece)
+                    size += len(piece)
+                if problem := difference(file, size, digest.hexdigest()):
+                    raise BrokenArtifact(f"{artifact_uri}/{problem}")
+        except FileNotFoundError as error:
+            raise BrokenArtifact(f"{artifact_uri}/{file.path} is missing: {error}") from None
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What is another number once a file was replaced or written to; None where there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,60 @@
+"""A base model that is a folder, as `save_pretrained` writes it: whether it has everything, and is what the recipe pins."""
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.pinned_references import BaseModelRef
+from recipes.storage.artifact_store import describe
+from recipes.storage.manifest import Manifest
+
+NEEDED = ("tokenizer.json", "tokenizer_config.json")
+"""Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
+INDEX = "model.safetensors.index.json"
+
+
+def checked_folder(reference: BaseModelRef) -> Path:
+    """The folder, hashed: about 2 GB a second.
+
+    Raises:
+        BadConfiguration: it is not there, lacks something, or its bytes do not have the recipe's hash.
+    """
+    folder = reference.folder
+    if problem := reference.missing:
+        raise BadConfiguration(problem)
+    if problem := incomplete(folder):
+        raise BadConfiguration(f"base model {reference.uri} {problem}: copy it anew, then pin what it is then")
+    check(reference, folder_digest(folder))
+    return folder
+
+
+def check(reference: BaseModelRef, found: str) -> None:
+    if found != reference.sha256:
+        raise BadConfiguration(
+            f"base model {reference.uri} has SHA-256 {found}, the recipe pins {reference.sha256}: "
+            "correct the recipe if the change is wanted"
+        )
+
+
+def incomplete(folder: Path) -> str | None:
+    """What a model folder lacks that training or its end would fail for; none where it has everything."""
+    weights = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    missing = sorted({*NEEDED, *named} - {file.name for file in folder.iterdir()})
+    if missing or not weights:
+        return f"has no {missing[0] if missing else 'safetensors file'} in {folder}"
+    for file in weights:
+        try:
+            with safe_open(file, framework="numpy"):  # reads its header, and that the file is as long as that says
+                pass
+        except SafetensorError as error:
+            return f"has a broken {file.name} ({' '.join(str(error).split())})"
+    return None
+
+
+def folder_digest(folder: Path) -> str:
+    """The hash that pins a model folder: the SHA-256 of the manifest of its files."""
+    return Manifest(kind="folder", files=describe(folder)).digest

@@ -1,0 +1,89 @@
+"""What an artifact is made of, and a pointer to it. What is read and written by it: `recipes.storage.artifact_store`."""
+
+import hashlib
+from typing import Any
+
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+
+from recipes.canonical_json import canonical_json
+from recipes.contracts.frozen_model import Frozen
+
+
+class Chunk(Frozen):
+    """A part of a file that is stored under its hash (`recipes.storage.locations`); `size` is in bytes."""
+
+    sha256: str
+    size: int
+
+
+class Selection(Frozen):
+    """Lines of a file of another artifact, in their order there (`recipes.storage.line_selection`).
+
+    `of` is that artifact's digest and `path` the file. Where it lies stands elsewhere, as stores differ in that. `sha256` is
+    of the bitmap that says which lines: one bit for each of the `records` lines of the file. `before` counts the records in
+    the artifact's earlier files, `chosen` the bits that are set.
+    """
+
+    of: str
+    path: str
+    before: int
+    records: int
+    chosen: int
+    sha256: str
+
+
+class FileRecord(Frozen):
+    """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
+
+    A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
+    that lies at its path has neither, and no such key in JSON, so that digests of manifests are what they always were.
+    """
+
+    path: str
+    sha256: str
+    size: int
+    chunks: tuple[Chunk, ...] = ()
+    selection: Selection | None = None
+
+    @model_serializer(mode="wrap")
+    def only_what_is_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        return {key: value for key, value in document.items() if key not in ("chunks", "selection") or value}
+
+
+class Manifest(Frozen):
+    """What an artifact is made of and what it was made from; its digest names the artifact.
+
+    A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
+    equal digest; a checkpoint's alone says how long its run had taken. `inputs` maps a role to the digest of another
+    manifest: the chain `prove` walks.
+    """
+
+    kind: str
+    files: tuple[FileRecord, ...]
+    inputs: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON. One file after the other: all of them as dictionaries take seven times as much memory as that."""
+        files = b",".join([canonical_json(file.model_dump(mode="json")) for file in self.files])
+        rest = self.model_dump(mode="json", exclude={"files"})
+        facts, inputs, kind = (canonical_json(rest[key]) for key in ("facts", "inputs", "kind"))
+        return b'{"facts":%b,"files":[%b],"inputs":%b,"kind":%b}' % (facts, files, inputs, kind)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class Artifact(Frozen):
+    """A pointer to bytes in the object store: `uri` is a logical folder, `digest` the SHA-256 of its manifest."""
+
+    kind: str
+    uri: str
+    digest: str
+    size_bytes: int

@@ -1,0 +1,1 @@
+"""Save and restore training state: staging, assembly across nodes, resume, random states."""

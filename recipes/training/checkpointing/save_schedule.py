@@ -1,0 +1,68 @@
+"""When a checkpoint is saved: by time, by steps, at the end, and whenever the model is better than it ever was.
+
+Only of the end of a step, where weights, optimizer and data position agree. One that is broken off leaves them as they were.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import CheckpointPolicy
+from recipes.contracts.quantities import seconds_of
+from recipes.training.checkpointing.staging import Staging
+from recipes.training.metrics.validation_loss import EVALUATED
+from recipes.training.parallel.process_group import Group
+
+
+class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
+    """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
+
+    def __init__(self, policy: CheckpointPolicy, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
+        self.group = group
+        self.interval = seconds_of(policy.interval)
+        self.interval_steps = policy.interval_steps
+        self.clock = clock
+        self.saved_at = clock()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        late = self.group.share(self.clock() - self.saved_at >= self.interval)  # no two clocks agree
+        if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
+            self.saved_at = self.clock()
+            control.should_save = True
+        return control
+
+
+class SaveTheBest(TrainerCallback):  # type: ignore[misc]
+    """A checkpoint of every step whose validation loss is the lowest of the run so far (row I7)."""
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        losses = validation_losses(state)
+        newest = losses.pop(state.global_step, math.nan)
+        if newest < min(losses.values(), default=math.inf):  # never of NaN
+            control.should_save = True
+        return control
+
+
+class NoticeWhatFailed(TrainerCallback):  # type: ignore[misc]
+    """A checkpoint that could not be written, or not be made whole, ends the run at the end of a step."""
+
+    def __init__(self, staging: Staging, checkpoints: Checkpoints) -> None:
+        self.staging = staging
+        self.checkpoints = checkpoints
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self.staging.notice()
+        self.checkpoints.notice()
+
+
+def validation_losses(state: TrainerState) -> dict[int, float]:
+    """Step -> validation loss, of every evaluation of the run that gave a finite one."""
+    found = {entry["step"]: entry[EVALUATED] for entry in state.log_history if EVALUATED in entry}
+    return {step: loss for step, loss in found.items() if math.isfinite(loss)}

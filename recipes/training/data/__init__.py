@@ -1,0 +1,1 @@
+"""Training data: examples, packing, sampling order, prefetch."""

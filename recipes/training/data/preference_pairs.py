@@ -1,0 +1,128 @@
+"""Pairs of answers to one prompt, the chosen and the rejected, and how likely a model finds each.
+
+Texts are taken as they are: no chat template is put around a prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.counted import counted
+from recipes.records.layouts import Layout, Unfit
+from recipes.records.record_reader import Record, read_records
+from recipes.runner import say
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.data.examples import IGNORED, Example, example_of, tokenize
+from recipes.training.packing import learned
+from recipes.training.token_loss import token_losses
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers with their prompt."""
+
+    chosen: Example
+    rejected: Example
+
+
+def of_pairs(record: Record) -> tuple[Record, Record]:
+    """A record of a pair as two records of one answer each, the chosen one first."""
+    prompt = record.row["prompt"]
+    chosen, rejected = (
+        Record({"prompt": prompt, "completion": record.row[name]}, Layout.COMPLETION) for name in ("chosen", "rejected")
+    )
+    return chosen, rejected
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe) -> list[Pair]:
+    """Both answers of each record, cut at sequence_length; a pair of which an answer is cut off altogether is left out.
+
+    Raises:
+        BadConfiguration: a record is no pair, or none is left.
+    """
+    if not records:
+        raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
+    for number, record in enumerate(records, start=1):
+        if record.layout is not Layout.PREFERENCE:
+            raise BadConfiguration(
+                f"record {number} is {record.layout}: objective {recipe.objective} needs {Layout.PREFERENCE}"
+            )
+    halves = [half for record in records for half in of_pairs(record)]
+    encoded = [found for found in tokenize(tokenizer, halves, recipe.system_prompt) if not isinstance(found, Unfit)]
+    cut = [tokens.cut(recipe.sequence_length) for tokens in encoded]
+    pairs = [
+        Pair(example_of(chosen), example_of(rejected))
+        for chosen, rejected in zip(cut[::2], cut[1::2], strict=True)
+        if chosen.teaches and rejected.teaches
+    ]
+    if not pairs:
+        raise BadConfiguration(f"no answer fits into sequence_length {recipe.sequence_length}: raise it in the recipe")
+    if left_out := len(records) - len(pairs):
+        say(f"{left_out} of {counted(len(records), 'pair')} left out: an answer is past sequence_length")
+    return pairs
+
+
+def read_pairs(split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> list[Pair]:
+    """All pairs of a split, in its order."""
+    pairs = encode_pairs(tokenizer, read_records(store.fetch(split, cache)), recipe)
+    say(counted(len(pairs), "pair"))
+    return pairs
+
+
+def stack(pairs: Sequence[Pair]) -> Batch:
+    """`input_ids` and `labels` of shape [2 * pairs, longest]: the chosen answers, then the rejected ones.
+
+    Padding stands at the right, where causal attention keeps everything else from seeing it, so there is no mask. Prompts
+    get no logits where they are prompts in all rows (`recipes.training.packing`).
+    """
+    examples = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+    longest = max(len(example.tokens) for example in examples)
+    rest = [longest - len(example.tokens) for example in examples]
+    labels = torch.tensor([[*e.labels, *[IGNORED] * missing] for e, missing in zip(examples, rest, strict=True)])
+    places, following = learned(labels)
+    return {
+        "input_ids": torch.tensor([[*e.tokens, *[0] * missing] for e, missing in zip(examples, rest, strict=True)]),
+        "labels": labels,
+        "logits_to_keep": places,
+        "shift_labels": following,
+    }
+
+
+def token_log_probabilities(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of each token of an answer, 0 elsewhere, and whether it is one; both of shape [rows, places]."""
+    logits = model(input_ids=batch["input_ids"], logits_to_keep=batch["logits_to_keep"], use_cache=False).logits
+    targets = batch["shift_labels"]
+    return -token_losses(logits.flatten(0, 1), targets.flatten()).view_as(targets), targets != IGNORED
+
+
+def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
+    """log p of each answer, the sum over its tokens: [2, pairs]."""
+    return token_log_probabilities(model, batch)[0].sum(-1).view(2, -1)
+
+
+def mean_log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
+    """The mean over the tokens of each answer: [2, pairs]."""
+    found, inside = token_log_probabilities(model, batch)
+    return (found.sum(-1) / inside.sum(-1)).view(2, -1)
+
+
+def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How often the chosen answer has the higher reward, and by how much on average; and the mean of each, since a margin
+    grows too where both become less likely. Not read from the device yet.
+    """
+    chosen, rejected = chosen.detach(), rejected.detach()
+    return {
+        "reward_chosen": chosen.mean(),
+        "reward_rejected": rejected.mean(),
+        "reward_accuracy": (chosen > rejected).float().mean(),
+        "reward_margin": (chosen - rejected).mean(),
+    }

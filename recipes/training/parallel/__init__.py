@@ -1,0 +1,1 @@
+"""Training on several GPUs: process groups, FSDP, ZeRO, pipeline and DDP buckets."""

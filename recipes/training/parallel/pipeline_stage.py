@@ -1,0 +1,110 @@
+"""One stage of a model that is cut into stages of whole layers: how it is read, and what is left of the library's module.
+
+Names stay those of the whole model, so that a checkpoint does not tell how many stages made it.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from recipes.contracts.job import BadConfiguration
+from recipes.planning.parallel_layout import Stage, stage_of
+from recipes.training.row_files import RowFiles
+from recipes.training.token_loss import use_token_losses
+
+ADAPTER = "adapter_model.safetensors"
+
+
+def load_stage(
+    folder: Path, rank: int, stages: int, dtype: torch.dtype, adapt: Callable[[PreTrainedModel], Any]
+) -> PreTrainedModel | PeftModel:
+    """Of the base model in `folder`, what one process holds; `adapt` puts an adapter on it, where there is to be one.
+
+    It sees all layers, those of other stages without their bytes: an adapter's first weights are drawn in the order of the
+    whole model, and are those that one process draws.
+
+    Raises:
+        BadConfiguration: the files name other tensors than the model has.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    stage = stage_of(rank, stages, config.num_hidden_layers, tied=config.tie_word_embeddings)
+    files = RowFiles(sorted(folder.glob("*.safetensors")))
+    names = [name for name, _ in model.named_parameters() if stage.has(name)]
+    if missing := set(names) - {*files.names}:
+        raise BadConfiguration(f"strategy pipeline reads weights by name, and {folder} has no {min(missing)}: use fsdp")
+    model.load_state_dict({name: files.read(name).to(dtype) for name in names}, strict=False, assign=True)
+    if stage.tied and stage.last:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.eval()
+    use_token_losses(model)
+    adapted: PreTrainedModel | PeftModel = adapt(model)
+    keep(stage, causal_of(adapted))
+    return adapted
+
+
+def causal_of(model: PreTrainedModel | PeftModel) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def keep(stage: Stage, causal: Any) -> None:
+    """Drop what is of other stages. The decoder's own code runs through the layers that are left."""
+    decoder = causal.model
+    kept = nn.ModuleList()
+    for place in stage.layers:
+        kept.add_module(str(place), decoder.layers[place])
+    decoder.layers = kept
+    decoder.config = config_of(stage, decoder.config)
+    decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)
+    if not stage.embeds:
+        decoder.embed_tokens = None
+    if not stage.last:
+        decoder.norm = nn.Identity()
+        causal.lm_head = None
+
+
+def config_of(stage: Stage, config: Any) -> Any:
+    """Families whose layers differ look up by place in the list of them which one it is."""
+    own = deepcopy(config)
+    kinds = getattr(own, "layer_types", None)
+    own.num_hidden_layers = len(stage.layers)
+    if kinds:
+        own.layer_types = [kinds[place] for place in stage.layers]
+    return own
+
+
+def load_adapter(model: PeftModel, folder: Path) -> None:
+    """The weights of this stage, of an adapter that was saved whole. Raises BadConfiguration: it is of another model."""
+    files = RowFiles(sorted(folder.glob(ADAPTER)))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.requires_grad:
+                continue
+            stored = stored_name(name, model)
+            if files.shape(stored) != weight.shape:
+                raise BadConfiguration(f"the adapter in {folder} does not fit the recipe: {stored} is another shape")
+            weight.copy_(files.read(stored))
+
+
+def save_adapter(model: PeftModel, parts: list[dict[str, torch.Tensor]], folder: Path) -> None:
+    """The adapter of all stages, as the library saves it of one process; itself it saves no layers but those it sees."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    whole = {stored_name(name, model): weight for part in parts for name, weight in part.items()}
+    save_file(whole, folder / ADAPTER, {"format": "pt"})
+
+
+def stored_name(name: str, model: PeftModel) -> str:
+    """In an adapter's file, which does not say what the adapter is called in a model."""
+    return name.replace(f".{model.active_adapter}.", ".")
+
+
+def trained_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().cpu() for name, weight in model.named_parameters() if weight.requires_grad}

@@ -1,0 +1,154 @@
+"""What was found of each dataset version, its verdicts, and whether one of them stops what would be made of it."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select, update
+
+from recipes.contracts.validation_results import Leaks, ValidationFacts
+from recipes.storage.manifest import Artifact
+from resources.datasets.check_verdicts import Verdict
+from resources.metadata.database import Database
+from resources.metadata.dataset_problems import forget_problem
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.tables import dataset_validations as table
+from resources.metadata.transactions import insert_into
+
+CHECKED = "dataset.checked"
+CHECK_REQUESTED = "dataset.check_requested"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a version stands with its checks, and why where it is blocked: `failed` means that nothing is stopped by it."""
+
+    status: Literal["pending", "passed", "failed", "blocked"]
+    blocked: str = ""
+
+
+NOT_CHECKED = Standing("pending")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The newest validation of a version. `blocked` says why nothing may be split or trained, and is empty where it may."""
+
+    dataset_id: str
+    statistics: Artifact
+    facts: ValidationFacts
+    leaks: Leaks | None
+    verdicts: tuple[Verdict, ...]
+    blocked: str
+    checked_at: int
+    reference: str
+
+    @property
+    def standing(self) -> Standing:
+        return standing_of(self.verdicts, self.blocked)
+
+
+class Validations:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, dataset_id: str, connection: Connection) -> Validation | None:
+        row = connection.execute(select(table).where(table.c.dataset_id == dataset_id)).mappings().first()
+        return validation_of(row) if row else None
+
+    def standings(self, dataset_ids: Collection[str], connection: Connection) -> Mapping[str, Standing]:
+        """How each of these versions stands."""
+        query = select(table.c.dataset_id, table.c.verdicts, table.c.blocked).where(table.c.dataset_id.in_(dataset_ids))
+        checked = {
+            row.dataset_id: standing_of(map(Verdict.model_validate, row.verdicts.values()), row.blocked)
+            for row in connection.execute(query)
+        }
+        return {identifier: checked.get(identifier, NOT_CHECKED) for identifier in dataset_ids}
+
+    def blocked(self, dataset_id: str, connection: Connection) -> str:
+        """Why a version may not be split or trained on; empty where it may, or was not checked yet."""
+        query = select(table.c.blocked).where(table.c.dataset_id == dataset_id)
+        return str(connection.execute(query).scalar() or "")
+
+    def judged(self, dataset_id: str, connection: Connection) -> bool:
+        """Whether a version's records and splits have been looked at: a prepared one has its splits before that."""
+        query = select(table.c.leaks.is_not(None)).where(table.c.dataset_id == dataset_id)
+        return bool(connection.execute(query).scalar())
+
+    def read_blocked(self, dataset_id: str) -> str:
+        """`blocked` in a transaction of its own."""
+        with self._database.read() as connection:
+            return self.blocked(dataset_id, connection)
+
+    def set_version(
+        self,
+        connection: Connection,
+        version: DatasetVersion,
+        statistics: Artifact,
+        facts: ValidationFacts,
+        verdicts: Iterable[Verdict],
+    ) -> None:
+        """Record what was found of a version's records, in the caller's transaction. What was found of its splits stays."""
+        values = {
+            "statistics": statistics.model_dump(),
+            "facts": facts.model_dump(mode="json"),
+            "reference": facts.drift.reference if facts.drift is not None else "",
+            "checked_at": now_ms(),
+        }
+        row = insert_into(connection, table).values(dataset_id=version.id, verdicts={}, blocked="", **values)
+        connection.execute(row.on_conflict_do_update(index_elements=["dataset_id"], set_=values))
+        forget_problem(connection, version)
+        self._add_verdicts(connection, version, verdicts)
+
+    def set_leaks(self, connection: Connection, version: DatasetVersion, leaks: Leaks, verdict: Verdict) -> None:
+        """Record what was found of a version's splits, in the caller's transaction."""
+        values = {"leaks": leaks.model_dump(mode="json"), "checked_at": now_ms()}
+        connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
+        forget_problem(connection, version)
+        self._add_verdicts(connection, version, [verdict])
+
+    def _add_verdicts(self, connection: Connection, version: DatasetVersion, verdicts: Iterable[Verdict]) -> None:
+        before = self.find(version.id, connection)
+        assert before is not None
+        known = {verdict.check: verdict for verdict in before.verdicts}
+        together = known | {verdict.check: verdict for verdict in verdicts}
+        if together == known:
+            return
+        blocked = reason_of(version.reference, together.values())
+        stored = {check: verdict.model_dump(mode="json") for check, verdict in together.items()}
+        values = {"verdicts": stored, "blocked": blocked}
+        connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
+        facts = {
+            "dataset_id": version.id,
+            "name": version.name,
+            "version": version.version,
+            "failed": sorted(check for check, verdict in together.items() if not verdict.passed),
+            "blocked": blocked,
+        }
+        emit(connection, "datasets", CHECKED, version.name, facts)
+
+
+def reason_of(reference: str, verdicts: Iterable[Verdict]) -> str:
+    """Why a version is blocked, in one line; empty where it is not."""
+    reasons = [f"{verdict.check}: {verdict.sentence}" for verdict in verdicts if verdict.blocks]
+    return f"dataset {reference} did not pass its check {'; '.join(reasons)}" if reasons else ""
+
+
+def standing_of(verdicts: Iterable[Verdict], blocked: str) -> Standing:
+    if blocked:
+        return Standing("blocked", blocked)
+    return Standing("passed" if all(verdict.passed for verdict in verdicts) else "failed")
+
+
+def validation_of(row: Mapping[Any, Any]) -> Validation:
+    return Validation(
+        dataset_id=row["dataset_id"],
+        statistics=Artifact.model_validate(row["statistics"]),
+        facts=ValidationFacts.model_validate(row["facts"]),
+        leaks=Leaks.model_validate(row["leaks"]) if row["leaks"] is not None else None,
+        verdicts=tuple(Verdict.model_validate(verdict) for verdict in row["verdicts"].values()),
+        blocked=row["blocked"],
+        checked_at=row["checked_at"],
+        reference=row["reference"],
+    )

@@ -1,0 +1,173 @@
+"""The estimate of a job: steps, tokens, memory, hours and dollars, each with what it rests on. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.counted import counted
+from recipes.fit import Fit
+from recipes.planning.architecture import Architecture
+from recipes.planning.hardware_fit import checkpoint_bytes
+from recipes.planning.memory_budget import trained_tensors
+from recipes.planning.throughput import CORE_FLOPS, Range, assumed_flops, assumed_share
+from resources.estimate.past_runs import PastRun, work_per_token
+
+MARGIN_OF_ONE = 0.30
+"""How far a run may be from the only one that was measured: other load, other lengths of texts."""
+MARGIN = 0.10
+"""How far beyond the slowest and the fastest of several."""
+AROUND = Range(20.0, 120.0, 900.0)
+"""Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
+parameters from an object store."""
+
+COMPUTE_OPTIMAL = 20
+"""Tokens per parameter where compute is spent best, of a model trained from nothing (Hoffmann et al. 2022; row L9)."""
+
+
+@dataclass(frozen=True)
+class DatasetTokens:
+    """`count` tokens in all `records` of a version; `source` says how that is known."""
+
+    count: int
+    records: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why. `trained` counts parameters,
+    `checkpoint` bytes.
+    """
+
+    recipe: Recipe
+    steps: int
+    tokens: int
+    trained: int | None
+    dataset: DatasetTokens | None
+    memory: Fit | None
+    checkpoint: int | None
+    hours: Range | None
+    dollars: Range | None
+    gpus: int
+    source: str
+    past_runs: Sequence[PastRun]
+    notes: Sequence[str]
+
+    @property
+    def epochs(self) -> float | None:
+        """How often each token is seen at most: rows of packed texts have some padding. Pairs are seen whole, one by one."""
+        if self.recipe.has_pairs and self.dataset and self.dataset.records:
+            return self.steps * self.recipe.samples_per_step / self.dataset.records
+        return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """Of those that are trained."""
+        return self.tokens / self.trained if self.trained else None
+
+
+def estimate(
+    recipe: Recipe,
+    shape: Architecture | None,
+    *,
+    memory: Fit | None,
+    dataset: DatasetTokens | None,
+    past: Sequence[PastRun],
+    prices: Mapping[str, float],
+    notes: Sequence[str] = (),
+) -> Estimate:
+    """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
+    said = list(notes)
+    tokens, most = tokens_of(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
+    if recipe.has_pairs:
+        said.append(f"tokens: {words_of_pairs(recipe, dataset)}")
+    if memory is None:
+        said.append("memory: the base model's shape is not known until the first job has stored it")
+    speed, source = expected_speed(recipe, shape, past)
+    if speed is None:
+        said.append(f"hours: no past run, and {source}")
+    work = work_per_token(recipe, shape)
+    # Past runs were as slow as their padding made them; without one, it may be up to sequence_length.
+    hours = hours_of(tokens * work, tokens * work if past else most * work, speed, past) if speed else None
+    gpus = recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
+    price = prices.get(recipe.hardware.gpu_type or "") if gpus else 0.0
+    if price is None:
+        said.append(f"dollars: add the price of {recipe.hardware.gpu_type} to prices.gpu_hour in config.yaml")
+    dollars = scaled(hours, gpus * price) if hours and price is not None else None
+    return Estimate(
+        recipe=recipe,
+        steps=recipe.max_steps,
+        tokens=tokens,
+        trained=trained_parameters(recipe, shape),
+        dataset=dataset,
+        memory=memory,
+        checkpoint=checkpoint_bytes(recipe, shape) if shape and memory else None,
+        hours=hours,
+        dollars=dollars,
+        gpus=gpus,
+        source=source,
+        past_runs=past,
+        notes=said,
+    )
+
+
+def tokens_of(recipe: Recipe, dataset: DatasetTokens | None) -> int:
+    """Of all steps. Packed rows are of one length; a pair is as long as it is, and at most two rows of that length."""
+    most = recipe.tokens_per_step * recipe.max_steps
+    if not recipe.has_pairs or not dataset or not dataset.records:
+        return most
+    return min(most, round(dataset.count / dataset.records * recipe.samples_per_step * recipe.max_steps))
+
+
+def words_of_pairs(recipe: Recipe, dataset: DatasetTokens | None) -> str:
+    if not dataset or not dataset.records:
+        return f"at most, as if each answer had all of sequence_length {recipe.sequence_length}: no dataset says more"
+    mean = dataset.count / dataset.records
+    return f"pairs are not packed, and have {mean:,.0f} on average, prompts twice; a micro-batch is padded to its longest"
+
+
+def trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
+    """All of them, or the adapter's; none where too little is known."""
+    try:
+        return sum(tensors.total for tensors in trained_tensors(recipe, shape)) if shape else None
+    except BadConfiguration:  # an adapter on a module that is not known here
+        return None
+
+
+def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[PastRun]) -> tuple[Range | None, str]:
+    """Work a second, as `past_runs.work_per_token` counts it, and what that rests on."""
+    if past:
+        found = [run.speed for run in past]
+        margin = MARGIN if len(found) > 1 else MARGIN_OF_ONE
+        speed = Range(min(found) * (1 - margin), median(found), max(found) * (1 + margin))
+        return speed, f"measured: {counted(len(found), 'past run')} of this recipe on this hardware"
+    if shape is None:
+        return None, "the base model's shape is not known"
+    assumed = assumed_flops(recipe)
+    if assumed is None:
+        return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is not known"
+    return assumed, f"assumed: no past run of this recipe on this hardware; {assumption(recipe)}"
+
+
+def assumption(recipe: Recipe) -> str:
+    if recipe.hardware.gpus:
+        share = assumed_share(recipe)
+        return f"{share.low:.0%} to {share.high:.0%} of the GPU's peak"
+    return f"{CORE_FLOPS.low / 1e9:.0f} to {CORE_FLOPS.high / 1e9:.0f} billion operations a second of a core"
+
+
+def hours_of(work: float, most: float, speed: Range, past: Sequence[PastRun]) -> Range:
+    """Hours for that much work, or `most`: the steps, and what a job takes beside them."""
+    measured = [run.around_seconds for run in past if run.around_seconds is not None]
+    around = Range(min(measured), median(measured), max(measured)) if measured else AROUND
+    return Range(
+        low=(work / speed.high + around.low) / 3600,
+        likely=(work / speed.likely + around.likely) / 3600,
+        high=(most / speed.low + around.high) / 3600,
+    )
+
+
+def scaled(found: Range, factor: float) -> Range:
+    return Range(found.low * factor, found.likely * factor, found.high * factor)

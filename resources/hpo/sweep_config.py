@@ -1,0 +1,126 @@
+"""What a sweep is asked to do: the specification's sweep file as a type (rows K2, K3, K5, Z13)."""
+
+from typing import Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from recipes.contracts.frozen_model import Frozen, Written
+from recipes.contracts.job import Hardware
+from recipes.counted import counted
+from resources.hpo.search_space import Dimension, grid_of, grid_size
+
+Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
+SHAPES_WEIGHTS = frozenset({"method", "lora_rank", "lora_target_modules", "base_model", "model", "recipe", "architecture"})
+"""Hyperparameters that decide the shape of the weights: members of a population cannot copy theirs where these differ."""
+
+
+class Objective(Frozen):
+    """The metric of a trial's run whose last value is the trial's."""
+
+    metric: str = Field(min_length=1, max_length=250)
+    direction: Literal["minimize", "maximize"] = "minimize"
+
+
+class EarlyStopping(Written):
+    """Stop a trial whose objective has not become better by more than `min_delta` for `patience` evaluations."""
+
+    patience: int = Field(3, ge=1)
+    min_delta: float = Field(0.001, ge=0, allow_inf_nan=False)
+
+
+class Halving(Written):
+    """Of the trials that reach `min_steps` times a power of `reduction_factor`, the best one in so many goes on."""
+
+    reduction_factor: int = Field(3, ge=2)
+    min_steps: int | None = Field(None, ge=1, description="steps before the first cut; base_config.eval_steps when unset")
+
+
+class Population(Written):
+    """Population-based training: `population` members train for `generations` parts of base_config.max_steps each."""
+
+    population: int | None = Field(None, ge=1, description="2 at least; max_concurrent_trials when unset")
+    generations: int | None = Field(None, ge=1, description="as many as max_trials has room for when unset")
+
+
+class SweepRequest(Written):
+    """What a user asks for. `base_config` has the keys of a job (model, method or recipe, dataset) and of its recipe."""
+
+    experiment: str = Field(min_length=1, max_length=250)
+    base_config: dict[str, JsonValue]
+    search_space: dict[str, Dimension] = Field(min_length=1)
+    strategy: Strategy = "bayesian"
+    sampler: Literal["tpe", "gp"] = Field(
+        "tpe", description="of strategy bayesian: Parzen estimators, or a Gaussian process"
+    )
+    objective: Objective
+    max_trials: int = Field(50, ge=1, le=10_000)
+    max_concurrent_trials: int = Field(8, ge=1)
+    early_stopping: EarlyStopping | None = None
+    resources_per_trial: Hardware | None = None
+    successive_halving: Halving = Halving()
+    pbt: Population = Population()
+    seed: int = 42
+
+    def completed(self, strategy: Strategy, max_concurrent_trials: int) -> "SweepConfig":
+        """With the server's settings where the request says nothing. Raises pydantic's ValidationError."""
+        given = self.model_dump(mode="json", exclude_unset=True)
+        return SweepConfig.model_validate({"strategy": strategy, "max_concurrent_trials": max_concurrent_trials, **given})
+
+
+class SweepConfig(SweepRequest):
+    """A sweep whose strategy can be followed."""
+
+    @model_validator(mode="after")
+    def strategy_can_be_followed(self) -> Self:
+        if both := sorted(self.search_space.keys() & self.base_config.keys()):
+            raise ValueError(f"{both[0]} is in base_config and in search_space: remove one of them")
+        if self.strategy == "grid":
+            self._grid_is_covered()
+        if self.strategy == "pbt":
+            self._weights_can_be_copied()
+        if self.strategy == "successive_halving":
+            _ = self.first_rung
+        return self
+
+    def _grid_is_covered(self) -> None:
+        endless = [name for name, dimension in self.search_space.items() if not grid_of(dimension)]
+        if endless:
+            raise ValueError(f"strategy grid needs `points` (or type: choice) for {endless[0]}")
+        if (size := grid_size(self.search_space)) > self.max_trials:
+            raise ValueError(
+                f"the grid has {size} combinations and max_trials is {self.max_trials}: raise it, or search less"
+            )
+
+    def _weights_can_be_copied(self) -> None:
+        if shaping := sorted(self.search_space.keys() & SHAPES_WEIGHTS):
+            raise ValueError(f"strategy pbt copies weights, whose shape {shaping[0]} decides: give it in base_config")
+        if not isinstance(self.base_config.get("max_steps"), int):
+            raise ValueError("strategy pbt needs base_config.max_steps, which its generations share")
+        if self.population * self.generations > self.max_trials:
+            raise ValueError(
+                f"{counted(self.population, 'member')} in {counted(self.generations, 'generation')} are "
+                f"{counted(self.population * self.generations, 'trial')} and max_trials is {self.max_trials}: raise it"
+            )
+
+    @property
+    def wanted_trials(self) -> int:
+        """How many trials there will be."""
+        if self.strategy == "grid":
+            return grid_size(self.search_space)
+        return self.population * self.generations if self.strategy == "pbt" else self.max_trials
+
+    @property
+    def population(self) -> int:
+        return self.pbt.population or min(self.max_concurrent_trials, self.max_trials)
+
+    @property
+    def generations(self) -> int:
+        return self.pbt.generations or max(1, self.max_trials // self.population)
+
+    @property
+    def first_rung(self) -> int:
+        """Steps after which successive halving cuts first. Raises ValueError where nothing says."""
+        first = self.successive_halving.min_steps or self.base_config.get("eval_steps")
+        if not isinstance(first, int) or first < 1:
+            raise ValueError("strategy successive_halving needs successive_halving.min_steps or base_config.eval_steps")
+        return first

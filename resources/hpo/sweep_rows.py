@@ -1,0 +1,113 @@
+"""A sweep and its trials as they stand: the rows, and how they are read and told of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sqlalchemy import Connection, Select, or_, select
+
+from resources.errors import HanzoError, not_found
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.trial import Trial
+from resources.metadata.filters.pagination import Keyset, SortKey
+from resources.metadata.tables import experiments, runs, sweep_trials, sweeps
+from resources.metadata.tables import jobs as job_table
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A row of the sweeps table; times in milliseconds."""
+
+    id: str
+    experiment: str
+    status: str
+    config: SweepConfig
+    user_id: str
+    organization: str
+    reason: str
+    created_at: int
+    ended_at: int | None
+
+
+TRIAL = tuple(field.name for field in fields(Trial))
+JobState = tuple[str, str]
+"""Status and reason of a trial's job."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A sweep, its trials by number, and the status and reason of each one's job.
+
+    `experiment_id` is that of its run, whatever the experiment is called by now; `is_deleted`: the run or the experiment is.
+    """
+
+    sweep: Sweep
+    experiment_id: int
+    is_deleted: bool
+    trials: tuple[Trial, ...]
+    jobs: tuple[JobState, ...]
+
+
+def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
+    """Raises HanzoError where there is no such sweep."""
+    deleted = or_(runs.c.lifecycle_stage != "active", experiments.c.lifecycle_stage != "active")
+    of_sweep = (
+        select(sweeps, runs.c.experiment_id, deleted.label("is_deleted"))
+        .join(runs, runs.c.id == sweeps.c.id)
+        .join(experiments, experiments.c.id == runs.c.experiment_id)
+        .where(sweeps.c.id == identifier)
+    )
+    row = connection.execute(of_sweep).mappings().first()
+    if row is None:
+        raise no_sweep(identifier)
+    found = dict(row)
+    experiment_id, is_deleted = int(found.pop("experiment_id")), bool(found.pop("is_deleted"))
+    trials = [trial_of(row) for row in connection.execute(trials_of(identifier).order_by(sweep_trials.c.number))]
+    told, states = tuple(trial for trial, _ in trials), tuple(state for _, state in trials)
+    return Snapshot(sweep_of(found), experiment_id, is_deleted, told, states)
+
+
+def read_trials(
+    identifier: str, connection: Connection, limit: int, page_token: str | None
+) -> tuple[list[tuple[Trial, JobState]], str | None]:
+    """Trials by their numbers, and where the next page begins. Raises HanzoError where there is no such sweep."""
+    if connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is None:
+        raise no_sweep(identifier)
+    order = Keyset([SortKey(sweep_trials.c.number, True, int)], ("trials", identifier))
+    rows = connection.execute(order.page(trials_of(identifier), limit, page_token)).all()
+    return [trial_of(row) for row in rows[:limit]], order.next_token(rows, limit)
+
+
+def trials_of(identifier: str) -> Select[Any]:
+    columns = (*(sweep_trials.c[name] for name in TRIAL), job_table.c.status, job_table.c.reason)
+    joined = select(*columns).join(job_table, job_table.c.id == sweep_trials.c.job_id)
+    return joined.where(sweep_trials.c.sweep_id == identifier)
+
+
+def trial_of(row: Sequence[Any]) -> tuple[Trial, JobState]:
+    """A row of `trials_of`, which may have more columns at its end."""
+    return Trial(**dict(zip(TRIAL, row, strict=False))), (row[len(TRIAL)], row[len(TRIAL) + 1])
+
+
+def no_sweep(identifier: str) -> HanzoError:
+    return not_found(f"there is no sweep '{identifier}': see `hanzo-ml hpo list`")
+
+
+def sweep_of(row: Mapping[Any, Any]) -> Sweep:
+    return Sweep(**{**row, "config": SweepConfig.model_validate(row["config"])})
+
+
+def row_of(trial: Trial) -> dict[str, Any]:
+    return {**asdict(trial), "params": dict(trial.params)}
+
+
+def event_of(sweep: Sweep, trial: Trial) -> dict[str, Any]:
+    return {
+        "sweep_id": sweep.id,
+        "job_id": trial.job_id,
+        "trial": trial.number,
+        "status": trial.status,
+        "params": dict(trial.params),
+        "value": trial.value,
+        "reason": trial.reason,
+    }

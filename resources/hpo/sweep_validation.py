@@ -1,0 +1,147 @@
+"""What a sweep must be to be taken, beyond its form. Pure functions.
+
+Asked once, when it is submitted, and no part of its type: a rule that is made stricter here keeps no sweep that was taken
+before from being read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES, installed_objectives
+from recipes.contracts.recipe import Recipe
+from recipes.counted import counted
+from resources.errors import HanzoError, invalid
+from resources.hpo.search_space import Choice, Dimension, Value
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.trial_job import NAMES
+from resources.metadata.tracking_rules import check_key
+
+MAX_DIMENSIONS = 100
+MAX_VALUES = 1000
+"""Of a choice, as many as a range may have points."""
+MAX_AXES = 1000
+"""Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
+OF_STRATEGY = {"sampler": "bayesian", "pbt": "pbt", "successive_halving": "successive_halving"}
+"""Keys of a sweep that only one strategy reads."""
+STEPS, EVALUATIONS = "train/", "eval/"
+"""How the metrics begin that training logs, of a step and when it evaluates: it logs no others, whatever its objective."""
+OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
+OF_TEXTS = ("eval/perplexity",)
+EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
+"""All that our objectives tell (`recipes.training.metrics.tracking`)."""
+
+
+def check_sweep(config: SweepConfig) -> None:
+    """Raises HanzoError, naming what is wrong."""
+    for key in NAMES:
+        given = config.base_config.get(key)
+        if given is not None and not (isinstance(given, str) and given):
+            raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
+    check_given_once(config)
+    for key, strategy in OF_STRATEGY.items():
+        # A sweep that is read and sent again has all keys, with what they are where nobody says anything.
+        says_more = getattr(config, key) != SweepConfig.model_fields[key].default
+        if says_more and config.strategy != strategy:
+            raise invalid(f"{key} is of strategy {strategy}, and this one is {config.strategy}: remove it")
+    if len(config.search_space) > MAX_DIMENSIONS:
+        raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")
+    for name, dimension in config.search_space.items():
+        if isinstance(dimension, Choice) and len(dimension.values) > MAX_VALUES:
+            raise invalid(
+                f"search_space.{name[:100]} has {len(dimension.values)} values: give {MAX_VALUES} at most, or a range"
+            )
+        # A grid would train it twice, and none could tell the two apart: 1, 1.0 and true are the same to all that compare.
+        if isinstance(dimension, Choice) and (twice := list(repeated(dimension.values))):
+            raise invalid(f"search_space.{name[:100]} has the value {twice[0]} twice: leave one of them out")
+        if not isinstance(dimension, Choice) and not math.isfinite(dimension.max - dimension.min):
+            raise invalid(f"search_space.{name[:100]} is wider than any number: give a narrower range, or a log_uniform")
+    if config.strategy == "pbt":
+        check_population(config)
+    if config.strategy == "bayesian" and config.sampler == "gp":
+        axes = sum(axes_of(dimension) for dimension in config.search_space.values())
+        if axes > MAX_AXES:
+            raise invalid(
+                f"sampler gp has an axis for each value of a choice, here {axes}: give {MAX_AXES} at most, or take tpe"
+            )
+    # No trial could log it, and all of them would be trained before the sweep said so.
+    check_key(config.objective.metric, "objective.metric", "objective.metric")
+    if is_unknown(config.objective.metric) and not (is_evaluated(config.objective.metric) and installed_objectives()):
+        raise no_training_logs(config.objective.metric)
+
+
+def check_given_once(config: SweepConfig) -> None:
+    """A recipe's key stands in one place: of two, one would hold, and which is not to be seen. Raises HanzoError."""
+    base = config.base_config
+    below = given if isinstance(given := base.get("parameters"), dict) else {}
+    places = {"base_config": base.keys(), "search_space": config.search_space.keys()}
+    if config.resources_per_trial and "hardware" in base.keys() | below.keys():
+        raise invalid("base_config says hardware, and so does resources_per_trial: remove one of them")
+    for place, keys in places.items():
+        if twice := sorted(below.keys() & keys):
+            raise invalid(f"{twice[0]} is in base_config.parameters and in {place}: remove one of them")
+
+
+def repeated(values: Sequence[Value]) -> Iterator[Value]:
+    """Those that are equal to one before."""
+    there: set[object] = set()
+    for value in values:
+        known = tuple(value) if isinstance(value, list) else value
+        if known in there:
+            yield value
+        there.add(known)
+
+
+def check_population(config: SweepConfig) -> None:
+    """Refuse one in which nothing could be copied, or that would train for longer than was asked. Raises HanzoError."""
+    if config.population == 1:
+        raise invalid("strategy pbt has one member, which has none to copy from: give pbt.population, 2 at least")
+    steps = config.base_config["max_steps"]
+    if isinstance(steps, int) and config.generations > steps:
+        raise invalid(
+            f"strategy pbt has {config.generations} generations, which share base_config.max_steps, and that is {steps}: "
+            "give pbt.generations, no more than steps"
+        )
+
+
+def axes_of(dimension: Dimension) -> int:
+    return len(dimension.values) if isinstance(dimension, Choice) else 1
+
+
+def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
+    """Refuse what a trial of this recipe never comes to: its objective, or the first cut. Raises HanzoError."""
+    if is_evaluated(config.objective.metric) and recipe.eval_steps is None:
+        raise invalid(
+            f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
+            "base_config.eval_steps, the steps between two evaluations"
+        )
+    known = recipe.objective in BUILT_IN_OBJECTIVES  # what others tell has names of their own
+    if known and is_unknown(config.objective.metric):
+        raise no_training_logs(config.objective.metric)
+    if known and config.objective.metric in never_logged(recipe):
+        raise invalid(
+            f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' has the objective "
+            f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATED if key not in never_logged(recipe))}"
+        )
+    if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
+        raise invalid(
+            f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has "
+            f"{counted(recipe.max_steps, 'step')}: give successive_halving.min_steps, less than max_steps"
+        )
+
+
+def is_unknown(metric: str) -> bool:
+    """Whether none of our objectives tells it."""
+    return not metric.startswith(STEPS) and metric not in EVALUATED
+
+
+def is_evaluated(metric: str) -> bool:
+    return metric.startswith(EVALUATIONS)
+
+
+def no_training_logs(metric: str) -> HanzoError:
+    return invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
+
+
+def never_logged(recipe: Recipe) -> Sequence[str]:
+    """Of an objective that is installed, none is known."""
+    return OF_TEXTS if recipe.objective in PREFERENCES else OF_PREFERENCES

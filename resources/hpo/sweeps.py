@@ -1,0 +1,243 @@
+"""Sweeps and their trials as rows. Whatever changes one writes its event in the same transaction.
+
+A sweep's id is its parent run's; a trial's job has the id of its child run. What a sweep does next is decided elsewhere
+(`resources.hpo.sweep_step`): this is where it is made to be so, all of it or nothing.
+"""
+
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, insert, select, update
+
+from recipes.contracts.validation_errors import first_problem
+from resources.errors import invalid
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweep_rows import JobState, Snapshot, Sweep, event_of, read_snapshot, read_trials, row_of, sweep_of
+from resources.hpo.sweep_step import CANCELLED, End, Step
+from resources.hpo.trial import Trial, ranked
+from resources.hpo.trial_job import trial_job
+from resources.metadata.database import Database
+from resources.metadata.filters.pagination import Keyset, SortKey
+from resources.metadata.jobs import ENDED, Jobs
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.run_tags import PARENT_TAG
+from resources.metadata.tables import jobs as job_table
+from resources.metadata.tables import runs, sweep_trials, sweeps
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.runs import Runs
+from resources.metadata.tracking_rules import MetricPoint, refuse_unstorable
+
+log = logging.getLogger(__name__)
+
+MAX_PAGE = 100
+"""Of sweeps, each with all its trials."""
+MAX_TRIALS = 1000
+STATUSES = ("running", "completed", "failed", "cancelled")
+SWEEP_KEY, START_KEY = "sweep", "start"
+"""Keys of a trial's job: the sweep that it belongs to, and the artifact whose weights it starts from."""
+
+
+class Sweeps:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._jobs = Jobs(database)
+        self._runs = Runs(database)
+        self._run_data = RunData(database)
+
+    def start(self, config: SweepConfig, *, user: str, organization: str, id: str | None = None) -> Sweep:
+        """Record a sweep and its parent run. Its trials come later, as jobs. One of that `id` that is there already stays as
+        it is, and is returned.
+        """
+        identifier, now = id or uuid.uuid4().hex, now_ms()
+        asked = config.model_dump(mode="json")
+        refuse_unstorable(asked, "config")
+        with self._database.write() as connection:
+            name = f"{config.strategy} sweep"
+            self._runs.ensure(
+                identifier, config.experiment, name, user, organization, status="running", connection=connection
+            )
+            # After its run is there: of two who start the same at once, the second has waited for the first.
+            if exists(identifier, connection):
+                return read_snapshot(identifier, connection).sweep
+            facts = {
+                "strategy": config.strategy,
+                "objective": f"{config.objective.direction} {config.objective.metric}",
+                "max_trials": str(config.wanted_trials),
+                "max_concurrent_trials": str(config.max_concurrent_trials),
+            }
+            self._run_data.log_batch(identifier, params=list(facts.items()), connection=connection)
+            row = {
+                "id": identifier,
+                "experiment": config.experiment,
+                "status": "running",
+                "config": asked,
+                "user_id": user,
+                "organization": organization,
+                "reason": "",
+                "created_at": now,
+            }
+            connection.execute(insert(sweeps).values(**row))
+            emit(connection, "jobs", "sweep.started", identifier, {"sweep_id": identifier, "user_id": user, **facts})
+            return read_snapshot(identifier, connection).sweep
+
+    def page(
+        self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
+    ) -> tuple[Sequence[Sweep], str | None]:
+        """Sweeps, newest first, and where the next page begins. One that cannot be read hides no other: it is logged, and
+        left out."""
+        if status is not None and status not in STATUSES:
+            raise invalid(f"status '{status[:100]}' is unknown: use one of {', '.join(STATUSES)}")
+        query = select(sweeps).where(sweeps.c.organization == organization)
+        if status is not None:
+            query = query.where(sweeps.c.status == status)
+        order = Keyset([SortKey(sweeps.c.created_at, False, int), SortKey(sweeps.c.id, False, str)], (organization, status))
+        with self._database.read() as connection:
+            rows = connection.execute(order.page(query, limit, page_token)).all()
+        columns, found = tuple(sweeps.c.keys()), []
+        for values in rows[:limit]:
+            row = dict(zip(columns, values, strict=False))
+            try:
+                found.append(sweep_of(row))
+            except ValidationError as error:  # it was started by another release, or edited by hand
+                log.error("sweep %s cannot be read: %s", row["id"], first_problem(error, SweepConfig))
+        return found, order.next_token(rows, limit)
+
+    def set_dataset(self, identifier: str, reference: str) -> None:
+        """Pin the dataset of a sweep that named none."""
+        with self._database.write() as connection:
+            connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
+            config = read_snapshot(identifier, connection).sweep.config
+            pinned = config.model_copy(update={"base_config": {**config.base_config, "dataset": reference}})
+            values = {"config": pinned.model_dump(mode="json")}
+            connection.execute(update(sweeps).where(sweeps.c.id == identifier).values(**values))
+
+    def running(self) -> Sequence[str]:
+        """The ids of all sweeps that go on, oldest first."""
+        query = select(sweeps.c.id).where(sweeps.c.status == "running").order_by(sweeps.c.created_at)
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def is_there(self, identifier: str) -> bool:
+        with self._database.read() as connection:
+            return exists(identifier, connection)
+
+    def snapshot(self, identifier: str) -> Snapshot:
+        """The sweep as it stands."""
+        with self._database.read() as connection:
+            return read_snapshot(identifier, connection)
+
+    def trials(
+        self, identifier: str, *, limit: int = MAX_TRIALS, page_token: str | None = None
+    ) -> tuple[list[tuple[Trial, JobState]], str | None]:
+        """`read_trials` in a transaction of its own."""
+        with self._database.read() as connection:
+            return read_trials(identifier, connection, limit, page_token)
+
+    def take(self, before: Snapshot, step: Step) -> bool:
+        """Do what was decided of `before`: trials, their jobs and runs, and all events in one transaction.
+
+        Returns False, and does nothing, where the sweep is not as it was then: somebody else was faster, or a job went on.
+        """
+        identifier, stopped = before.sweep.id, jobs_to_stop(before, step)
+        with self._database.write() as connection:
+            # Of two who look at once, the second waits here, and then finds that nothing is as he saw it.
+            connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
+            hold(connection, stopped, [identifier, *stopped])
+            if read_snapshot(identifier, connection) != before:
+                return False
+            for trial in step.changed:
+                self._change(connection, before, trial)
+            self._log_best(connection, before, step.changed)
+            for job, reason in stopped.items():
+                self._jobs.cancel(job, reason, connection=connection)
+            for trial in step.asked:
+                self._start_trial(connection, before, trial)
+            if step.end is not None:
+                after = {trial.number: trial for trial in (*before.trials, *step.changed)}
+                self._end(connection, before.sweep, tuple(after.values()), step.end)
+            return True
+
+    def _start_trial(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
+        """The trial's run, job and row."""
+        sweep = before.sweep
+        config = {**trial_job(sweep.config, trial.params, trial.generation), SWEEP_KEY: sweep.id}
+        if trial.start_from is not None:
+            source = self._jobs.get(before.trials[trial.start_from].job_id, connection)
+            config[START_KEY] = source.trained.model_dump(mode="json")
+        name = f"trial-{trial.number}"
+        # Beside its parent, not in the experiment of a name: somebody may have renamed that.
+        self._runs.create(
+            before.experiment_id,
+            run_id=trial.job_id,
+            name=name,
+            user_id=sweep.user_id,
+            tags={PARENT_TAG: sweep.id},
+            status="queued",
+            connection=connection,
+        )
+        self._jobs.submit(
+            name=config["name"],
+            config=config,
+            user=sweep.user_id,
+            organization=sweep.organization,
+            id=trial.job_id,
+            connection=connection,
+        )
+        connection.execute(insert(sweep_trials).values(sweep_id=sweep.id, **row_of(trial)))
+        emit(connection, "jobs", "trial.started", trial.job_id, event_of(sweep, trial))
+
+    def _change(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
+        sweep = before.sweep
+        here = (sweep_trials.c.sweep_id == sweep.id) & (sweep_trials.c.number == trial.number)
+        connection.execute(update(sweep_trials).where(here).values(**row_of(trial)))
+        emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, event_of(sweep, trial))
+
+    def _log_best(self, connection: Connection, before: Snapshot, changed: Sequence[Trial]) -> None:
+        """On the sweep's run, the best value after each trial that counts, in the order in which they ended: a run shows the
+        value of its highest step, and by the trials' own numbers and values that was whatever the last one had.
+        """
+        objective, counted = before.sweep.config.objective, [trial for trial in before.trials if trial.counts]
+        for trial in changed:
+            if not trial.counts or before.is_deleted:
+                continue
+            counted.append(trial)
+            best = ranked(counted, objective.direction)[0]
+            assert best.value is not None  # it counts
+            point = MetricPoint(objective.metric, best.value, len(counted) - 1, now_ms())
+            self._run_data.log_metric(before.sweep.id, point, connection=connection)
+
+    def _end(self, connection: Connection, sweep: Sweep, trials: Sequence[Trial], end: End) -> None:
+        values = {"status": end.status, "reason": end.reason, "ended_at": now_ms()}
+        connection.execute(update(sweeps).where(sweeps.c.id == sweep.id).values(**values))
+        self._runs.follow_job(sweep.id, end.status, connection)  # its run may be deleted
+        order = ranked(trials, sweep.config.objective.direction)
+        best = next((event_of(sweep, trial) for trial in order), None)
+        # One that was stopped early has left no weights: what is evaluated is the best of those that have.
+        trained = next((event_of(sweep, trial) for trial in order if trial.status == "completed"), None)
+        facts = {"sweep_id": sweep.id, "reason": end.reason, "best": best, "best_completed": trained}
+        emit(connection, "jobs", f"sweep.{end.status}", sweep.id, facts)
+
+
+def exists(identifier: str, connection: Connection) -> bool:
+    return connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is not None
+
+
+def jobs_to_stop(before: Snapshot, step: Step) -> Mapping[str, str]:
+    """The jobs that a step ends, each with why: those of trials that it stops, or all where the sweep is cancelled."""
+    if step.end is not None and step.end.status == "cancelled":
+        states = zip(before.trials, before.jobs, strict=True)
+        return {trial.job_id: CANCELLED for trial, (status, _) in states if status not in ENDED}
+    return {trial.job_id: f"its sweep stopped it: {trial.reason}" for trial in step.changed if trial.status == "pruning"}
+
+
+def hold(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
+    """Let nobody else change these jobs and runs until the transaction ends; jobs first, as whoever holds both does.
+
+    Before the first event is written: from then on the order of all events is held (`lock_order`), and whoever is waited for
+    may be about to write one. Two that wait for each other so are ended by PostgreSQL, one of them with an error.
+    """
+    for table, ids in ((job_table, job_ids), (runs, run_ids)):
+        rows = select(table.c.id).where(table.c.id.in_(ids)).order_by(table.c.id)
+        connection.execute(rows.with_for_update(key_share=True)).all()

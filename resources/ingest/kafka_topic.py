@@ -1,0 +1,189 @@
+"""A Kafka topic as a raw file: JSON lines, one for each message, in the order of partition and offset (row B12).
+
+Which messages is settled by one look at the topic: from the offsets that the address names, or the oldest there are, up to
+what each partition holds at that moment. What comes later is for the next version.
+
+What belongs here: asking the brokers, and giving up on them. What does not: what an address says (`topic_address`).
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from resources.errors import ErrorCode, HanzoError, conflict, invalid, not_found
+from resources.ingest.json_lines import record_in
+from resources.ingest.kafka_address import Range, TopicAddress, ranges_of
+from resources.ingest.problems import Problem, Problems
+from resources.ingest.source_files import SourceFile
+
+ANSWERS_WITHIN_SECONDS = 10.0
+FETCHED_KILOBYTES = 16_384
+"""What waits in memory, at most, to be read: the library's own limit is four times that."""
+NO_VALUE = "has no value (a tombstone): leave such out with tombstones=skip"
+ADVICE = "read around it with from= and until=, or correct whoever sends it"
+
+
+def topic_file(address: TopicAddress, security: Mapping[str, str]) -> SourceFile:
+    """The messages that an address means now.
+
+    Args:
+        security: how the brokers are signed in to, in librdkafka's words.
+
+    Raises:
+        HanzoError: no broker answers, or there is no such topic, or no such message.
+    """
+    with topic(address, security) as found:
+        ranges = ranges_of(address, found.kept())
+    if all(each.first == each.until for each in ranges):
+        raise nothing_in(address)
+
+    @contextmanager
+    def opened() -> Iterator[BinaryIO]:
+        with tempfile.TemporaryFile() as file:
+            with topic(address, security) as source:
+                write_lines(address, source, ranges, file)
+            file.seek(0)
+            yield file
+
+    return SourceFile(f"{address.topic}.jsonl", opened, origin=address.pinned(ranges))
+
+
+def write_lines(address: TopicAddress, source: "Topic", ranges: Sequence[Range], file: BinaryIO) -> None:
+    """Each message's value on a line of its own. All are looked at, so that whatever is wrong is told at once."""
+    problems = Problems()
+    is_empty = True
+    for each in ranges:
+        for message in source.messages(each):
+            value = message.value()
+            if value is None and address.skips_tombstones:
+                continue
+            is_empty = False
+            # Between the parts of a JSON document a newline is a blank, and within a text of it there is none.
+            line = None if value is None else value.replace(b"\n", b" ")
+            found = NO_VALUE if line is None else record_in(line)
+            if isinstance(found, str):
+                problems.add(
+                    f"topic {address.topic}", Problem(found, f"partition {each.partition}, offset {message.offset()}")
+                )
+            elif line is not None and not problems.count:
+                file.write(line + b"\n")
+    if problems.count:
+        raise problems.refusal(ADVICE)
+    if is_empty:
+        raise nothing_in(address)
+
+
+def nothing_in(address: TopicAddress) -> HanzoError:
+    return invalid(f"topic {address.topic} has no message between from and until: a dataset needs at least one record")
+
+
+@contextmanager
+def topic(address: TopicAddress, security: Mapping[str, str]) -> "Iterator[Topic]":
+    """Raises HanzoError where the block raises what the library does."""
+    found = Topic(address, security)
+    try:
+        yield found
+    except KafkaException as error:
+        found.listen()
+        raise found.unanswered(error.args[0].str()) from error
+    finally:
+        found.close()
+
+
+class Topic:
+    """A topic as one reader sees it, of no group: nothing is noted at the brokers."""
+
+    def __init__(self, address: TopicAddress, security: Mapping[str, str]) -> None:
+        self._address = address
+        self._trouble = ""
+        options = {
+            "bootstrap.servers": ",".join(address.brokers),
+            "client.id": "hanzo-ml",
+            "group.id": "hanzo-ml-datasets",  # the library wants one; without a subscription it joins none
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,  # behind the last message may lie what is none: marks of transactions, gaps
+            "auto.offset.reset": "error",  # or what is gone in the meantime would be skipped without a word
+            "isolation.level": "read_committed",  # what a transaction took back was never said
+            "check.crcs": True,
+            "queued.max.messages.kbytes": FETCHED_KILOBYTES,
+            "error_cb": self._note,
+            "log_level": 0,  # it would log every attempt to connect
+            **security,
+        }
+        try:
+            self._consumer = Consumer(options)
+        except KafkaException as error:
+            raise self.unanswered(f"the settings of stream are refused: {error.args[0].str()}") from None
+
+    def kept(self) -> dict[int, tuple[int, int]]:
+        """By partition: the oldest offset that is kept, and the one behind the newest.
+
+        All topics are listed: asked for one by name, brokers may make it.
+        """
+        found = self._consumer.list_topics(timeout=ANSWERS_WITHIN_SECONDS).topics.get(self._address.topic)
+        if found is None:
+            message = f"there is no topic {self._address.topic} at these brokers, or none that this server may read"
+            raise not_found(f"{message}: check the address")
+        if found.error is not None:
+            raise self.unanswered(found.error.str())
+        return {partition: self._watermarks(partition) for partition in found.partitions}
+
+    def _watermarks(self, partition: int) -> tuple[int, int]:
+        place = TopicPartition(self._address.topic, partition)
+        found = self._consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN_SECONDS)
+        if found is None:
+            raise self.unanswered(f"nothing is heard of partition {partition}")
+        return found
+
+    def messages(self, wanted: Range) -> Iterator[Message]:
+        """Those of a partition. Offsets with none, which were compacted or are marks of transactions, are passed.
+
+        Raises:
+            HanzoError: 409 where messages went away meanwhile, 503 where the brokers fell silent.
+        """
+        if wanted.first == wanted.until:
+            return
+        self._consumer.assign([TopicPartition(self._address.topic, wanted.partition, wanted.first)])
+        ended: int | None = None
+        while (message := self._consumer.poll(ANSWERS_WITHIN_SECONDS)) is not None:
+            error, offset = message.error(), message.offset() or 0
+            if error is None:
+                if offset < wanted.until:
+                    yield message
+                if offset >= wanted.until - 1:
+                    return
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if offset >= wanted.until:
+                    return
+                ended = offset  # of a replica that is behind, or of a transaction that is open: more may come
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise self._changed(f"offset {offset} of partition {wanted.partition} is gone")
+            else:
+                raise self.unanswered(error.str())
+        if ended is not None:
+            raise self._changed(f"partition {wanted.partition} ends at offset {ended}, before {wanted.until}")
+        raise self.unanswered(f"nothing came for {ANSWERS_WITHIN_SECONDS:.0f} s")
+
+    def listen(self) -> None:
+        """Calls `_note` with what happened to the connections: the library does so only where it is asked for messages."""
+        self._consumer.poll(0)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def unanswered(self, reason: str) -> HanzoError:
+        """What the connections said tells more than that no answer came."""
+        place = self._address.place
+        told = " ".join("; ".join(filter(None, (self._trouble, reason))).split())[:500]
+        return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, f"{place} cannot be read ({told}): try again, or check it")
+
+    def _changed(self, what: str) -> HanzoError:
+        return conflict(f"topic {self._address.topic} changed while it was read ({what}). Nothing was stored: try again")
+
+    def _note(self, error: KafkaError) -> None:
+        # That all brokers are down follows from what is wrong with each, and tells less.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._trouble = error.str()

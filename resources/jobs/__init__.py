@@ -1,0 +1,1 @@
+"""Jobs of the control plane: command jobs, resume, credentials and the sandbox."""

@@ -1,0 +1,122 @@
+"""A command job as it is submitted and as it is handed to compute: its source files as an artifact, its keys as a job.
+
+What belongs here: what becomes of the job file. What may stand in it is `recipes.contracts.command_job`.
+"""
+
+import hashlib
+import shlex
+import uuid
+from typing import Any
+
+from recipes.contracts.command_job import CommandJob
+from recipes.contracts.job import CheckpointPolicy, Job, Program, StoreAddress, Tracking
+from recipes.storage import uris
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from resources.lineage.record import record
+from resources.metadata.database import Database
+from resources.metadata.jobs import COMMAND, DATASET, JobRecord, Jobs
+from resources.metadata.resumed import RESUMED
+from resources.metadata.run_tags import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG
+from resources.metadata.tracking_rules import refuse_unstorable
+
+CODE = "code"
+ADDED = {CODE, DATASET, RESUMED}
+"""Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
+it was resumed."""
+
+
+def submit_command(
+    database: Database, store: Store, job: CommandJob, user: str, organization: str, id: str | None = None
+) -> JobRecord:
+    """Queue a command. Its source files are stored before; the job names them by their digest.
+
+    One of that `id` that is there already stays as it is, with its files: they lie by their digest, for of two that are
+    submitted at the same time the later one would else give the other one's job its own.
+    """
+    refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
+    identifier = id or uuid.uuid4().hex
+    code = manifest_of(job)
+    place = uris.run_code(identifier, code.digest)
+    for path, text in job.files.items():
+        store.put_bytes(f"{place}/{path}", text.encode())
+    if code.files:
+        store.put_manifest(place, code)
+    config = configuration(job, identifier)
+    with database.write() as connection:
+        kept = Jobs(database).submit(
+            name=job.name,
+            config=config,
+            user=user,
+            organization=organization,
+            id=identifier,
+            type=COMMAND,
+            experiment=job.experiment,
+            tags=tags_of(job),
+            connection=connection,
+        )
+        is_kept = kept.config.get(CODE) == config.get(CODE)
+        if code.files and is_kept:
+            record(connection, Artifact.model_validate(config[CODE]), code)
+    if not is_kept:
+        store.delete(place)
+    return kept
+
+
+def tags_of(job: CommandJob) -> dict[str, str]:
+    """What the run says of its code, as MLflow's clients do."""
+    commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
+    return {SOURCE_NAME_TAG: shlex.join(job.command), SOURCE_TYPE_TAG: "JOB", **commit}
+
+
+def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
+    """What is kept of a job file: its keys, and in the place of its source files the artifact that holds them."""
+    config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
+    if job.storage.dataset:
+        config[DATASET] = job.storage.dataset
+    if (code := manifest_of(job)).files:
+        place = uris.run_code(identifier, code.digest)
+        config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
+    return config
+
+
+def manifest_of(job: CommandJob) -> Manifest:
+    files = ((path, text.encode()) for path, text in sorted(job.files.items()))
+    return Manifest(
+        kind=CODE,
+        files=tuple(FileRecord(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data)) for path, data in files),
+    )
+
+
+def asked_of(job: JobRecord) -> CommandJob:
+    """The job file of a job that was submitted, but for its source files."""
+    return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in ADDED})
+
+
+def policy_of(asked: CommandJob) -> CheckpointPolicy:
+    return CheckpointPolicy().under(asked.schedule)
+
+
+def command_work(job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, cache_dir: str) -> Job:
+    """The work of a command job."""
+    asked = asked_of(job)
+    inputs = {CODE: Artifact.model_validate(job.config[CODE])} if CODE in job.config else {}
+    return Job(
+        id=job.id,
+        program=Program.COMMAND,
+        inputs={**inputs, **({DATASET: dataset} if dataset else {})},
+        parameters={
+            "script": asked.script.model_dump(mode="json"),
+            "experiment": asked.experiment,
+            DATASET: asked.storage.dataset,
+        },
+        outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
+        result_uri=uris.run_result(job.id, "command"),
+        store=store,
+        cache_dir=cache_dir,
+        tracking=Tracking(uri=tracking_uri, run_id=job.id),
+        hardware=asked.resources,
+        distributed=asked.distributed,
+        checkpoint=policy_of(asked),
+        schedule=asked.schedule,
+    )

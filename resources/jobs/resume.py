@@ -1,0 +1,172 @@
+"""A job that failed or was cancelled goes on (rows I1, I10): from its newest checkpoint, its best, or one of a step; also on
+another number of GPUs.
+
+Its run is the same one. What it did after the chosen checkpoint stays in the store, and is known as it was logged: those
+steps are logged once more (`recipes.contracts.rewind`).
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from recipes.checkpoints.retention import from_the_best, standing_of
+from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import SentBack, way_from
+from recipes.storage import uris
+from recipes.storage.artifact_store import MANIFEST, Store
+from resources.errors import conflict, invalid
+from resources.estimate.admission import admit
+from resources.estimate.shapes import shape_of_base
+from resources.hpo.sweeps import SWEEP_KEY, Sweeps
+from resources.lineage.run_record import RunRecord, read_record
+from resources.metadata.database import Database
+from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
+from resources.metadata.outbox import now_ms
+from resources.metadata.resumed import RESUMED, Resumed
+from resources.metadata.tracking.metrics import Metrics
+from resources.scheduling.quotas import gpus_of, refuse_what_never_fits
+from resources.settings.sections import Quota
+
+LOSS = "train/loss"
+
+
+class Wish(Frozen, extra="forbid"):
+    """How a job is to go on; as it was where nothing is said."""
+
+    resume_from: Literal["latest", "best"] | int = Field("latest", description="or the step of a checkpoint")
+    gpus: int | None = Field(None, ge=1, description="of all nodes; without GPUs, processes")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint in the store; `loss` is of the validation split, where it was evaluated."""
+
+    step: int
+    uri: str
+    loss: float | None
+
+
+def resume_job(
+    database: Database, store: Store, identifier: str, wish: Wish, user: str, quota: Quota | None = None
+) -> JobRecord:
+    """Queue an ended job once more, within the quota of its organization.
+
+    Raises:
+        HanzoError: it has not ended, or ended well; there is no such checkpoint; or it cannot be trained on so many GPUs.
+    """
+    jobs = Jobs(database)
+    job = jobs.read(identifier)
+    refuse_what_does_not_go_on(job, wish, Sweeps(database).running())
+    place = store.find(uris.run_record(job.id)) if job.type != COMMAND else None
+    record = read_record(store, place) if place else None
+    if wish.gpus and record:
+        refuse_what_does_not_fit(record.recipe, wish.gpus, store, quota)
+    back = job.resumed.sent_back
+    if wish.resume_from != "latest":
+        there = checkpoints_of(job, record, store)
+        start = chosen(there, wish.resume_from)
+        back = (*back, SentBack(step=start.step))
+    known, before = job.resumed.gpus, job.resumed.gpus_before
+    resumed = Resumed(
+        times=job.resumed.times + 1,
+        sent_back=back,
+        gpus=wish.gpus or known,
+        gpus_before=(*before, known) if wish.gpus and known else before,
+    )
+    return jobs.resume(job.id, resumed, {"user_id": user, "resume_from": wish.resume_from, "gpus": wish.gpus})
+
+
+def settle(database: Database, job: JobRecord) -> None:
+    """Write down how far a run had come that was sent back, and when: its program went on to log while it was told to end.
+
+    For whoever starts it anew, once that has ended and before its new program begins. Done once.
+    """
+    *before, last = job.resumed.sent_back or (None,)
+    if last is None or last.done is not None:
+        return
+    known = {point.key: point.step for point in Metrics(database).latest(job.id)}
+    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS, 0)), "at": now_ms()})
+    resumed = job.resumed.model_copy(update={"sent_back": (*before, settled)})
+    Jobs(database).specify(job.id, RESUMED, resumed.model_dump(mode="json"))
+
+
+def refuse_what_does_not_go_on(job: JobRecord, wish: Wish, sweeping: Collection[str]) -> None:
+    """`sweeping` are the sweeps that run: of one that has ended, a trial goes on as any job does."""
+    if job.status == "completed":
+        raise conflict(
+            f"job '{job.id}' is completed, and what it trained is there: submit a new job to train otherwise, or see "
+            f"`hanzo-ml run replay {job.id}` to train the same once more"
+        )
+    if job.status not in ("failed", "cancelled"):
+        raise conflict(f"job '{job.id}' is {job.status}: cancel it first, if it is to go on otherwise")
+    if job.type == PREPARATION:
+        raise conflict(f"job '{job.id}' prepares a dataset: ask for it again, and it finds the parts that are done")
+    if (sweep := job.config.get(SWEEP_KEY)) in sweeping:
+        raise conflict(
+            f"job '{job.id}' is a trial of sweep '{sweep}', which goes on without it: resume it when that has ended, or "
+            f"after `hanzo-ml hpo cancel {sweep}`"
+        )
+    if job.type == COMMAND and (wish.gpus or wish.resume_from != "latest"):
+        raise invalid(
+            f"job '{job.id}' runs a command, which finds its checkpoints and starts its processes itself: it can be resumed "
+            "as it is, without `resume_from` and `gpus`"
+        )
+
+
+def refuse_what_does_not_fit(recipe: Recipe, gpus: int, store: Store, quota: Quota | None) -> None:
+    """What would fail when the job is started."""
+    try:
+        changed = recipe.on(gpus)
+    except BadConfiguration as problem:
+        raise invalid(str(problem)) from None
+    admit(changed, shape_of_base(changed, store))
+    refuse_what_never_fits(quota, gpus_of(changed.hardware, changed.distributed))
+
+
+def checkpoints_of(job: JobRecord, record: RunRecord | None, store: Store) -> dict[int, Found]:
+    """Those that the run can go back to, by their steps; the last is the one that it would go on from by itself.
+
+    Those of the way that it is on, and of the ways before it; of one step the later one counts, as in
+    `recipes.training.resuming`.
+    """
+    # A run whose recipe says `best` found none as it began.
+    begins = (0,) if record and record.recipe.checkpoint.resume_from == "best" else ()
+    way = uris.run_checkpoints(job.id)
+    found = checkpoints_below(way, store)
+    for step in (*begins, *(back.step for back in job.resumed.sent_back)):
+        way = f"{way}/{way_from(step)}"
+        if step in found:  # with it the way begins
+            found[step] = found.pop(step)
+        later = checkpoints_below(way, store)
+        found = {known: one for known, one in found.items() if known not in later} | later
+    return found
+
+
+def checkpoints_below(way: str, store: Store) -> dict[int, Found]:
+    paths = (uri.removeprefix(f"{way}/") for uri in store.list(way))
+    names = (path.removesuffix(f"/{MANIFEST}") for path in paths if path.endswith(f"/{MANIFEST}"))
+    steps = sorted(int(name) for name in names if name.isdigit())
+    found = {}
+    for step in steps:
+        with suppress(FileNotFoundError):  # the program that was told to end keeps the last few, and saved one more
+            loss = standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss
+            found[step] = Found(step, f"{way}/{step}", loss)
+    return found
+
+
+def chosen(there: Mapping[int, Found], wish: Literal["best"] | int) -> Found:
+    """The checkpoint that is asked for. Raises HanzoError: there is none, naming those there are."""
+    words = f"there are checkpoints of steps {', '.join(map(str, sorted(there)))}" if there else "there is no checkpoint"
+    if wish == "best":
+        best = from_the_best({step: found.loss for step, found in there.items()})
+        if not best:
+            raise invalid(f"no checkpoint was evaluated, so that none is the best: {words}")
+        return there[best[0]]
+    if wish not in there:
+        raise invalid(f"there is no checkpoint of step {wish}: {words}")
+    return there[wish]

@@ -1,0 +1,146 @@
+"""How far data reached: the runs that used it, the models that were made of those, and which run or model followed which.
+
+Which artifact was made of which is lineage's. Here several artifacts become one stop: all of a run, all of a model version.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import Connection, or_, select
+
+from recipes.storage import uris
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from recipes.storage.manifest import Artifact
+from resources.lineage.edges import DATA, descend
+from resources.metadata.database import Database
+from resources.metadata.registry.model_versions import ModelVersion, read_versions
+from resources.metadata.tables import inputs, jobs, params, run_inputs
+from resources.metadata.tables import model_versions as versions
+
+REPORT = "evaluation"
+"""The kind of artifact of which nothing is made."""
+
+
+class StopKind(StrEnum):
+    DATA = "data"
+    RUN = "run"
+    MODEL = "model version"
+    ARTIFACT = "artifact"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """`name` is the digest of data, the id of a run, a model version's reference, or the URI of what is of none of these."""
+
+    kind: StopKind
+    name: str
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What follows each stop, with the roles in which it was used there; and the model versions by their references."""
+
+    after: Mapping[Stop, Mapping[Stop, Collection[str]]]
+    models: Mapping[str, ModelVersion]
+
+    def learned(self) -> set[Stop]:
+        """The runs that were trained on the data, and all that was made of them: what was only measured with it is not."""
+        found: set[Stop] = set()
+        waiting = [
+            stop
+            for data, following in self.after.items()
+            for stop, roles in following.items()
+            if data.kind is StopKind.DATA and "train" in roles
+        ]
+        while waiting:
+            stop = waiting.pop()
+            if stop not in found:
+                found.add(stop)
+                waiting += self.after.get(stop, ())
+        return found
+
+
+def reach(database: Database, store: Store, organization: str, data: Collection[str], names: Collection[str]) -> Reach:
+    """Everything that these datasets and splits (digests) reached.
+
+    Args:
+        names: of the datasets, as in a run's parameters: a run that has not ended well has no lineage yet.
+    """
+
+    def follow(artifact: Artifact) -> bool:
+        return artifact.digest in data if artifact.kind in DATA else artifact.kind != REPORT
+
+    mine = select(versions).where(versions.c.organization == organization).order_by(versions.c.name, versions.c.version)
+    with database.read() as connection:
+        edges = descend(connection, data, follow)
+        registered = read_versions(connection, mine)
+        unfinished = unfinished_runs(connection, organization, names)
+    holders = {digest: Stop(StopKind.MODEL, model.reference) for model in registered for digest in digests_of(model)}
+    after: dict[Stop, dict[Stop, set[str]]] = defaultdict(lambda: defaultdict(set))
+    stops = {digest: Stop(StopKind.DATA, digest) for digest in data}
+    for edge in edges:
+        child = edge.child
+        is_foreign = child.kind in DATA and child.digest not in data
+        is_comparison = child.kind == REPORT and edge.parent not in data  # a model was measured beside others
+        is_about_data = edge.parent in data and child.kind not in DATA and uris.run_id_of(child.uri) is None  # statistics
+        if is_foreign or is_comparison or is_about_data:
+            continue
+        stops.setdefault(child.digest, stop_of(child, holders.get))
+        before, here = stops[edge.parent], stops[child.digest]
+        if before != here:
+            after[before][here].add(edge.role)
+        if here.kind is StopKind.RUN and child.kind != REPORT and child.digest in holders:
+            after[here][holders[child.digest]].add(child.kind)
+    for run in unfinished:
+        for role, digest in inputs_of(store, run).items():
+            if digest in data:
+                after[stops[digest]][Stop(StopKind.RUN, run)].add(role)
+    seen = {stop for following in after.values() for stop in following if stop.kind is StopKind.RUN}
+    for model in registered:
+        if model.run_id is not None and (run_stop := Stop(StopKind.RUN, model.run_id)) in seen:
+            after[run_stop][Stop(StopKind.MODEL, model.reference)].add("run")
+    return Reach(after, {model.reference: model for model in registered})
+
+
+def stop_of(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
+    """The stop that an artifact belongs to."""
+    if artifact.kind in DATA:
+        return Stop(StopKind.DATA, artifact.digest)
+    if run_id := uris.run_id_of(artifact.uri):
+        return Stop(StopKind.RUN, run_id)
+    return holder(artifact.digest) or Stop(StopKind.ARTIFACT, artifact.uri)
+
+
+def digests_of(model: ModelVersion) -> list[str]:
+    return [artifact.digest for artifact in model.made_here.values()]
+
+
+def unfinished_runs(connection: Connection, organization: str, names: Collection[str]) -> list[str]:
+    """Runs on these datasets that did not complete: they run, wait, failed or were cancelled.
+
+    Training says it as a param, a command as an input.
+    """
+    wanted = sorted(names)
+    trained = select(params.c.run_id).where(params.c.key == "dataset", params.c.value.in_(wanted))
+    read = select(run_inputs.c.run_id).join(inputs, inputs.c.id == run_inputs.c.input_id).where(inputs.c.name.in_(wanted))
+    query = (
+        select(jobs.c.id)
+        .where(jobs.c.organization == organization, jobs.c.status != "completed")
+        .where(or_(jobs.c.id.in_(trained), jobs.c.id.in_(read)))
+        .order_by(jobs.c.submitted_at)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def inputs_of(store: Store, run_id: str) -> Mapping[str, str]:
+    """Role -> digest of what a run is trained on, as its record says; nothing where it has none yet."""
+    uri = uris.run_record(run_id)
+    found = store.find(uri)
+    if found is None:
+        return {}
+    try:
+        return store.manifest(found).inputs
+    except BrokenArtifact:
+        return {}

@@ -1,0 +1,154 @@
+"""Finding models and versions: MLflow's filters and orders over both, page by page.
+
+Prompts are models with a tag. A search finds them only where its filter asks for them, as in MLflow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, select, tuple_
+
+from resources.metadata.database import Database
+from resources.metadata.filters.pagination import Keyset, SortKey
+from resources.metadata.filters.parser import TEXT, Condition, Grammar, Order
+from resources.metadata.filters.sql import compare_absent, compare_keyed
+from resources.metadata.registry.model_version_rules import PROMPT_TAG
+from resources.metadata.registry.model_versions import ModelVersion, read_versions
+from resources.metadata.registry.registered_model_rows import RegisteredModel, read_models
+from resources.metadata.tables import model_version_tags as version_tags
+from resources.metadata.tables import model_versions as versions
+from resources.metadata.tables import registered_model_tags as model_tags
+from resources.metadata.tables import registered_models as models
+
+CHUNK = 500
+"""Models or versions that are read by one query: SQLite takes at most 32,766 variables."""
+
+_ENTITIES = {**dict.fromkeys(("tag", "tags"), "tag"), "attribute": "attribute"}
+MODEL_GRAMMAR = Grammar(
+    numbers={},
+    texts={"name": "name"},
+    entities=_ENTITIES,
+    orders={
+        "name": "name",
+        **dict.fromkeys(("timestamp", "last_updated_timestamp"), "last_update_time"),
+    },
+    keyed_operators=TEXT,
+    sortable=frozenset({"attribute"}),
+    bad_order="Invalid order by key",
+)
+VERSION_GRAMMAR = Grammar(
+    numbers={"version_number": "version"},
+    texts={"name": "name", "run_id": "run_id", "source_path": "source"},
+    entities=_ENTITIES,
+    orders={
+        "name": "name",
+        "version_number": "version",
+        "creation_timestamp": "created_at",
+        "last_updated_timestamp": "updated_at",
+    },
+    quotable=frozenset({"version"}),
+    keyed_operators=TEXT,
+    sortable=frozenset({"attribute"}),
+)
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    models: list[RegisteredModel]
+    next_page_token: str | None
+
+
+@dataclass(frozen=True)
+class VersionPage:
+    versions: list[ModelVersion]
+    next_page_token: str | None
+
+
+class RegistrySearch:
+    """Reads the registry of one organization."""
+
+    def __init__(self, database: Database, organization: str) -> None:
+        self._database = database
+        self._organization = organization
+
+    def models(
+        self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
+    ) -> ModelPage:
+        """Models by name unless `orders` say otherwise."""
+        query: Select[Any] = select(models).where(models.c.organization == self._organization)
+        keyset = Keyset(_keys(models, orders, [Order("attribute", "name", True)]), scope=("models", *orders))
+        with self._database.read() as reader:
+            owner = (model_tags.c.organization == self._organization) & (model_tags.c.name == models.c.name)
+            query = _filtered(query, conditions, models, model_tags, owner, self._organization, reader.dialect.name)
+            rows = reader.execute(keyset.page(query, limit, page_token)).all()
+            found: list[RegisteredModel] = []
+            for start in range(0, len(rows[:limit]), CHUNK):
+                part = [dict(zip(models.c.keys(), row, strict=False)) for row in rows[:limit][start : start + CHUNK]]
+                found += read_models(reader, self._organization, part)
+        return ModelPage(found, keyset.next_token(rows, limit))
+
+    def versions(
+        self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
+    ) -> VersionPage:
+        """Versions, those that changed last first unless `orders` say otherwise."""
+        own = versions.c.organization == self._organization
+        query: Select[Any] = select(versions.c.name, versions.c.version).where(own)
+        first = orders or [Order("attribute", "updated_at", False)]
+        ties = [Order("attribute", "name", True), Order("attribute", "version", False)]
+        keyset = Keyset(_keys(versions, first, ties), scope=("versions", *orders))
+        with self._database.read() as reader:
+            owner = (
+                (version_tags.c.organization == self._organization)
+                & (version_tags.c.name == versions.c.name)
+                & (version_tags.c.version == versions.c.version)
+            )
+            query = _filtered(query, conditions, versions, version_tags, owner, self._organization, reader.dialect.name)
+            rows = reader.execute(keyset.page(query, limit, page_token)).all()
+            keys = [(str(row[0]), int(row[1])) for row in rows[:limit]]
+            found = _read_in_order(reader, self._organization, keys)
+        return VersionPage(found, keyset.next_token(rows, limit))
+
+
+def _read_in_order(reader: Connection, organization: str, keys: Sequence[tuple[str, int]]) -> list[ModelVersion]:
+    found: dict[tuple[str, int], ModelVersion] = {}
+    for start in range(0, len(keys), CHUNK):
+        wanted = tuple_(versions.c.name, versions.c.version).in_(keys[start : start + CHUNK])
+        own = versions.c.organization == organization
+        for version in read_versions(reader, select(versions).where(own, wanted)):
+            found[version.name, version.version] = version
+    return [found[key] for key in keys]
+
+
+def _keys(table: Table, orders: Sequence[Order], ties: Sequence[Order]) -> list[SortKey]:
+    named = {order.key for order in orders}
+    used = [*orders, *(order for order in ties if order.key not in named)]
+    return [SortKey(table.c[order.key], order.ascending, str if order.key == "name" else int) for order in used]
+
+
+def _filtered(
+    query: Select[Any],
+    conditions: Sequence[Condition],
+    table: Table,
+    tags: Table,
+    owner: ColumnElement[bool],
+    organization: str,
+    dialect: str,
+) -> Select[Any]:
+    prompts = asks_for_prompts(conditions)
+    for condition in conditions:
+        if condition.entity == "attribute":
+            query = query.where(compare_absent(table.c[condition.key], condition.operator, condition.value, dialect))
+        elif condition.key != PROMPT_TAG:
+            query = query.where(compare_keyed(tags, owner, condition, dialect))
+    marked = select(tags.c.name).where(tags.c.organization == organization, tags.c.key == PROMPT_TAG, tags.c.value == "true")
+    return query.where(table.c.name.in_(marked) if prompts else table.c.name.not_in(marked))
+
+
+def asks_for_prompts(conditions: Sequence[Condition]) -> bool:
+    """Whether a filter wants prompts: a model that is none has no such tag, so `!= 'true'` must find it all the same."""
+    for condition in conditions:
+        if condition.entity == "tag" and condition.key == PROMPT_TAG:
+            wanted = {"=": "true", "!=": "false"}.get(condition.operator)
+            return str(condition.value).lower() == wanted
+    return False

@@ -1,0 +1,169 @@
+"""What runs read: descriptions of datasets, which MLflow's clients log, and the runs that logged them.
+
+What does not belong here: dataset versions that this product made (`datasets`), and the logged models that a run read or
+made (`run_models`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, exists, select
+
+from resources.metadata.database import Database
+from resources.metadata.filters.parser import Condition
+from resources.metadata.filters.sql import Parameters, compare
+from resources.metadata.tables import inputs, run_inputs, runs
+from resources.metadata.tracking.run_data import require_active
+from resources.metadata.tracking.run_models import write_run_models
+from resources.metadata.tracking.run_revisions import next_place, revise
+from resources.metadata.tracking_rules import (
+    MAX_DATASET_DIGEST,
+    MAX_DATASET_NAME,
+    check_length,
+    checked_run_id,
+    checked_text,
+)
+from resources.metadata.transactions import insert_into, reading, writing
+
+CONTEXT_TAG = "mlflow.data.context"
+MAX_SOURCE_TYPE = 36
+MAX_SOURCE = 65_535
+MAX_SCHEMA = 1_048_575
+MAX_PROFILE = 16_777_215
+MAX_TAG_KEY = 255
+MAX_TAG_VALUE = 500
+MAX_SUMMARIES = 1000
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One description; its name and digest tell it from the others of its experiment."""
+
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    schema: str | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A dataset as one run used it. What for is said by the tag `CONTEXT_TAG`."""
+
+    dataset: Dataset
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    experiment_id: int
+    name: str
+    digest: str
+    context: str | None
+
+
+class Inputs:
+    """Inputs in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def log(
+        self,
+        run_id: str,
+        datasets: Sequence[DatasetInput] = (),
+        model_ids: Sequence[str] = (),
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Add inputs to a run. One that it has already stays as it was logged first, as in MLflow."""
+        checked_run_id(run_id)
+        named: dict[tuple[str, str], DatasetInput] = {}
+        for found in datasets:
+            named.setdefault((found.dataset.name, found.dataset.digest), found)
+        for found in named.values():
+            check_input(found)
+        with writing(self._database, connection) as writer:
+            require_active(writer, run_id)
+            experiment_id = writer.execute(select(runs.c.experiment_id).where(runs.c.id == run_id)).scalar_one()
+            # Sorted, so that two writers cannot wait for each other.
+            numbers = {key: _ensure(writer, experiment_id, named[key].dataset) for key in sorted(named)}
+            if named:
+                revise(writer, run_id)
+                first = next_place(writer, run_inputs, run_id)
+                rows = [
+                    {"run_id": run_id, "input_id": numbers[key], "tags": dict(found.tags), "place": place}
+                    for place, (key, found) in enumerate(named.items(), first)
+                ]
+                writer.execute(insert_into(writer, run_inputs).on_conflict_do_nothing(), rows)
+            write_run_models(writer, run_id, "input", dict.fromkeys(model_ids, 0))
+
+    def summaries(
+        self, experiment_ids: Sequence[int], organization: str, *, connection: Connection | None = None
+    ) -> list[DatasetSummary]:
+        """Which datasets the runs of these experiments used, and as what: at most `MAX_SUMMARIES`."""
+        context = run_inputs.c.tags[CONTEXT_TAG].as_string().label("context")
+        query = (
+            select(inputs.c.experiment_id, inputs.c.name, inputs.c.digest, context)
+            .join(run_inputs, run_inputs.c.input_id == inputs.c.id)
+            .join(runs, runs.c.id == run_inputs.c.run_id)
+            .where(inputs.c.experiment_id.in_(experiment_ids), runs.c.organization == organization)
+            .distinct()
+            .order_by(inputs.c.experiment_id, inputs.c.name, inputs.c.digest, context)
+            .limit(MAX_SUMMARIES)
+        )
+        with reading(self._database, connection) as reader:
+            return [DatasetSummary(*row) for row in reader.execute(query)]
+
+
+def check_input(found: DatasetInput) -> None:
+    """Raises a 400 that names the field."""
+    dataset = found.dataset
+    limits = (
+        ("name", dataset.name, MAX_DATASET_NAME),
+        ("digest", dataset.digest, MAX_DATASET_DIGEST),
+        ("source_type", dataset.source_type, MAX_SOURCE_TYPE),
+        ("source", dataset.source, MAX_SOURCE),
+        ("schema", dataset.schema or "", MAX_SCHEMA),
+        ("profile", dataset.profile or "", MAX_PROFILE),
+        *(("key", key, MAX_TAG_KEY) for key in found.tags),
+        *(("value", value, MAX_TAG_VALUE) for value in found.tags.values()),
+    )
+    for label, value, limit in limits:
+        check_length(label, checked_text(value, label), limit)
+
+
+def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[DatasetInput]]:
+    """The datasets of each of a few hundred runs, in the order in which each run logged them."""
+    query = (
+        select(run_inputs.c.run_id, run_inputs.c.tags, inputs)
+        .join(inputs, inputs.c.id == run_inputs.c.input_id)
+        .where(run_inputs.c.run_id.in_(run_ids))
+        .order_by(run_inputs.c.place, inputs.c.id)
+    )
+    loaded: dict[str, list[DatasetInput]] = {run_id: [] for run_id in run_ids}
+    for row in reader.execute(query):
+        dataset = Dataset(row.name, row.digest, row.source_type, row.source, row.schema, row.profile)
+        loaded[row.run_id].append(DatasetInput(dataset, row.tags))
+    return loaded
+
+
+def used_dataset(condition: Condition, asked: Parameters, dialect: str) -> ColumnElement[bool]:
+    """Whether a row of `runs` used a dataset whose name, digest or context a condition compares with what is asked."""
+    context = condition.key == "context"
+    value = run_inputs.c.tags[CONTEXT_TAG].as_string() if context else inputs.c[condition.key]
+    return exists().where(
+        run_inputs.c.run_id == runs.c.id,
+        inputs.c.id == run_inputs.c.input_id,
+        compare(value, condition.operator, asked, dialect),
+    )
+
+
+def _ensure(writer: Connection, experiment_id: int, dataset: Dataset) -> int:
+    """The number of a dataset, given to it when the experiment sees it first."""
+    row = insert_into(writer, inputs).values(experiment_id=experiment_id, **vars(dataset))
+    writer.execute(row.on_conflict_do_nothing())
+    known = (inputs.c.experiment_id == experiment_id) & (inputs.c.name == dataset.name) & (inputs.c.digest == dataset.digest)
+    number: int = writer.execute(select(inputs.c.id).where(known)).scalar_one()
+    return number

@@ -1,0 +1,1 @@
+"""Monitoring: heartbeats, run health alerts and usage totals."""

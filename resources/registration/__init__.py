@@ -1,0 +1,1 @@
+"""Register what a run or a client made as a model version."""

@@ -1,0 +1,1 @@
+"""Scheduling policy: quotas of organizations."""

@@ -1,0 +1,114 @@
+"""The engine as the rest of the product sees it: deploy, look, remove, ask. Speaks HTTP to a gateway."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from resources.errors import BadRequest, ChecksumMismatch, EngineError, EngineUnavailable, SmokeFailed, UnknownModel
+from resources.serving.messages import DEFAULT_SMOKE_PROMPTS, Deployments, DeployRequest, Refusal, Served
+
+if TYPE_CHECKING:
+    import httpx
+
+DEPLOY_SECONDS = 1800
+ANSWER_SECONDS = 600
+LOOK_SECONDS = 10
+
+
+class HttpEngine:
+    """The engine at a gateway's URL, which serves registered models."""
+
+    def __init__(self, url: str) -> None:
+        # A tenth of the start of the API, which asks an engine only now and then.
+        import httpx
+
+        self._url = url.rstrip("/")
+        # One client, because making one reads certificates for 30 ms; no kept connection, because a gateway that was
+        # started again has closed it.
+        self._http = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+    def deploy(
+        self,
+        name: str,
+        version: int,
+        path: Path,
+        sha256: str,
+        smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
+        deployment: int = 0,
+    ) -> Served:
+        """Serve this file as `name`, in place of what `name` served, without a failed request.
+
+        Raises:
+            ChecksumMismatch: the file is not the registered one; nothing has changed.
+            SmokeFailed: it does not load or does not answer; nothing has changed.
+            EngineUnavailable: no engine answers.
+        """
+        request = DeployRequest(
+            name=name,
+            version=version,
+            deployment=deployment,
+            path=path.resolve(),
+            sha256=sha256,
+            smoke_prompts=tuple(smoke_prompts),
+        )
+        answer = self._call("POST", "/deployments", DEPLOY_SECONDS, request.model_dump(mode="json"))
+        return Served.model_validate_json(answer.content)
+
+    def served(self) -> list[Served]:
+        """What is deployed, each with its true status."""
+        answer = self._call("GET", "/deployments", LOOK_SECONDS)
+        return list(Deployments.model_validate_json(answer.content).deployments)
+
+    def remove(self, name: str, deployment: int | None = None) -> None:
+        """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
+        only = "" if deployment is None else f"?deployment={deployment}"
+        # Quoted once more: the name may hold a quoted organization, and the gateway unquotes its path.
+        self._call("DELETE", f"/deployments/{quote(name)}{only}", LOOK_SECONDS)
+
+    def chat(
+        self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
+    ) -> str:
+        """The model's answer to a prompt or a conversation."""
+        conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body = {"model": model, "messages": conversation, "max_tokens": max_tokens, "temperature": temperature}
+        answer = self._call("POST", "/v1/chat/completions", ANSWER_SECONDS, body)
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> "httpx.Response":
+        """Raises EngineError, as the gateway raised it."""
+        import httpx
+
+        try:
+            answer = self._http.request(method, self._url + path, json=body, timeout=seconds)
+        except httpx.ConnectError:
+            hint = "start it with python -m resources.serving.gateway"
+            raise EngineUnavailable(f"no inference engine answers at {self._url}: {hint}") from None
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"the inference engine at {self._url} broke off ({type(error).__name__})") from None
+        if answer.is_success:
+            return answer
+        raise error_of(answer)
+
+
+def from_refusal(refusal: Refusal) -> EngineError:
+    """The error that the gateway raised."""
+    for error in (BadRequest, UnknownModel, ChecksumMismatch, SmokeFailed, EngineUnavailable):
+        if error.kind == refusal.error_code:
+            return error(refusal.message, **refusal.details)
+    return EngineError(refusal.message, **refusal.details)
+
+
+def error_of(answer: "httpx.Response") -> EngineError:
+    """The error in an answer, whichever of the two shapes it has."""
+    try:
+        return from_refusal(Refusal.model_validate_json(answer.content))
+    except ValidationError:
+        pass
+    try:
+        error = answer.json()["error"]
+        return from_refusal(Refusal(error_code=str(error.get("code")), message=str(error["message"])))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return EngineError(f"the inference engine answered {answer.status_code}: {answer.text:.200}")

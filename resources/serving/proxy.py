@@ -1,0 +1,127 @@
+"""OpenAI's endpoints: a request goes as it is to the backend of its model, the answer comes back as it is.
+
+A request that a dying backend left without an answer is sent again, so a crash is a delay and not an error.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from urllib.parse import quote
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+from tenacity import AsyncRetrying, retry_if_exception_type
+
+from recipes.storage.retry import after_pauses
+from resources.errors import BadRequest, EngineError, EngineUnavailable
+from resources.serving.deployment_table import DeploymentTable
+from resources.serving.messages import Served
+
+PAUSES_SECONDS = (0.1, 0.1, 0.1)
+"""A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""
+
+
+async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncClient) -> Response:
+    """Answer one request of OpenAI's API.
+
+    Raises:
+        EngineError: the request names no model that is served, or its backend broke each time.
+    """
+    body = await request.body()
+    model = model_of(body)
+
+    name = ""
+
+    async def answer() -> Response:
+        nonlocal name
+        served, backend = await table.route(model)
+        name = served.name
+        with ExitStack() as counted:
+            # Nothing is awaited between choosing the backend and counting the request: a swap cannot end it in between.
+            address = counted.enter_context(backend.answering())
+            outgoing = http.build_request(
+                "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
+            )
+            response = await send_to(http, outgoing)
+            if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                return Relay(response, counted.pop_all(), headers_of(response, served))
+            content = await response.aread()
+            return Response(content, response.status_code, headers_of(response, served))
+
+    retrying = AsyncRetrying(retry=retry_if_exception_type(httpx.TransportError), **after_pauses(*PAUSES_SECONDS))
+    try:
+        return await retrying(answer)
+    except httpx.TransportError:
+        attempts = len(PAUSES_SECONDS) + 1
+        raise EngineUnavailable(f"the backend of '{name}' broke off {attempts} times: try again soon") from None
+
+
+async def send_to(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
+    """The beginning of a backend's answer. Raises httpx.TransportError where the backend breaks off."""
+    try:
+        return await http.send(outgoing, stream=True)
+    except AttributeError as error:
+        # anyio 4 asks a connection that was closed the moment it was made for the name of its peer, and finds no socket.
+        raise httpx.ConnectError(f"the connection was closed as it was made: {error}", request=outgoing) from error
+
+
+class Relay(StreamingResponse):
+    """A streamed answer, chunk by chunk; the backend counts it as unanswered until it is sent or the client is gone."""
+
+    def __init__(self, response: httpx.Response, counted: ExitStack, headers: dict[str, str]) -> None:
+        super().__init__(chunks_of(response), response.status_code, headers)
+        self._response = response
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._counted.close()
+            await self._response.aclose()
+
+
+async def chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """What the backend sends; an event with an error when it breaks off, because the status is already gone."""
+    try:
+        async for chunk in response.aiter_raw():
+            yield chunk
+    except httpx.TransportError:
+        error = EngineUnavailable("the backend broke off this answer: ask again")
+        yield b"data: " + json.dumps(openai_error(error)).encode() + b"\n\n"
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a request names."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        raise BadRequest("the body is not valid JSON") from None
+    if not isinstance(document, dict):
+        raise BadRequest("the body is not a JSON object")
+    model = document.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest("the field 'model' is not a string")
+    return model or None
+
+
+def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
+    """The type of the answer, and which weights gave it."""
+    return {
+        "Content-Type": response.headers.get("Content-Type", "application/json"),
+        "X-Hanzo-Model": quote(served.name, safe="/%"),
+        "X-Hanzo-Model-Version": str(served.version),
+        "X-Hanzo-Model-SHA256": served.sha256,
+    }
+
+
+def openai_error(error: EngineError) -> dict[str, dict[str, str | None]]:
+    """An error in the shape that OpenAI's clients read."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code.value}}
+
+
+def openai_response(error: EngineError) -> JSONResponse:
+    return JSONResponse(openai_error(error), error.status)

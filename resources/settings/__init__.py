@@ -1,0 +1,1 @@
+"""Settings: the sections of config.yaml and their environment variables."""

@@ -1,0 +1,349 @@
+"""The sections of `config.yaml`, with the specification's names and defaults (rows R1-R5). What they are together, and where
+their values come from, is in `resources.settings.settings`.
+"""
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from recipes.contracts.quantities import Duration
+from resources.compute.registry import check_backend
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine only. A name but `localhost` may resolve to anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def may_be_empty(cls, value: Any) -> Any:
+        """A section whose keys are all commented out is null in YAML."""
+        return {} if value is None else value
+
+
+class Server(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8057, ge=1, le=65535)
+    workers: int = Field(1, ge=1, description="processes of the API; several need PostgreSQL, because SQLite has one writer")
+    allowed_hosts: tuple[str, ...] = Field(
+        ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
+        description="names under which clients reach the API, beside localhost and host",
+    )
+    max_body_bytes: int = Field(
+        32 << 20, ge=1, description="of a request that is no upload of a file, such as a dataset's profile of 16 MB"
+    )
+
+
+class Dagster(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(3000, ge=1, le=65535)
+    code_server_port: int = Field(3030, ge=1, le=65535)
+
+    @field_validator("host")
+    @classmethod
+    def is_this_machine(cls, value: str) -> str:
+        """Whoever reaches Dagster may launch anything: it has no sign-in of its own (row W5)."""
+        if not is_loopback(value):
+            raise ValueError("Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L` or `kubectl port-forward`")
+        return value
+
+
+class Engine(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8043, ge=1, le=65535)
+
+
+CONNECT_SECONDS = 10
+
+
+class DatabaseSection(Section):
+    url: SecretStr | None = Field(
+        None, description="SQLAlchemy URL; PostgreSQL also holds Dagster's history; SQLite in the state folder when unset"
+    )
+    connect_seconds: int = Field(
+        CONNECT_SECONDS, ge=2, le=300, description="how long a PostgreSQL that says nothing is waited for"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def is_a_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        try:
+            url = make_url(value.get_secret_value())
+            known = url.get_dialect().name in ("sqlite", "postgresql")
+        except (ArgumentError, ValueError):
+            known = False
+        if not known:
+            raise ValueError("no SQLAlchemy URL of SQLite or PostgreSQL, such as postgresql://USER:PASSWORD@HOST/DATABASE")
+        # SQLAlchemy ends a password at its first '@' and would take the rest for the host, which is shown.
+        if url.host and "@" in f"{url.host}{url.database}":
+            raise ValueError("write a '@' in the user or password as %40")
+        return value
+
+
+class Buckets(Section):
+    datasets: str = "hanzo-ml-datasets"
+    checkpoints: str = "hanzo-ml-checkpoints"
+    models: str = "hanzo-models"
+
+
+class AskedDatabase(Section):
+    """A database of which datasets are queries. It is asked as the user in its address, who needs to read and no more."""
+
+    url: SecretStr = Field(description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+    organizations: tuple[str, ...] = Field(
+        (), description="whose people may ask it over HTTP, for all that its user may read; none at first"
+    )
+    seconds: int = Field(3600, ge=1, description="how long a query may take")
+
+    @field_validator("url")
+    @classmethod
+    def is_a_whole_address(cls, value: SecretStr) -> SecretStr:
+        """The processes that ask it have other working folders: the path of a file begins at the root."""
+        url = value.get_secret_value()
+        try:
+            is_whole = bool(urlsplit(url).path.strip("/") and make_url(url).database)
+        except (ArgumentError, ValueError):
+            is_whole = False
+        if not is_whole or not re.fullmatch(r"sqlite:////[^?#]+|postgres(ql)?://\S+", url):
+            raise ValueError("no address such as sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+        return value
+
+
+class Storage(Section):
+    endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
+    public_endpoint: str | None = Field(
+        None, description="the same S3 server as clients reach it: large files go there in parts; through the API when unset"
+    )
+    access_key: SecretStr | None = Field(None, description="with secret_key; the AWS variables hold where both are unset")
+    secret_key: SecretStr | None = None
+    encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")
+    kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
+    checksum: Literal["SHA256", "none"] = Field(
+        "SHA256", description="sent with all that is put there; none for an S3 server that knows no checksums"
+    )
+    buckets: Buckets = Buckets()
+    import_from: tuple[str, ...] = Field(
+        (),
+        description="addresses from which anybody may have this server fetch a dataset: s3:// and file://, with all below, "
+        "kafka://BROKER or kafka://BROKER/TOPIC; none at first",
+    )
+    databases: dict[str, AskedDatabase] = Field(
+        {}, description="databases, by the names under which definitions and requests have datasets made of their rows"
+    )
+
+    @field_validator("databases")
+    @classmethod
+    def have_plain_names(cls, value: dict[str, AskedDatabase]) -> dict[str, AskedDatabase]:
+        if bad := next((name for name in value if not re.fullmatch(r"[\w.-]{1,100}", name)), None):
+            raise ValueError(f"{bad!r} is no name of a database: use letters, digits, '_', '-' and '.'")
+        return value
+
+    @field_validator("import_from")
+    @classmethod
+    def are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            if not re.fullmatch(r"(s3://[^/]+|file:///[^/]).*|kafka://[\w.:,-]+(/[\w.-]*)?", address):
+                raise ValueError(
+                    f"{address!r} is no address such as s3://BUCKET/FOLDER, file:///FOLDER or kafka://BROKER:9092"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def belongs_together(self) -> Self:
+        if self.endpoint and (self.access_key is None) != (self.secret_key is None):
+            raise ValueError("access_key and secret_key belong together: set both or none")
+        if self.kms_key and self.encryption != "aws:kms":
+            raise ValueError("kms_key needs encryption aws:kms")
+        return self
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The keys as AWS variables: the one form in which processes, pods and the S3 library all take them."""
+        if self.access_key is None or self.secret_key is None:
+            return {}
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key.get_secret_value(),
+            "AWS_SECRET_ACCESS_KEY": self.secret_key.get_secret_value(),
+        }
+
+
+class Stream(Section):
+    brokers: str | None = Field(None, description="Kafka brokers; events stay in the database when unset")
+    topic_prefix: str = Field("hanzo.ml", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how all brokers are spoken to, those of datasets too (kafka:// of storage.import_from)"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = Field(None, description="with sasl_password, for the protocols SASL_PLAINTEXT and SASL_SSL")
+    sasl_password: SecretStr | None = None
+    ca_file: str | None = Field(None, description="certificates that the brokers' are signed by; the system's when unset")
+
+    @field_validator("brokers")
+    @classmethod
+    def are_addresses(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[^\s,:/]+(:\d{1,5})?(,[^\s,:/]+(:\d{1,5})?)*", value):
+            raise ValueError(f"{value!r} is no list of addresses such as kafka-0:9092,kafka-1:9092")
+        return value
+
+    @model_validator(mode="after")
+    def belongs_to_its_protocol(self) -> Self:
+        """What is set and not used would be a connection without it."""
+        signs_in = self.security_protocol.startswith("SASL_")
+        if (self.sasl_username is not None, self.sasl_password is not None) != (signs_in, signs_in):
+            raise ValueError(
+                "security_protocol SASL_SSL or SASL_PLAINTEXT needs sasl_username and sasl_password, no other does"
+            )
+        if self.ca_file and not self.security_protocol.endswith("SSL"):
+            raise ValueError("ca_file needs security_protocol SSL or SASL_SSL")
+        return self
+
+    @property
+    def security(self) -> dict[str, str]:
+        """In librdkafka's words."""
+        found: dict[str, str] = {"security.protocol": self.security_protocol}
+        if self.sasl_username is not None and self.sasl_password is not None:
+            found |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username}
+            found["sasl.password"] = self.sasl_password.get_secret_value()
+        return found | ({"ssl.ca.location": self.ca_file} if self.ca_file else {})
+
+
+class Auth(Section):
+    """Sign-in with the IAM's tokens (rows W1-W6). Which claims say what is not in the specification: it is set here."""
+
+    iam_url: str = Field("https://hanzo.id", description="issuer of the tokens; its keys are at /.well-known/jwks.json")
+    verify_tokens: bool = False
+    audience: str = Field("hanzo-ml", min_length=1, description="what the claim aud of a token must name")
+    user_claim: str = Field("sub", description="claim with the user's id")
+    organization_claim: str = Field("organization", description="claim with the one organization of the user")
+    roles_claim: str = Field("roles", description="claim with a list of ml-admin, ml-researcher, ml-viewer")
+    leeway_seconds: int = Field(30, ge=0, le=300, description="how far the clocks of IAM and API may lie apart")
+    keys_refresh_seconds: int = Field(300, ge=0, description="age at which the IAM's keys are fetched again")
+    keys_retry_seconds: int = Field(10, ge=0, description="pause between two fetches, also for keys that are not known")
+    keys_limit_seconds: int = Field(3600, ge=1, description="how long keys hold while the IAM does not answer")
+
+    @field_validator("iam_url")
+    @classmethod
+    def cannot_be_forged(cls, value: str) -> str:
+        """Over plain HTTP, whoever sits on the wire could hand out keys of his own."""
+        try:
+            url = urlsplit(value)
+            known = bool(url.hostname) and not url.query and not url.fragment and not url.username and url.port != 0
+        except ValueError:
+            known = False
+        if not known or not (url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or ""))):
+            raise ValueError("no https:// address (http:// is allowed on this machine only)")
+        return value
+
+    @property
+    def issuer(self) -> str:
+        return self.iam_url.rstrip("/")
+
+
+class PriorityClasses(Section):
+    """Kueue's WorkloadPriorityClass for each priority of a job (checklist Z10: production is the highest)."""
+
+    low: str = "interactive"
+    medium: str = "batch"
+    high: str = "production"
+
+
+class Quota(Section):
+    """What the jobs of an organization take at most at a time, and how they stand to those of others (row J2)."""
+
+    max_gpus: int | None = Field(None, ge=0, description="on all nodes of all its jobs that run; no limit when unset")
+    max_concurrent_jobs: int | None = Field(None, ge=1)
+    priority: Literal["low", "medium", "high"] | None = Field(
+        None, description="of its jobs at most, and of those that say none"
+    )
+    preemptible: bool = Field(False, description="whether the nodes of all its jobs may be taken away")
+
+
+class Scheduler(Section):
+    backend: str = Field("local", description="what runs jobs: a folder of resources/compute")
+    namespace: str = "hanzo-ml"
+    default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
+    gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
+    max_concurrent_jobs: int = Field(32, ge=1)
+    jobs_at_once: int | None = Field(
+        None, ge=1, description="that train or evaluate on this machine; as many as it has GPUs, or one, when unset"
+    )
+    devices: tuple[str, ...] | None = Field(
+        None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES when unset, else all"
+    )
+    quotas: dict[str, Quota] = Field({}, description="of organizations, by name; one that is not named has none")
+    checkpoint_bucket: str = "hanzo-ml-checkpoints"
+    gang_backend: Literal["kueue", "indexed_job"] = Field(
+        "kueue", description="a JobSet behind Kueue, or an Indexed Job where the cluster has neither (checklist Z9)"
+    )
+    queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace")
+    priority_classes: PriorityClasses = PriorityClasses()
+    gpu_type_label: str = Field("ml.hanzo.ai/gpu-type", description="label of nodes whose value is one of gpu_types")
+    rdma_resource: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?$",
+        description="of InfiniBand or RoCE devices, as their plugin calls it, such as rdma/hca: a pod of a job on several "
+        "nodes gets one, unless distributed.rdma is disabled; none when unset",
+    )
+    job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
+    tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
+
+    @field_validator("backend")
+    @classmethod
+    def backend_exists(cls, value: str) -> str:
+        return check_backend(value)
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def are_names(cls, value: Any) -> Any:
+        """As texts: YAML has numbers. What is named twice, or not at all, would be waited for for ever."""
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(dict.fromkeys(name for each in value if (name := str(each).strip())))
+
+
+class Prices(Section):
+    """The price book (row Z26). The defaults are the specification's two to three dollars for an A100, and list prices."""
+
+    gpu_hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0, "nvidia-h100-80gb": 4.0, "nvidia-h200-141gb": 5.0},
+        description="dollars an hour of one GPU, by its type; a list of your own replaces this one",
+    )
+
+
+class Alerts(Section):
+    """When a running job is told of as one in trouble (rows I4, Y5, Z29)."""
+
+    stalled_after: Duration = Field("15m", description="no metric for so long")
+    checkpoint_slack: float = Field(1.5, ge=1, description="no checkpoint for so many of its policy's intervals")
+
+
+class Hpo(Section):
+    max_concurrent_trials: int = Field(8, ge=1)
+    default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = "bayesian"
+
+
+class Metrics(Section):
+    """Prometheus (rows V2-V6), on a port of its own beside the API."""
+
+    enabled: bool = True
+    port: int = Field(9090, ge=1, le=65535)
+    path: str = Field("/metrics", pattern=r"^/[\w./-]*$")
+
+
+class Logging(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"

@@ -1,0 +1,186 @@
+"""Settings: the specification's `config.yaml`, `${VAR}` expansion and `HANZO_ML_{SECTION}_{KEY}` overrides.
+
+The only place that reads the environment; `resources.settings.document` makes the document. Precedence, lowest first:
+embedded defaults, the configuration file (`HANZO_ML_CONFIG`, else `$HANZO_ML_HOME/config.yaml`, else
+`/etc/hanzo-ml/config.yaml`), environment variables (specification rows R1-R5).
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import ValidationError, model_validator
+from sqlalchemy.engine import URL, make_url
+
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from resources.settings.document import (
+    NOT_SETTINGS,
+    PREFIX,
+    configuration_file,
+    first_problem,
+    mapping,
+    masked_address,
+    override,
+    read_configuration,
+)
+from resources.settings.sections import (
+    Alerts,
+    Auth,
+    Dagster,
+    DatabaseSection,
+    Engine,
+    Hpo,
+    Logging,
+    Metrics,
+    Prices,
+    Scheduler,
+    Section,
+    Server,
+    Storage,
+    Stream,
+)
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Keeps the stack to some GPUs, as it does any program of CUDA."""
+NO_MORE = "-1"
+"""In it, a GPU that there cannot be: CUDA sees none from there on, and alone it is how people ask for none."""
+
+POSTGRESQL_PORT = 5432
+
+
+class Settings(Section):
+    """Every setting of the product. `home` is the state folder of embedded mode."""
+
+    home: Path
+    server: Server = Server()
+    dagster: Dagster = Dagster()
+    engine: Engine = Engine()
+    database: DatabaseSection = DatabaseSection()
+    storage: Storage = Storage()
+    stream: Stream = Stream()
+    auth: Auth = Auth()
+    scheduler: Scheduler = Scheduler()
+    prices: Prices = Prices()
+    alerts: Alerts = Alerts()
+    hpo: Hpo = Hpo()
+    metrics: Metrics = Metrics()
+    logging: Logging = Logging()
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read the effective settings.
+
+        Raises:
+            BadConfiguration: an unknown key, a bad value or an undefined `${VAR}`; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        home = Path(environ.get("HANZO_ML_HOME", ".hanzo-ml")).resolve()
+        path = configuration_file(home, environ)
+        document = read_configuration(path, environ) if path else {}
+        source = str(path) if path else "settings"
+        if "home" in document:
+            raise BadConfiguration(f"{source}: unknown key 'home': set the variable HANZO_ML_HOME instead")
+        variables: dict[tuple[str, ...], str] = {}
+        for name, value in sorted(environ.items()):
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
+                variables[override(document, SECTIONS, name, value)] = name
+        if VISIBLE in environ:
+            visible = takewhile(lambda name: name.strip() != NO_MORE, environ[VISIBLE].split(","))
+            mapping(document, "scheduler").setdefault("devices", list(visible))
+        try:
+            return cls.model_validate({**document, "home": home})
+        except ValidationError as error:
+            where = error.errors(include_input=False)[0]["loc"]
+            variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
+            raise BadConfiguration(f"{variable or source}: {first_problem(error, cls)}") from None
+
+    @model_validator(mode="after")
+    def asks_databases_of_others(self) -> Self:
+        """This server's own has what all organizations have."""
+        for name, database in self.storage.databases.items():
+            if self.is_own_database(make_url(database.url.get_secret_value())):
+                raise ValueError(f"storage.databases.{name}.url is this server's own database: name another")
+        return self
+
+    def is_own_database(self, url: URL) -> bool:
+        if url.drivername == "sqlite":
+            path = Path(str(url.database)).resolve()
+            return path.is_relative_to(self.home) or path == Path(str(make_url(self.database_url).database)).resolve()
+        return place_of(url) == place_of(make_url(self.database_url))
+
+    @property
+    def database_url(self) -> str:
+        return self.database.url.get_secret_value() if self.database.url else f"sqlite:///{self.home / 'hanzo-ml.db'}"
+
+    @property
+    def store(self) -> StoreAddress:
+        root = self.storage.endpoint or (self.home / "objects").as_uri()
+        return StoreAddress(
+            root=root,
+            buckets=self.storage.buckets.model_dump(),
+            encryption=self.storage.encryption,
+            kms_key=self.storage.kms_key,
+            checksum=self.storage.checksum,
+        )
+
+    @property
+    def tracking_uri(self) -> str:
+        return f"http://{self.server.host}:{self.server.port}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://{self.engine.host}:{self.engine.port}"
+
+    @property
+    def dagster_url(self) -> str:
+        return f"http://{self.dagster.host}:{self.dagster.port}"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.home / "dagster"
+
+    @property
+    def run_workers(self) -> Path:
+        """Folder of the processes that execute Dagster runs."""
+        return self.home / "run-workers"
+
+    def masked(self) -> dict[str, Any]:
+        """The effective settings, with secrets as asterisks (those inside addresses too)."""
+        shown = self.model_dump(mode="json")
+        url = make_url(self.database_url).render_as_string(hide_password=True)
+        # Drivers take a password as a parameter too, under names that only they know: no parameter shows its value.
+        shown["database"]["url"] = re.sub(r"([?&][^=&]*=)[^&]*", r"\1***", url)
+        for section, key in (("storage", "endpoint"), ("stream", "brokers"), ("auth", "iam_url")):
+            if shown[section][key]:
+                shown[section][key] = masked_address(shown[section][key])
+        return shown
+
+
+def place_of(url: URL) -> tuple[str, str, str | None]:
+    """Where a database of PostgreSQL is: its host may stand among the parameters, as a socket does."""
+    return str(url.host or url.query.get("host", "")), str(url.port or url.query.get("port", POSTGRESQL_PORT)), url.database
+
+
+SECTIONS = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+
+
+def show() -> None:
+    """Print the effective settings as YAML, with secrets masked (`hanzo-ml config show`)."""
+    try:
+        settings = Settings.load()
+    except BadConfiguration as error:
+        sys.exit(f"error: {error}")
+    print(yaml.safe_dump(settings.masked(), sort_keys=False), end="")
+
+
+if __name__ == "__main__":
+    show()

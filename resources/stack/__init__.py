@@ -1,0 +1,1 @@
+"""The processes of the embedded stack: services, start and stop, reset."""

@@ -1,0 +1,119 @@
+"""The processes of the embedded stack: what each is started with, where it answers, what it needs running first."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resources.settings.settings import Settings
+
+LOOPBACK = ("127.0.0.1", "localhost")
+SOURCE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process of the stack. `variable` is the setting that moves its port; `after` are services it needs running."""
+
+    name: str
+    command: tuple[str, ...]
+    port: int | None = None
+    variable: str = ""
+    health: str = ""
+    after: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def services(settings: Settings) -> list[Service]:
+    """What runs, in the order in which it starts."""
+    python, dagster = sys.executable, settings.dagster
+    workspace = str(SOURCE / "workspace.yaml")
+    code_server_port = str(dagster.code_server_port)
+    return [
+        Service(
+            "api",
+            (python, "-m", "api.server"),
+            settings.server.port,
+            "HANZO_ML_SERVER_PORT",
+            f"{settings.tracking_uri}/health",
+        ),
+        Service(
+            "engine",
+            (
+                python,
+                "-m",
+                "resources.serving.gateway",
+                "--port",
+                str(settings.engine.port),
+                "--state-dir",
+                str(settings.home / "engine"),
+            ),
+            settings.engine.port,
+            "HANZO_ML_ENGINE_PORT",
+            f"{settings.engine_url}/health",
+        ),
+        Service(
+            "code-server",
+            # Not `dagster code-server start`: that is a proxy, which goes on without its own server when that one dies.
+            (
+                python,
+                "-m",
+                "dagster",
+                "api",
+                "grpc",
+                "-m",
+                "hanzo_ml_assets.definitions",
+                "-h",
+                "127.0.0.1",
+                "-p",
+                code_server_port,
+            ),
+            dagster.code_server_port,
+            "HANZO_ML_DAGSTER_CODE_SERVER_PORT",
+        ),
+        Service(
+            "dagster-daemon",
+            (python, "-m", "resources.orchestration.daemon", "run", "-w", workspace),
+            after=("code-server",),
+        ),
+        Service(
+            "dagster-webserver",
+            (python, "-m", "dagster_webserver", "-w", workspace, "-h", dagster.host, "-p", str(dagster.port)),
+            dagster.port,
+            "HANZO_ML_DAGSTER_PORT",
+            f"{settings.dagster_url}/server_info",
+            after=("code-server",),
+        ),
+        *([Service("relay", (python, "-m", "resources.relay"))] if settings.stream.brokers else []),
+    ]
+
+
+def not_through_a_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps the stack's processes, and the jobs below them, from calling each other through the proxy by which the
+    machine reaches the internet: whatever stands for that (MLflow's client, gRPC, pip) still goes through it.
+    """
+    given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    names = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOOPBACK]))
+    return {"no_proxy": names, "NO_PROXY": names}
+
+
+def importable(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH with our own packages first. What the caller had stays: an objective of his own may lie there, or what a
+    script imports.
+    """
+    return os.pathsep.join(filter(None, (str(SOURCE), environ.get("PYTHONPATH"))))
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What every process of the stack gets beside the caller's environment."""
+    return {
+        "HANZO_ML_HOME": str(settings.home),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "DAGSTER_RUN_WORKERS": str(settings.run_workers),
+        "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
+        "PYTHONPATH": importable(os.environ),
+        **not_through_a_proxy(os.environ),
+        # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
+        **settings.storage.variables,
+    }

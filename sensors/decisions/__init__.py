@@ -1,0 +1,1 @@
+"""Pure decisions that several sensors share: retries, runs of jobs, definitions, quotas."""

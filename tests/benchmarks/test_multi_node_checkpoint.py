@@ -1,0 +1,53 @@
+"""The benchmark of checkpoints in parts does what it says that it measures, on a megabyte or two."""
+
+import multiprocessing
+import sys
+
+import pytest
+
+from benchmarks.multi_node_checkpoint import Machine, main, measure
+from tests.s3_server import S3Server
+
+FAST = 1000.0
+SPAWNED = multiprocessing.get_context("spawn")
+
+
+def machines(saving: int) -> list[Machine]:
+    return [Machine(number, of=2, saving=saving, megabytes=2, network=FAST) for number in (1, 2)]
+
+
+def moved(s3: S3Server, method: str) -> list[str]:
+    """Which files of weights were sent or fetched as a whole; of others no more than the header was read."""
+    asked = [(each.path, each.headers.get("range", "bytes=0-")) for each in s3.requests if each.method == method]
+    whole = (path for path, places in asked if places.startswith("bytes=0-") and places != "bytes=0-7")
+    return sorted(path.rpartition("rows-")[2] for path in whole if "rows-" in path)
+
+
+@pytest.mark.slow
+def test_one_sends_all_and_each_fetches_all_beside_each_its_part_and_its_share(s3: S3Server) -> None:
+    measure(machines(1), s3.url, SPAWNED)
+    all_of_it = "00001-of-00001.safetensors"
+    assert (moved(s3, "PUT"), moved(s3, "GET")) == ([all_of_it], [all_of_it] * 2)
+    s3.requests.clear()
+    measure(machines(2), s3.url, SPAWNED)
+    parts = [f"0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert (moved(s3, "PUT"), moved(s3, "GET")) == (parts, parts)
+
+
+@pytest.mark.slow
+def test_where_one_machine_fails_it_ends(s3: S3Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """A third part is nowhere: it waited for ever for what a machine would have told."""
+    with pytest.raises(SystemExit, match="2 of 2 machines failed"):
+        measure(machines(3), s3.url, SPAWNED)
+    assert "the checkpoint did not become whole" in capfd.readouterr().err
+
+
+def test_it_prints_both_ways_and_by_how_much_one_is_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["parts", "--machines", "2", "--megabytes", "2", "--network", f"{FAST}"])
+    main()
+    head, whole, parts, ratio = capsys.readouterr().out.splitlines()
+    assert head.startswith("2 MB, 2 machines")
+    assert (whole[:26].strip(), parts[:26].strip()) == ("one sends, all fetch all", "each its part and share")
+    assert ratio.split()[0] == "ratio" and all(float(number) > 0 for number in ratio.split()[1:])

@@ -1,0 +1,86 @@
+"""A script of the user's own on a running stack: submitted with the command line, started by the sensor, followed, ended."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.job_processes import processes
+from tests.end_to_end.local_stack import LocalStack, wait_until
+from tests.recipes.ddp_script import EPOCHS, SCRIPT, SPECIFICATION
+
+pytestmark = pytest.mark.slow
+
+
+def submit(stack: LocalStack, folder: Path, script: str, **keys: Any) -> str:
+    """The id of a job whose file and script lie beside one another."""
+    (folder / "train.py").write_text(script)
+    config = folder / "job.yaml"
+    config.write_text(json.dumps({"name": "mine", "command": ["python", "train.py"], **keys}))
+    return str(json.loads(stack.hanzo_ml("job", "submit", "--config", str(config), "--json").stdout)["id"])
+
+
+def log_of(stack: LocalStack, job: str) -> str:
+    return stack.hanzo_ml("job", "logs", job).stdout
+
+
+def wait_for_line(stack: LocalStack, job: str, line: str, times: int = 1) -> None:
+    """The file itself is looked into: each look of the command line is a process."""
+    file = stack.home / "jobs" / job / "command" / "log.txt"
+    wait_until(f"{line} of {job}", lambda: file.is_file() and file.read_text().count(line) >= times)
+
+
+def test_the_specification_s_script_for_several_gpus_trains_as_it_is(stack: LocalStack, tmp_path: Path) -> None:
+    assert SPECIFICATION in SCRIPT
+    experiment = {"HANZO_ML_EXPERIMENT": "ddp", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"}
+    job = submit(stack, tmp_path, SCRIPT, command=["torchrun", "--nproc_per_node=2", "train.py"], env=experiment)
+    assert wait_until("its end", lambda: stack.events("job.completed", "job.failed", key=job))[0]["type"] == "job.completed"
+    run = stack.get(f"/v1/runs/{job}")
+    assert (run["status"], stack.get(f"/v1/experiments/{run['experiment_id']}")["name"]) == ("completed", "ddp")
+    params = {"run_id": job, "metric_key": "loss", "max_results": 25000}
+    points = stack.get("/api/2.0/mlflow/metrics/get-history", **params)["metrics"]
+    losses = [point["value"] for point in sorted(points, key=lambda point: point["step"])]
+    assert len(losses) == EPOCHS and losses[-1] < losses[0] / 1000
+    left = stack.path(stack.get(f"/v1/jobs/{job}")["artifacts"]["checkpoints"]["uri"])
+    assert (left / "rank-0.txt").read_text() == (left / "rank-1.txt").read_text()
+    assert (left / "model.safetensors").is_file()
+    log = log_of(stack, job)
+    assert "$ torchrun --nproc_per_node=2 train.py" in log and "no GPU here" in log
+
+
+WAITS = """
+import os, subprocess, sys, time
+starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "starts")
+open(starts, "a").write("x")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("begun", flush=True)
+while not os.path.exists("go"): time.sleep(0.05)
+"""
+
+
+def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: LocalStack, tmp_path: Path) -> None:
+    job = submit(stack, tmp_path, WAITS)
+    wait_for_line(stack, job, "begun")
+    before = processes(job)
+    assert len(before) == 2
+    for process in before:
+        os.kill(process, signal.SIGKILL)
+    wait_for_line(stack, job, "begun", times=2)
+    assert job in stack.hanzo_ml("job", "list", "--status", "running", "--json").stdout
+    assert len(processes(job)) == 2
+    stack.hanzo_ml("job", "cancel", job)
+    wait_until("its end", lambda: not processes(job))
+    assert stack.get(f"/v1/runs/{job}")["status"] == "cancelled"
+
+
+def test_whatever_supervises_a_command_may_be_killed(stack: LocalStack, tmp_path: Path) -> None:
+    job = submit(stack, tmp_path, WAITS)
+    wait_for_line(stack, job, "begun")
+    os.kill(stack.pid(stack.run_worker(job)), signal.SIGKILL)
+    (stack.home / "jobs" / job / "command" / "code" / "go").touch()
+    stack.wait_for("job.completed", job)
+    assert log_of(stack, job).count("begun") == 1
+    assert processes(job) == []

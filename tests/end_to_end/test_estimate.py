@@ -1,0 +1,52 @@
+"""An estimate, held against a run that really happened."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.conftest import STEPS, Baseline
+from tests.end_to_end.local_stack import LocalStack
+
+
+@pytest.fixture(scope="module")
+def found(stack: LocalStack, baseline: Baseline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    config = tmp_path_factory.mktemp("estimate") / "job.yaml"
+    config.write_text(json.dumps({"name": "again", "dataset": "colours", "parameters": baseline.parameters}))
+    return dict(json.loads(stack.hanzo_ml("job", "estimate", "--config", str(config), "--json").stdout))
+
+
+def test_a_job_is_estimated_from_the_run_of_the_same_job(found: dict[str, Any], baseline: Baseline) -> None:
+    assert found["source"].startswith("measured: ")
+    assert baseline.job in [run["run_id"] for run in found["past_runs"]]
+    assert found["steps"] == STEPS
+    assert found["tokens"] == STEPS * 6 * 5 * 256
+    assert found["dollars"] == {"low": 0.0, "likely": 0.0, "high": 0.0}
+    hours = found["hours"]
+    assert 0 < hours["low"] <= hours["likely"] <= hours["high"]
+
+
+def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
+    stack: LocalStack, baseline: Baseline, found: dict[str, Any]
+) -> None:
+    """By the same tokenizer and chat template, which the job has put into the store."""
+    assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
+    log = (stack.trainer(baseline.job) / "log.txt").read_text()
+    told = re.findall(r"([\d,]+) records, ([\d,]+) tokens", log)
+    records, trained = ([int(number.replace(",", "")) for number in numbers] for numbers in zip(*told, strict=True))
+    # Train and validation are seen by the trainer; the test split has the same kind of records.
+    whole = sum(trained) / sum(records) * 600
+    assert abs(found["dataset"]["count"] / whole - 1) < 0.01
+
+
+def test_its_memory_is_known_from_the_base_model_s_own_configuration(
+    found: dict[str, Any],
+) -> None:
+    weights = found["memory"]["parts"]["weights"]
+    # Embedding, two blocks of q, k, v, o, gate, up, down and two norms, and the last norm, in float32.
+    vocabulary = 400
+    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+    assert weights <= 4 * (vocabulary * 64 + 2 * block + 64)
+    assert weights > 4 * 2 * block
+    assert found["memory"]["where"] == "the host"

@@ -1,0 +1,88 @@
+"""`kill -9` of anything at random steps, and a broken checkpoint: the run ends as an unharmed one does, bit for bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from resources.settings.settings import Settings
+from resources.stack.services import services
+from tests.end_to_end.conftest import Baseline, kill
+from tests.end_to_end.local_stack import LocalStack, wait_until
+
+APART = 12
+"""Steps between the rounds; the last kill must come before the end."""
+
+
+def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
+    """Every loss is there once, and equal; so are the final weights."""
+    stack.wait_for("job.completed", job)
+    assert stack.losses(job) == baseline.losses
+    assert stack.adapter_sha256(job) == baseline.adapter_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_each_is_killed_in_each_round_and_a_checkpoint_breaks(
+    stack: LocalStack, baseline: Baseline, dataset: str, rounds: int
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # so that a failure can be had again
+    chance = random.Random(seed)
+    job = stack.submit(f"doors-killed-{rounds}", dataset, baseline.parameters)
+    killed: set[Path] = set()
+    for first in range(2, 2 + rounds * APART, APART):
+        stack.wait_for_step(job, first + chance.randrange(4))
+        # Sometimes the trainer goes on alone for a while, sometimes it dies with the worker that could have restarted it.
+        worker_dies_with_trainer = chance.random() < 0.5
+        if not worker_dies_with_trainer:
+            kill_run_worker(stack, killed)
+        for service in chance.sample(("dagster-daemon", "api"), 2):
+            kill(stack.pid(stack.service(service)))
+        with stack.standing_still(job):
+            stack.hanzo_ml("up")
+        stack.wait_for_step(job, first + 4 + chance.randrange(4))
+        kill(stack.pid(stack.trainer(job)))
+        if first > rounds * APART - APART:
+            corrupt_newest_checkpoint(stack, job)
+        if worker_dies_with_trainer:
+            kill_run_worker(stack, killed)
+    assert_equals(stack, job, baseline)
+    assert len(killed) == rounds
+    log = (stack.trainer(job) / "log.txt").read_text()
+    assert log.count("resuming from checkpoint") == rounds
+    assert "falling back" in log
+
+
+def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
+    """Kill the run worker that follows the job now; the trainer goes on alone, and a retry has to find it or its result."""
+
+    def next_worker() -> Path | None:
+        return next((worker for worker in stack.run_workers() if worker not in killed), None)
+
+    worker = wait_until("a run worker", next_worker)
+    killed.add(worker)
+    kill(stack.pid(worker))
+
+
+def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
+    """Cut the end of its weights off, here and in the store, where it has arrived there."""
+    checkpoints = stack.trainer(job) / "checkpoints"
+    newest = max((path for path in checkpoints.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    for folder in (newest, stack.path(f"s3://hanzo-ml/checkpoints/{job}/{newest.name}")):
+        weights = folder / "adapter_model.safetensors"
+        if weights.is_file():
+            weights.write_bytes(weights.read_bytes()[:-64])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_up_mends_the_stack_whichever_of_its_processes_died(stack: LocalStack) -> None:
+    """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
+    processes = stack.processes()
+    assert len(processes) >= len(services(Settings.load(stack.environment)))
+    for process in processes:
+        if process.is_running():
+            process.kill()
+            process.wait()
+            stack.hanzo_ml("up")

@@ -1,0 +1,490 @@
+"""The command line against a real server: a refusal is one line on standard error and exit code 1, never a traceback."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+from unittest.mock import patch
+
+import httpx
+import pytest
+import typer
+from sqlalchemy import insert, select
+
+from hanzo_ml.cli import main
+from hanzo_ml.cli.job import when
+from hanzo_ml.cli.local import module
+from hanzo_ml.cli.model import print_proof
+from hanzo_ml.cli.output import table
+from resources.metadata.database import Database
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.tables import model_versions
+from resources.metadata.tracking.experiments import Experiments
+from resources.metadata.tracking.runs import Runs
+from tests.api.server_process import REPOSITORY, ServerProcess
+from tests.free_ports import free_port
+from tests.recipes.contracts.test_yaml_reader import LISTS
+
+GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process: starting Python forty times would take most of the time. See `run_for_real`."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = {"HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, variables), patch("sys.argv", ["x", *arguments]):
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except Exception:  # nobody caught it, so Python would print it and exit with 1
+            err.write(traceback.format_exc())
+            code = 1
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
+    command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *arguments]
+    environment = {**clean, "HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def cli(server: ServerProcess) -> Cli:
+    return lambda *arguments: run(server.url, *arguments)
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    def write(content: str | bytes, name: str = "data.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def create(cli: Cli, path: Path, name: str = "d") -> subprocess.CompletedProcess[str]:
+    return cli("dataset", "create", "--name", name, "--path", str(path))
+
+
+def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: ServerProcess) -> None:
+    """`--artifact` is `checkpoint-final` where nothing is said, which means the last one."""
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        run = http.post("/v1/runs", json={"experiment_name": "cli"}).json()["id"]
+        for step in (1, 2):
+            http.post(f"/v1/runs/{run}/artifacts", params={"key": f"checkpoint/step-{step}"}, content=b"w")
+    done = cli("model", "register", "--name", "last", "--run", run)
+    assert done.stdout == "last version 1: none, pending, of the artifact checkpoint/step-2\n", done.stderr
+    promoted = cli("model", "promote", "--name", "last", "--version", "1", "--stage", "production").stdout.splitlines()
+    assert promoted[0] == "last version 1: production"
+    assert promoted[1].startswith("nothing of it is served: ")
+
+
+def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
+    for arguments in (["dataset", "create", "--name", "d", "--path", str(tmp_path / "missing")], ["job", "get", "nobody"]):
+        assert refusal(run_for_real(server.url, *arguments)) == refusal(run(server.url, *arguments))
+
+
+def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path]) -> None:
+    done = create(cli, file(GOOD), "listed")
+    assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 record, "), done.stderr
+    assert "listed@1 is there already" in create(cli, file(GOOD), "listed").stdout
+    listed = json.loads(cli("dataset", "list", "--name", "listed", "--json").stdout)
+    assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]
+
+
+def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_without_a_word(
+    cli: Cli, file: Callable[..., Path]
+) -> None:
+    said = ["dataset", "create", "--name", "again", "--path", str(file(GOOD)), "--tag", "a b", "--metadata", "owner=me"]
+    assert cli(*said).returncode == 0
+    assert len(cli(*said).stdout.splitlines()) == 1, "all of it is said already"
+    more = [*said, "--tag", "new", "--metadata", "owner=you", "--metadata", "source=crawl"]
+    told = cli(*more).stdout.splitlines()
+    assert told[0].startswith("again@1 is there already with this content")
+    assert told[1].startswith(
+        "not taken, since nothing of a version changes by sending it again: tags new, metadata owner, source; "
+        "`hanzo-ml dataset tag again@1 'a b' new` sets its tags; PATCH /v1/datasets/"
+    )
+    answer = json.loads(cli(*more, "--json").stdout)
+    assert answer["not_taken"] == {"tags": ["new"], "metadata": {"owner": "you", "source": "crawl"}}
+    assert (answer["tags"], answer["metadata"], answer["created"]) == (["a b"], {"owner": "me"}, False)
+    table = file("question,answer\n1,2\n", "table.csv")
+    lines = file('{"question": 1, "answer": 2}', "same.jsonl")
+    assert create(cli, table, "formats").returncode == 0
+    assert (
+        "not taken, since nothing of a version changes by sending it again: format jsonl"
+        in create(cli, lines, "formats").stdout
+    )
+
+
+def test_a_folder_of_files_keeps_its_names(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "a.jsonl").write_text(GOOD)
+    (tmp_path / "folder" / "inner" / "a.jsonl").write_text(GOOD.replace("lamp", "light"))
+    done = create(cli, tmp_path / "folder", "folders")
+    assert done.returncode == 0 and "2 records" in done.stdout, done.stderr
+
+
+def test_a_path_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+    line = refusal(create(cli, tmp_path / "missing.jsonl"))
+    assert f"there is no file or folder {tmp_path}/missing.jsonl: check --path" in line
+
+
+def test_the_format_is_what_the_endings_say(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    done = cli("dataset", "create", "--name", "by-ending", "--path", str(file("a,b\n1,2\n", "DATA.CSV")), "--json")
+    assert (json.loads(done.stdout)["format"], json.loads(done.stdout)["num_records"]) == ("csv", 1)
+    (tmp_path / "many").mkdir()
+    for name in ("a.csv", "B.JSONL", "README.txt"):
+        (tmp_path / "many" / name).write_text(GOOD)
+    assert "holds files of the formats csv, jsonl: say which with --format" in refusal(create(cli, tmp_path / "many"))
+    done = cli("dataset", "create", "--name", "said", "--path", str(tmp_path / "many"), "--format", "jsonl", "--json")
+    assert json.loads(done.stdout)["num_records"] == 1
+    assert "line 1: not JSON" in refusal(create(cli, file("words\n", "words.txt"))), "text is what is said to be text"
+
+
+def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.jsonl").symlink_to(file(GOOD))
+    assert create(cli, tmp_path / "links", "linked").returncode == 0
+    (tmp_path / "links" / "b.jsonl").symlink_to("nowhere")
+    assert "b.jsonl is a link to nothing" in refusal(create(cli, tmp_path / "links"))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "pipe.jsonl is a link to nothing, or no regular file" in refusal(create(cli, tmp_path / "pipe.jsonl"))
+    assert "nothing is fetched from http://" in refusal(
+        cli("dataset", "create", "--name", "d", "--path", "http://x/a.jsonl")
+    )
+    assert "a\\\\b.jsonl' is not allowed: rename it" in refusal(create(cli, file(GOOD, "a\\b.jsonl")))
+
+
+def test_a_file_that_the_machine_refuses_is_named(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    assert create(cli, file(GOOD), "to-nowhere").returncode == 0
+    target = file("", "in-the-way") / "folder"
+    line = refusal(cli("dataset", "checkout", "to-nowhere", "--to", str(target)))
+    assert str(tmp_path) in line and "Not a directory" in line
+
+
+def test_a_malformed_line_is_named_by_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl, line 2: not JSON" in refusal(create(cli, file(GOOD + "{broken\n")))
+
+
+def test_an_empty_file_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl is empty" in refusal(create(cli, file("")))
+
+
+def test_a_file_that_is_not_utf_8_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl, line 1: not UTF-8" in refusal(create(cli, file(GOOD.replace("keeper", "für").encode("latin-1"))))
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.txt", "data"])
+def test_a_file_with_another_ending_is_taken_or_refused_by_its_own_name(
+    cli: Cli, file: Callable[..., Path], name: str
+) -> None:
+    done = create(cli, file(GOOD, name), "endings")
+    if done.returncode:
+        assert name in refusal(done)
+
+
+def test_nothing_of_a_refused_file_is_stored(cli: Cli, file: Callable[..., Path]) -> None:
+    refusal(create(cli, file(GOOD + "[]\n"), "never"))
+    assert json.loads(cli("dataset", "list", "--name", "never", "--json").stdout) == []
+
+
+def test_a_bad_name_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "dataset name '../x' is not allowed" in refusal(create(cli, file(GOOD), "../x"))
+
+
+def test_a_file_that_makes_python_stumble_is_still_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+    bad = '{"instruction": "x", "answer": "y", "score": NaN}\n'
+    assert "data.jsonl, line 1" in refusal(create(cli, file(bad)))
+
+
+def test_a_job_with_an_unknown_recipe_is_refused_with_the_recipes_there_are(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nrecipe: smolm2\n", "job.yaml")
+    line = refusal(cli("job", "submit", "--config", str(config)))
+    assert "unknown recipe 'smolm2'" in line and "smollm2-135m-lora" in line
+
+
+def test_a_job_with_a_parameter_that_no_recipe_has_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nparameters: {learning_rat: 1}\n", "job.yaml")
+    assert "learning_rat" in refusal(cli("job", "submit", "--config", str(config)))
+
+
+JOBS = {
+    "an unknown dataset": ("name: x\ndataset: nobody\n", "there is no dataset 'nobody'"),
+    "an unknown key": ("name: x\ndataset: d\nrecpie: y\n", "recpie"),
+    "no mapping": ("- a\n", "must be a mapping"),
+    "no YAML": ("a: [", "is not valid YAML"),
+    "a few lines that stand for millions": (LISTS, "aliases"),
+    "no model and no name": ("recipe: x\n", "say which model"),
+    "parameters that are no mapping": ("name: x\ndataset: d\nparameters: 5\n", "parameters"),
+    "a date for a name": ("name: 2026-01-01\ndataset: d\n", "name"),
+    "another type": ("name: x\ndataset: d\ntype: evaluation\n", "type"),
+    "another encoding": (b"name: f\xfcr\ndataset: d\n", "job.yaml"),
+}
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_a_bad_job_file_is_one_line(cli: Cli, file: Callable[..., Path], what: str) -> None:
+    text, words = JOBS[what]
+    assert words in refusal(cli("job", "submit", "--config", str(file(text, "job.yaml"))))
+
+
+def test_a_sweep_file_of_a_few_lines_that_stand_for_millions_is_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "aliases" in refusal(cli("hpo", "start", "--config", str(file(LISTS, "sweep.yaml"))))
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "words"),
+    [
+        (("hpo", "start"), "experiment: x\nsearch_space:\n  lr: {}\n  lr: {}\n", "line 4: 'lr'"),
+        (("job", "submit"), "name: x\ndataset: d\nname: y\n", "line 3: 'name'"),
+    ],
+)
+def test_a_key_that_a_file_says_twice_is_named_with_its_line(
+    cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
+) -> None:
+    """YAML takes the last one, and the search or the job was another than its file says at first."""
+    assert f"{words} is there already: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "line", "key"),
+    [
+        (("job", "submit"), "name: x\ndataset: d\nyes: 1\n", 3, "yes"),
+        (("job", "submit"), "name: x\ndataset: d\nparameters:\n  seed: 1\n  null: 2\n  1: 3\n", 5, "null"),
+        (("job", "estimate"), "name: x\ndataset: d\nparameters:\n- {1.5: 2}\n", 4, "1.5"),
+        (("hpo", "start"), "experiment: x\nsearch_space:\n  on: {}\n", 3, "on"),
+    ],
+)
+def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(
+    cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, line: int, key: str
+) -> None:
+    said = refusal(cli(*command, "--config", str(file(text, "odd.yaml"))))
+    assert f"odd.yaml, line {line}: the key `{key}` is no text in YAML: put it in quotes" in said
+
+
+def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "write KEY=VALUE" in refusal(cli("job", "submit", "--model", "m", "--set", "learning_rate"))
+
+
+def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nparameters:\n", "job.yaml")
+    done = cli("job", "submit", "--config", str(config), "--set", "max_steps=3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["config"]["parameters"] == {"max_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["job", "submit", "--config", "/nowhere.yaml"], "there is no file /nowhere.yaml"),
+        (["job", "submit", "--config", "/"], "/ is a folder: name a file in it"),
+        (["job", "get", "nobody"], "there is no job 'nobody'"),
+        (["job", "cancel", "nobody"], "there is no job 'nobody'"),
+        (["job", "resume", "nobody"], "there is no job 'nobody'"),
+        (["job", "resume", "nobody", "--from", "newest"], "--from newest: say latest, best, or the step of a checkpoint"),
+        (["job", "logs", "nobody"], "there is no job 'nobody'"),
+        (["job", "list", "--status", "runing"], "status 'runing' is unknown"),
+        (["run", "get", "nobody"], "nobody"),
+        (["model", "promote", "--name", "m", "--version", "7", "--stage", "production"], "'m' has no version 7"),
+        (["model", "promote", "--name", "m", "--version", "7", "--stage", "prod"], "stage 'prod' is unknown"),
+        (["model", "undeploy", "m"], "there is no model 'm'"),
+        (["model", "prove", "m", "7"], "'m' has no version 7"),
+        (["model", "list", "--name", "m"], "there is no model 'm'"),
+        (["model", "register", "--name", "m", "--run", "nobody"], "nobody"),
+    ],
+)
+def test_what_is_not_there_is_one_line_that_names_it(cli: Cli, arguments: list[str], words: str) -> None:
+    assert words in refusal(cli(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dataset", "list"],
+        ["job", "list"],
+        ["job", "logs", "x", "--follow"],
+        ["model", "prove", "m", "1"],
+        ["run", "get", "r"],
+    ],
+)
+def test_nothing_that_listens_is_one_line_that_says_what_to_do(arguments: list[str]) -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    line = refusal(run(uri, *arguments))
+    assert uri in line and "hanzo-ml up" in line
+
+
+@pytest.mark.parametrize("uri", ["not a uri", "127.0.0.1:8057", "http://[bad", "ftp://127.0.0.1"])
+def test_an_address_that_is_none_is_one_line(uri: str) -> None:
+    assert "HANZO_ML_TRACKING_URI" in refusal(run(uri, "dataset", "list"))
+
+
+def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Callable[..., Path]) -> None:
+    submitted = cli("job", "submit", "--model", "some-model", "--json")
+    job = json.loads(submitted.stdout)["id"]
+    assert "cancel it first" in refusal(cli("job", "resume", job, "--gpus", "24"))
+    cli("job", "cancel", job)
+    for wish in ("best", "40"):
+        assert "there is no checkpoint" in refusal(cli("job", "resume", job, "--from", wish))
+    assert cli("job", "resume", job, "--gpus", "24").stdout == f"{job} queued\n"
+    assert json.loads(cli("job", "get", job).stdout)["config"]["resumed"] == {"times": 1, "sent_back": [], "gpus": 24}
+
+
+def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None:
+    """However many pages it has: of experiments the first hundred were all that was told."""
+    database = Database(server.settings.database_url)
+    model = ModelKey("default", "often registered")
+    with database.write() as connection:
+        Registry(database).ensure_model(connection, model)
+        pointer = Pointer(source="s3://hanzo-models/x", created_by="ann")
+        for _ in range(2):
+            Registry(database).create(model, pointer, connection=connection)
+        row = dict(connection.execute(select(model_versions).where(model.of(model_versions)).limit(1)).mappings().one())
+        connection.execute(insert(model_versions), [{**row, "version": number} for number in range(3, 1003)])
+        home = Experiments(database).ensure("of many runs", "default", connection=connection)
+        for number in range(101):
+            Experiments(database).ensure(f"one of many {number}", "default", connection=connection)
+            Runs(database).create(home.id, name=f"run {number}", connection=connection)
+    database.close()
+    listed = json.loads(cli("model", "list", "--name", "often registered", "--json").stdout)
+    assert [version["version"] for version in listed] == list(range(1002, 0, -1))
+    names = {each["name"] for each in json.loads(cli("experiment", "list", "--json").stdout)}
+    assert {f"one of many {number}" for number in range(101)} <= names
+    for asked in ("of many runs", str(home.id)):
+        runs = json.loads(cli("run", "list", "--experiment", asked, "--json").stdout)
+        assert {run["name"] for run in runs} == {f"run {number}" for number in range(101)}
+    everywhere = json.loads(cli("run", "list", "--json").stdout)
+    assert {run["id"] for run in runs} <= {run["id"] for run in everywhere}
+    printed = cli("run", "list", "--experiment", "of many runs").stdout
+    assert all(run["id"] in printed for run in runs)
+    assert "see `hanzo-ml experiment list`" in refusal(cli("run", "list", "--experiment", "nobody's"))
+
+
+def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None:
+    ids: list[str] = []
+    for rate, loss in (("2e-05", 0.5), ("0.0001", 0.25)):
+        params = {"model": "zen", "learning_rate": rate, "lora_rank": 8 if ids else 64}
+        made = httpx.post(f"{server.url}/v1/runs", json={"experiment_name": "e", "params": params}, trust_env=False).json()
+        ids.append(made["id"])
+        values = {"eval/loss": loss, "epoch": 3, "system/total_gpu_hours": 1.5}
+        points = [{"key": key, "value": value} for key, value in values.items()]
+        httpx.post(f"{server.url}/v1/runs/{made['id']}/metrics", json={"metrics": points}, trust_env=False)
+    compared = json.loads(cli("run", "compare", *ids, "--json").stdout)
+    assert [run["id"] for run in compared["runs"]] == ids
+    assert compared["differences"]["params"] == {"learning_rate": ["2e-05", "0.0001"], "lora_rank": ["64", "8"]}
+    printed = cli("run", "compare", *ids, "--metrics", "eval/loss,eval/accuracy").stdout
+    rows = {words[0]: words[1:] for line in printed.splitlines() if len(words := line.split()) > 2}
+    assert rows["learning_rate"] == ["2e-05", "0.0001"] and rows["lora_rank"] == ["64", "8"]
+    assert rows["gpu"] == ["hours", "1.5", "1.5"] and rows["epoch"] == ["3.0", "3.0"]
+    assert rows["eval/loss"] == ["0.5", "0.25"] and rows["eval/accuracy"] == ["-", "-"]
+    assert "model" not in rows, "it is the same in both"
+    misspelled = cli("run", "compare", *ids, "--metrics", "eval/los, eval/loss")
+    assert misspelled.stderr == "none of these runs has a metric 'eval/los': did you mean 'eval/loss'?\n"
+    assert misspelled.stdout.splitlines()[-1].split() == ["eval/loss", "0.5", "0.25"]
+    for one in (ids[0], f"{ids[0]},"):
+        assert "give two runs or more: `hanzo-ml run compare RUN RUN`" in refusal(cli("run", "compare", one))
+    assert json.loads(cli("run", "compare", ",".join(ids), "--json").stdout)["runs"] == compared["runs"]
+
+
+def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file may be called anything; the reason names it."""
+    problem = "s3://hanzo-ml/datasets/d/1/source/a[/red].jsonl is missing"
+    node = {"label": "source files", "digest": "a" * 64, "files": 1, "size_bytes": 1, "facts": {"uri": "[/x]"}}
+    chain = {**node, "problems": [problem], "made_from": [], "seen_above": False}
+    print_proof({"chain": chain, "ok": False, "broken": [f"dataset version -> source files: {problem}"], "bytes_hashed": 1})
+    assert capsys.readouterr().out.count("a[/red].jsonl is missing") == 2
+
+
+ROW = ("a" * 32, "fine-tuned", "failed", "2026-11-26 09:25:45", "the recipe does not fit its base model: " * 5)
+
+
+def test_a_row_is_one_line_where_a_program_reads_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setenv("COLUMNS", "80")
+    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_a_time_is_told_as_the_log_of_the_job_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert when(1_795_665_345_000) == "2026-11-26 09:25:45"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: what the command says on standard error is looked at."""
+
+
+def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
+    with HTTPServer(("127.0.0.1", 0), Quiet) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        line = refusal(run(f"http://127.0.0.1:{other.server_port}/?", "job", "list"))
+    assert "answers with something else than JSON" in line and "HANZO_ML_TRACKING_URI" in line
+
+
+@pytest.mark.parametrize("token", ["t\u00f6ken", "to\nken"])
+def test_what_can_be_no_token_is_said_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    assert "MLFLOW_TRACKING_TOKEN holds a character that no token has" in refusal(cli("job", "list"))
+
+
+def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
+    with pytest.raises(typer.Exit) as ended:
+        module("interrupted")
+    assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_imports_what_it_needs_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    script = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]["hanzo-ml"]
+    installed = "from {} import {} as main; main()".format(*script.split(":"))
+    for arguments in (["-c", installed, "job", "list"], ["-m", "hanzo_ml", "job", "list"]):
+        done = subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "hanzo_ml", "recipe", "show", "smollm2-135m-lora"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("name: smollm2-135m-lora\n")

@@ -1,0 +1,97 @@
+"""`hanzo-ml job submit` with a command: what the command needs goes along, and what is wrong is one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from recipes.storage.artifact_store import Store
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.cli.test_cli import Cli, cli, file, refusal
+from tests.hanzo_ml.client.test_client import committed
+
+__all__ = ["cli", "file"]  # fixtures
+
+File = Callable[..., Path]
+
+
+def submit(cli: Cli, config: Path) -> dict[str, Any]:
+    done = cli("job", "submit", "--config", str(config), "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def code_of(server: ServerProcess, job: dict[str, Any]) -> dict[str, str]:
+    store, uri = Store(server.settings.store), job["config"]["code"]["uri"]
+    files = [found for found in store.list(uri) if not found.endswith("/manifest.json")]
+    return {found.removeprefix(uri + "/"): store.get_bytes(found).decode() for found in files}
+
+
+def test_files_beside_the_job_file_that_the_command_names_go_along(cli: Cli, file: File, server: ServerProcess) -> None:
+    file("print(1)\n", "train.py")
+    file("not asked for", "other.py")
+    job = submit(
+        cli, file("name: x\ncommand: [torchrun, --nproc_per_node=2, train.py, ../train.py, /etc/hosts]\n", "j.yaml")
+    )
+    assert code_of(server, job) == {"train.py": "print(1)\n"}
+    assert job["config"]["command"] == ["torchrun", "--nproc_per_node=2", "train.py", "../train.py", "/etc/hosts"]
+
+
+def test_a_folder_of_code_goes_along_without_what_nobody_wrote(cli: Cli, file: File, server: ServerProcess) -> None:
+    config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
+    for path in ("train.py", "parts/words.py", "__pycache__/train.pyc", ".git/config", ".env"):
+        source = config.parent / "src" / path
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_bytes(b"\xff" if path.endswith(".pyc") else path.encode())
+    (config.parent / "src" / "secret").symlink_to("/etc/hosts")
+    job = submit(cli, config)
+    assert code_of(server, job) == {"train.py": "train.py", "parts/words.py": "parts/words.py"}
+    assert "code" in job["config"] and job["config"]["code"]["kind"] == "code"
+
+
+def test_one_file_of_code_goes_along(cli: Cli, file: File, server: ServerProcess) -> None:
+    file("print(1)\n", "train.py")
+    assert code_of(server, submit(cli, file("name: x\ncommand: [python, train.py]\ncode: train.py\n", "j.yaml")))
+
+
+def test_the_run_says_of_which_commit_its_code_is(cli: Cli, file: File, server: ServerProcess) -> None:
+    def commit_of_run(config: Path) -> object:
+        run = httpx.get(f"{server.url}/v1/runs/{submit(cli, config)['id']}", trust_env=False).json()
+        return run["git_commit"]
+
+    config = file("name: x\ncommand: [python, train.py]\n", "j.yaml")
+    commit = committed(file("print(1)\n", "train.py").parent)
+    assert commit_of_run(config) == commit
+    (config.parent / ".git").rename(config.parent / "no-git")
+    assert commit_of_run(config) is None, "it lies in no checkout"
+
+
+BAD = {
+    "name: x\ncommand: [python, train.py]\ncode: ./nowhere\n": "check `code:`",
+    "name: x\ncommand: [python, train.py]\ncode: [a]\n": "must be a file or a folder",
+    "name: x\ncommand: [python, data.bin]\n": "data.bin is no text",
+    "name: x\ncommand: python train.py\n": "command",
+    "name: x\ncommand: [python, 3]\n": "command[1]",
+    "command: [python]\n": "name",
+    "name: x\ncommand: [python]\nenv: {WHEN: 2026-01-01}\n": "env",
+    "name: x\ncommand: [python]\nschedule: {max_duration: 3}\n": "schedule.max_duration",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_job_file_is_one_line_that_names_the_key(cli: Cli, file: File, text: str) -> None:
+    file(b"\xff\xfe", "data.bin")
+    assert BAD[text] in refusal(cli("job", "submit", "--config", str(file(text, "j.yaml"))))
+
+
+@pytest.mark.parametrize("option", [["--model", "m"], ["--set", "max_steps=3"]])
+def test_a_command_takes_no_options_of_a_recipe(cli: Cli, file: File, option: list[str]) -> None:
+    config = file("name: x\ncommand: [python]\n", "j.yaml")
+    assert "neither --model nor --set" in refusal(cli("job", "submit", "--config", str(config), *option))
+
+
+def test_the_help_tells_of_it(cli: Cli) -> None:
+    assert "HANZO_ML_CHECKPOINTS" in cli("job", "submit", "--help").stdout

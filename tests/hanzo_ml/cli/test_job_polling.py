@@ -1,0 +1,88 @@
+"""Commands that wait say where nobody is there to do the work, once, and go on waiting."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from hanzo_ml.cli import job_polling
+from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.job import logs
+from hanzo_ml.cli.job_polling import silence, wait_until
+from tests.api.server_process import ServerProcess
+
+OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("ago", "waited", "said"),
+    [
+        (2.0, 500.0, ""),
+        (90.0, 5.0, ""),  # it may just be starting
+        (90.0, 31.0, "was last heard 90 s ago"),
+        (None, 5.0, ""),
+        (None, 31.0, "was never heard"),
+    ],
+)
+def test_only_a_silence_of_the_sensors_is_told(ago: float | None, waited: float, said: str) -> None:
+    heard: list[dict[str, Any]] = [OTHERS] if ago is None else [OTHERS, {**OTHERS, "name": "sensors", "seconds_ago": ago}]
+    note = silence(heard, waited)
+    assert said in note
+    assert bool(note) == bool(said)
+    assert "`hanzo-ml up`" in note or not said
+
+
+def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setattr(job_polling, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(job_polling, "POLL_SECONDS", 0.001)
+    answers: Iterator[str | None] = iter([None, None, None, "done"])
+    assert wait_until(lambda: next(answers)) == "done"
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("nobody takes this up: Dagster's daemon was never heard") == told.err.count("\n") == 1
+
+
+def test_who_follows_a_log_is_told_what_its_job_waits_for(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setattr(job_polling, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(job_polling, "POLL_SECONDS", 0.01)
+    job_id = call("POST", "/v1/jobs", json={"name": "n", "model": "some-model"})["id"]
+    cancel = threading.Timer(0.5, lambda: call("POST", f"/v1/jobs/{job_id}/cancel"))
+    cancel.start()
+    logs(job_id, follow=True)
+    cancel.join()
+    told = capsys.readouterr()
+    assert told.out == ""
+    queued, silent = told.err.splitlines()
+    assert queued == f"{job_id} is queued: it starts within seconds, or once what runs before it has left it a place"
+    assert "nobody takes this up" in silent
+
+
+class QuietJob(BaseHTTPRequestHandler):
+    """Answers with the log of a job that said nothing for a while."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(
+            b": queued\n\n: running\n\ndata: epoch 1\n\ndata: : not a comment\n\nevent: end\ndata: completed\n\n"
+        )
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: what a test prints is what it failed by."""
+
+
+def test_comments_in_a_log_are_not_of_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), QuietJob) as quiet:
+        threading.Thread(target=quiet.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HANZO_ML_TRACKING_URI", f"http://127.0.0.1:{quiet.server_port}")
+        logs("j")
+        quiet.shutdown()
+    assert capsys.readouterr().out == "epoch 1\n: not a comment\n"

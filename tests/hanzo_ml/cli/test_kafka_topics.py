@@ -1,0 +1,91 @@
+"""`hanzo-ml dataset create --path kafka://...`, and `--since` to go on from a version."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+
+from hanzo_ml.cli.connection import Refused
+from hanzo_ml.cli.topic import continued
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.cli.test_cli import refusal, run
+from tests.kafka_brokers import WAIT_SECONDS, Brokers
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture(scope="module")
+def server(brokers: Brokers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One that may read what its brokers have."""
+    allowed = ",".join(f"kafka://{broker}" for broker in brokers.addresses.split(","))
+    with ServerProcess(tmp_path_factory.mktemp("server"), {"HANZO_ML_STORAGE_IMPORT_FROM": allowed}) as process:
+        yield process
+
+
+def send(brokers: Brokers, topic: str, numbers: Sequence[int]) -> None:
+    producer = Producer({"bootstrap.servers": brokers.addresses, "log_level": 2})
+    for number in numbers:
+        producer.produce(topic, json.dumps({"n": number}), partition=number % 2)
+    assert producer.flush(WAIT_SECONDS) == 0
+
+
+def create(server: ServerProcess, *more: str) -> subprocess.CompletedProcess[str]:
+    return run(server.url, "dataset", "create", "--name", "clicks", *more)
+
+
+def test_a_topic_is_read_and_then_what_came_since(server: ServerProcess, brokers: Brokers, tmp_path: Path) -> None:
+    address = f"kafka://{brokers.addresses}/clicks.csv"
+    send(brokers, "clicks.csv", [0, 1, 2])
+    assert create(server, "--path", address).stdout.startswith("clicks@1 created: 3 records")
+    again = create(server, "--path", address)
+    assert again.stdout.startswith("clicks@1 is there already with this content"), again.stderr
+    assert "no message between from and until" in refusal(create(server, "--path", address, "--since", "clicks@1"))
+    send(brokers, "clicks.csv", [3, 4])
+    assert create(server, "--path", address, "--since", "clicks").stdout.startswith("clicks@2 created: 2 records")
+    assert run(server.url, "dataset", "checkout", "clicks@2", "--to", str(tmp_path / "out")).returncode == 0
+    assert (tmp_path / "out" / "clicks.csv.jsonl").read_text() == '{"n": 4}\n{"n": 3}\n'
+    told = run(server.url, "dataset", "lineage", "clicks@2").stdout
+    assert f"↑ {address}?from=0:2,1:1,2:0,3:0&until=0:3,1:2,2:0,3:0" in told
+    assert run(server.url, "dataset", "lineage", "clicks@2", "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "told"),
+    [
+        ("kafka://{brokers}/none", 404, "there is no topic none"),
+        ("kafka://{brokers}/hanzo.ml.audit", 403, "fetches nothing from there"),
+        ("kafka://{brokers},127.0.0.1:1/clicks", 403, "fetches nothing from there"),
+        ("kafka://{brokers}/clicks?offset=3", 400, "has no 'offset'"),
+        ("kafka://{brokers}", 400, "no address of a Kafka topic"),
+    ],
+    ids=["none", "own", "other-broker", "query", "no-topic"],
+)
+def test_an_address_that_is_no_good_is_a_refusal(
+    server: ServerProcess, brokers: Brokers, address: str, status: int, told: str
+) -> None:
+    form = {"name": "refused", "source": address.format(brokers=brokers.addresses)}
+    answer = httpx.post(f"{server.url}/v1/datasets", data=form, timeout=60, trust_env=False)
+    assert answer.status_code == status and told in answer.json()["message"], answer.text
+
+
+def test_since_goes_with_the_topic_that_a_version_is_of() -> None:
+    version = {"name": "d", "version": 3, "lineage": {"origins": ["kafka://a:9092/t?from=0:1,1:0&until=0:5,1:2"]}}
+    assert continued("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
+    assert continued("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"
+    for address, told in (
+        ("kafka://a/u", "d@3 was not made of the topic 'u'"),
+        ("kafka://a/t?from=0:1", "without from="),
+        ("s3://t", "--since goes with --path kafka"),
+        ("None", "--since goes with --path kafka"),
+    ):
+        with pytest.raises(Refused, match=told):
+            continued(address, version)
+    with pytest.raises(Refused, match="was not made of the topic"):
+        continued("kafka://a/t", version | {"lineage": {}})

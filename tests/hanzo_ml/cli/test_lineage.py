@@ -1,0 +1,122 @@
+"""`dataset trace` and `lineage` against a real server: a record in any form, a text, where it went, and what is refused."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.record_lines import record_lines
+from recipes.storage.artifact_store import Store
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from tests.api.routes.v1.test_dataset_lineage import made_into_a_model_and_a_child
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.cli.test_cli import refusal, run
+from tests.resources.lineage.test_trace import World
+
+ROWS = [{"instruction": f"What is {n}?", "answer": f"The number [{n}]"} for n in range(5)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        path = tmp_path_factory.mktemp("raw") / "raw.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        made = run(process.url, "dataset", "create", "--name", "corpus", "--path", str(path))
+        assert made.returncode == 0, made.stderr
+        yield process
+
+
+@pytest.fixture(scope="module")
+def learned(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """A record of the version d@1 that the run r1 was trained on, whose model is served."""
+    database = Database(server.settings.database_url)
+    world = World(database, Store(server.settings.store), tmp_path_factory.mktemp("world"))
+    version = made_into_a_model_and_a_child(world)
+    world.deploy("m", 1, promotion=1)
+    train = Datasets(database).read(version.reference, "default").split("train")
+    database.close()
+    row: dict[str, object] = json.loads(next(iter(record_lines(world.store, train))))
+    return row
+
+
+def test_a_record_of_a_file_is_traced(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(dict(reversed(ROWS[3].items())), indent=2))
+    done = run(server.url, "dataset", "trace", "--record", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dataset version corpus@1 record 4; the same record" in done.stdout
+    assert "1 dataset version, 0 splits, 0 runs" in done.stdout
+    traced = json.loads(run(server.url, "dataset", "trace", "--record", str(file), "--json").stdout)
+    assert (traced["found"], traced["live"]) == (True, [])
+
+
+def test_each_line_of_a_file_is_a_record(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps({"run_id": "nobody's", "text": "[/red] elsewhere"}) + "\n")
+    done = run(server.url, "dataset", "trace", "--record", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("corpus@1") == 1 and done.stdout.count("no version holds this record") == 1
+    assert "[/red] elsewhere" in done.stdout
+
+
+def test_a_text_is_traced_in_all_records_that_say_it(server: ServerProcess) -> None:
+    done = run(server.url, "dataset", "trace", "--match", "number [", "--limit", "2")
+    assert done.stdout.count("dataset version corpus@1") == 2
+    assert "5 matching records, 2 traced" in done.stdout
+    nothing = run(server.url, "dataset", "trace", "--match", "never said")
+    assert (nothing.returncode, nothing.stdout) == (0, "no version holds a record with this text\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[1]", "holds no record"),
+        ("", "holds no record"),
+        ('{"a": 1}\n{"b": }\n', "line 2: not JSON"),
+        ("{}\n" * 101, "trace at most 100 at a time"),
+    ],
+)
+def test_a_file_without_records_is_refused(server: ServerProcess, tmp_path: Path, content: str, reason: str) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(content)
+    assert reason in refusal(run(server.url, "dataset", "trace", "--record", str(file)))
+
+
+def test_what_to_trace_must_be_said_once(server: ServerProcess, tmp_path: Path) -> None:
+    assert "--record FILE or --match TEXT" in refusal(run(server.url, "dataset", "trace"))
+    assert "cannot be read" in refusal(run(server.url, "dataset", "trace", "--record", str(tmp_path / "absent")))
+    assert "the text to match is empty" in refusal(run(server.url, "dataset", "trace", "--match", " "))
+
+
+def test_data_of_a_version_that_is_not_there_is_refused(server: ServerProcess) -> None:
+    assert "nothing" in refusal(run(server.url, "model", "data", "nothing", "1"))
+
+
+def test_a_record_is_traced_to_the_run_the_model_and_where_it_is_served(
+    server: ServerProcess, learned: dict[str, object], tmp_path: Path
+) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(learned))
+    done = run(server.url, "dataset", "trace", "--record", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    (_, *tree, counts) = (line.lstrip(" │├└─") for line in done.stdout.splitlines())
+    reached = ["dataset version d@1 record", "split d@1 train record", "run r1 trained on it", "m version 1 learned from it"]
+    assert [line.startswith(begin) for begin, line in zip(reached, tree, strict=False)] == [True] * 4, done.stdout
+    assert re.fullmatch(r"deployment .*serving since \d{4}-\d\d-\d\d \d\d:\d\d UTC", tree[4]) and len(tree) == 5
+    assert counts.endswith("1 dataset version, 1 split, 1 run, 1 model version, 1 deployment; served now: m version 1")
+
+
+def test_the_lineage_of_a_version_is_told_both_ways(server: ServerProcess, learned: dict[str, object]) -> None:
+    done = run(server.url, "dataset", "lineage", "d@1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    here = next(number for number, line in enumerate(lines) if line.startswith("d@1  (transform: "))
+    assert [line.split(" at ")[0] for line in lines[:here]] == ["  ↑ source"]
+    below = lines[here + 1 :]
+    assert below[0] == "  ↓ dataset child@1" and below.count("  ↓ run r1") == 1
+    assert {f"  ↓ {kind} at s3://hanzo-models/m/r1/{kind}" for kind in ("merged", "gguf")} <= set(below)
+    child = run(server.url, "dataset", "lineage", "child@1").stdout.splitlines()
+    assert child[0] == "  ↑ dataset d@1" and "child@1  (transform: cut)" in child

@@ -1,0 +1,100 @@
+"""What the metric buffer decides, without a thread and without a network."""
+
+import json
+import math
+
+import pytest
+
+from hanzo_ml.client.points import (
+    LONGEST_DELAY,
+    Point,
+    Resumption,
+    is_refusal,
+    newest_again,
+    newest_steps,
+    retry_delay,
+    without_known,
+)
+from hanzo_ml.client.repeated_steps import NEVER, Anew
+from hanzo_ml.client.run import ATTEMPTS
+
+
+@pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])
+def test_a_point_survives_a_checkpoint(value: float) -> None:
+    point = Point("train/loss", value, 3, 99)
+    assert Point.from_json(json.loads(json.dumps(point.to_json(), allow_nan=False))) == point
+
+
+def test_nan_survives_a_checkpoint() -> None:
+    data = json.loads(json.dumps(Point("a", math.nan, 0, 0).to_json(), allow_nan=False))
+    assert math.isnan(Point.from_json(data).value)
+
+
+def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
+    resumption = Resumption(step=10, newest={"loss": 12, "summary": 0})
+    logged_again = [Point("loss", 0.0, step, 1) for step in range(9, 15)]
+    assert [point.step for point in without_known(logged_again, resumption)] == [9, 10, 13, 14]
+    assert without_known([Point("summary", 0.0, 0, 1), Point("new", 0.0, 11, 1)], resumption) == [
+        Point("summary", 0.0, 0, 1),
+        Point("new", 0.0, 11, 1),
+    ]
+
+
+@pytest.mark.parametrize(("again", "left"), [({}, [12, 13, 15]), ({"loss": 12}, [13, 15]), ({"loss": 13}, [15])])
+def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again_and_once(
+    again: dict[str, int], left: list[int]
+) -> None:
+    resumption = Resumption(step=10, newest={"loss": 14}, anew=(Anew(range(12, 14), 99),), again=again)
+    logged_again = [Point("loss", 0.0, step, 1) for step in range(11, 16)]
+    assert [point.step for point in without_known(logged_again, resumption)] == left
+
+
+def test_of_a_step_s_values_those_from_after_the_newest_of_its_ends_are_of_the_second_time() -> None:
+    """Sent back to 4 when it had come to 12; then it diverged at 7, when it had come to 9."""
+    anew = (Anew(range(5, 13), 500), Anew(range(6, 10), 900))
+    first = [(step, 100 + step) for step in range(13)]
+    second = [(step, 600 + step) for step in range(5, 10)]
+    assert newest_again(first, anew) is None
+    assert newest_again([*first, *second], anew) == 5
+    third = [(6, 901), (7, 1000)]
+    assert newest_again(sorted([*first, *second, *third]), anew) == 7
+    assert newest_again(first, [Anew(range(5, 13), NEVER)]) is None
+
+
+def test_what_was_pending_is_sent_unless_the_server_has_that_step() -> None:
+    resumption = Resumption(step=10, newest={"loss": 9}, anew=(Anew(range(7, 9), 99),))
+    pending = [Point("loss", 0.0, step, 1) for step in range(6, 12)] + [Point("eval", 0.0, 8, 1)]
+    left = [(point.key, point.step) for point in pending if not resumption.is_there(point)]
+    assert left == [("loss", 7), ("loss", 8), ("loss", 10), ("loss", 11), ("eval", 8)]
+
+
+def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
+    assert newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
+    assert newest_steps({"run": {"data": {}}}) == {}
+
+
+def test_delays_grow_to_a_limit() -> None:
+    delays = [retry_delay(failures) for failures in range(1, 2000)]
+    assert sum(delays[: ATTEMPTS - 1]) > 60, "a server that is away for a minute"
+    assert delays == sorted(delays)
+    assert (delays[0] < 1, delays[-1]) == (True, LONGEST_DELAY)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "refused"),
+    [
+        (400, "INVALID_PARAMETER_VALUE", True),
+        (409, "RESOURCE_CONFLICT", True),
+        (413, "", True),
+        (422, "", True),
+        *[(404, code, True) for code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "BAD_REQUEST")],
+        (404, "", False),
+        (404, "ENDPOINT_NOT_FOUND", False),
+        (401, "UNAUTHENTICATED", False),
+        (429, "REQUEST_LIMIT_EXCEEDED", False),
+        (500, "INTERNAL_ERROR", False),
+        (503, "TEMPORARILY_UNAVAILABLE", False),
+    ],
+)
+def test_what_cannot_help_is_not_tried_again(status: int, code: str, refused: bool) -> None:
+    assert is_refusal(status, code) is refused

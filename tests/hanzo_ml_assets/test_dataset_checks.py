@@ -1,0 +1,364 @@
+"""The checks of a dataset on the real graph: what blocks stops what follows, drift and leaks are told, all is recorded."""
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import dagster as dg
+import pytest
+from sqlalchemy import Connection
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset_checks import OWN
+from hanzo_ml_assets.datasets import SPLITS, build_dataset_assets
+from hanzo_ml_assets.definition_schema import DatasetDefinition
+from recipes.contracts.job import Job
+from recipes.record_lines import record_lines
+from recipes.storage.artifact_store import Store
+from resources.compute.base import JobFailed
+from resources.datasets.check_policy import Check
+from resources.datasets.deletion import delete_version, recording
+from resources.datasets.validations import CHECKED, Validation
+from resources.lineage.record import record
+from resources.metadata.database import Database
+from resources.metadata.dataset_problems import FAILED, problems_of
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.outbox import read_after
+from resources.metadata.registry.model_key import ModelKey
+from tests.migrated_database import migrate
+from tests.resources.metadata.registry.test_registry import registration
+
+CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
+
+MODEL = ModelKey("default", "m")
+
+
+def rows(count: int, start: int = 0, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"instruction": f"Which door is number {n}?", "answer": f"Door {n} of {'ab'[n % 2]}.", **more}
+        for n in range(start, start + count)
+    ]
+
+
+class Graph:
+    """One dataset definition, materialized on click."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plane = ControlPlane()
+        migrate(self.plane.database)
+        self.instance = dg.DagsterInstance.ephemeral()
+
+    def materialize(self, content: list[dict[str, Any]], **definition: Any) -> dg.ExecuteInProcessResult:
+        (self.folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        described = DatasetDefinition.model_validate({"name": "doors", "source": "d.jsonl", **definition})
+        assets = build_dataset_assets(described, self.folder)
+        return dg.materialize(
+            assets,
+            selection=[dg.AssetKey(["datasets", "doors", step]) for step in ("version", *SPLITS)],
+            instance=self.instance,
+            resources={"control_plane": self.plane},
+            raise_on_error=False,
+        )
+
+    def version(self, reference: str = "doors") -> DatasetVersion:
+        return self.plane.datasets.read(reference, "default")
+
+    def validation(self, reference: str = "doors") -> Validation:
+        with self.plane.database.read() as connection:
+            found = self.plane.validations.find(self.version(reference).id, connection)
+        assert found is not None
+        return found
+
+    def verdict(self, check: str, reference: str = "doors") -> str:
+        """The sentence of a failed check, nothing of one that passed."""
+        (found,) = [verdict for verdict in self.validation(reference).verdicts if verdict.check == check]
+        return "" if found.passed else found.sentence
+
+    def serve(self, version: DatasetVersion, stage: str) -> None:
+        """A model in a stage that says it was trained on a version's splits."""
+        weights = self.folder / "weights"
+        weights.mkdir(exist_ok=True)
+        inputs = {"train": version.split("train").digest}
+        adapter = self.plane.store.publish(weights, "s3://hanzo-ml/runs/run/adapter", "adapter", inputs=inputs)
+        with self.plane.database.write() as connection:
+            record(connection, adapter, self.plane.store.manifest(adapter))
+            made = self.plane.registry.register(connection, MODEL, registration("run"), {"gguf": adapter})
+            self.plane.registry.add_artifacts(connection, made, {"gguf": adapter})
+        self.plane.registry.promote(MODEL, 1, stage, user="ann")
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    graph = Graph(tmp_path)
+    with graph.instance:
+        yield graph
+    graph.plane.database.close()
+
+
+def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: Graph) -> None:
+    result = graph.materialize(rows(60), contract=CONTRACT)
+    assert result.success
+    found = graph.validation()
+    assert found.blocked == ""
+    assert found.facts.violations.count == 0
+    assert {verdict.check for verdict in found.verdicts if not verdict.passed} <= {"near_duplicates", "leakage"}
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+
+
+def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """What Dagster shows of the version beside its checks."""
+    (materialized,) = result.asset_materializations_for_node(VERSION)
+    return {name: entry.value for name, entry in materialized.metadata.items()}
+
+
+def test_the_time_of_the_newest_record_is_shown_where_a_column_says_it(graph: Graph) -> None:
+    content = [{**row, "made": f"2026-03-{day:02}T12:00:00Z"} for day, row in enumerate(rows(28), 1)]
+    dated = graph.materialize([*content[9:], *content[:9]], measures={"timestamp": "made"})
+    assert shown(dated)["newest_record"] == datetime(2026, 3, 28, 12, tzinfo=UTC).timestamp()
+    assert "newest_record" not in shown(graph.materialize(content))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, float]]]]:
+    """By its name, what is written in a picture, and the width and height of its bars."""
+    found = {}
+    for name, encoded in re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", markdown):
+        picture = ElementTree.fromstring(base64.b64decode(encoded))
+        bars = [(float(bar.attrib["width"]), float(bar.attrib["height"])) for bar in picture.iter(f"{SVG}rect")]
+        found[name] = ([str(text.text) for text in picture.iter(f"{SVG}text")], bars)
+    return found
+
+
+def test_what_the_records_are_like_is_shown_in_numbers_and_in_pictures(graph: Graph) -> None:
+    """30 of 16 words and 10 of 11, two of which stand in it twice; a quarter has a note."""
+    english = "The keeper of the lamp walks to the tower every evening, and he counts {} ships."
+    dutch = "De wachter van lamp {} loopt elke avond naar de toren."
+    texts = [english.format(n) for n in range(100, 130)] + [dutch.format(100 + n % 8) for n in range(10)]
+    content = [{"text": text, "note": "seen" if n % 4 == 0 else None} for n, text in enumerate(texts)]
+    found = shown(graph.materialize(content))
+    assert found["duplicates"] == 2 and found["languages"] == {"en": 30, "nl": 10} and found["personal_data"] == {}
+    assert found["mean_characters"] == sum(map(len, texts)) / 40
+    assert found["distinct_words"] == len({word for text in texts for word in re.findall(r"\w+", text.lower())})
+    assert found["columns"].splitlines()[2:] == ["| note | null, string | 25.0% |", "| text | string | 100.0% |"]
+    assert "| duplicates | warn | 2 records (5.0%) are equal to an earlier record" in found["checks"]
+    drawn = pictures(found["distributions"])
+    assert list(drawn) == ["characters", "words", "vocabulary", "languages"]
+    for name, title, least, most in (
+        ("characters", "Characters of a record", len(dutch.format(100)), len(english.format(100))),
+        ("words", "Words of a record", 11, 16),
+    ):
+        written, bars = drawn[name]
+        assert written[:3] == [title, str(least), str(most)] and written[3].endswith("highest bar 75%")
+        (_, few), (_, many) = bars
+        assert few == pytest.approx(many / 3), "a quarter is left of three quarters"
+    written, bars = drawn["vocabulary"]
+    assert written[:5] == ["Most frequent words", "the", "90 (15.3%)", "lamp", "40 (6.8%)"] and len(bars) == 12
+    assert [width / bars[0][0] for width, _ in bars[:2]] == pytest.approx([1, 40 / 90], abs=0.001)
+    written, bars = drawn["languages"]
+    assert written == ["Languages", "en", "30 (75.0%)", "nl", "10 (25.0%)"]
+    assert [width / bars[0][0] for width, _ in bars] == pytest.approx([1, 1 / 3], abs=0.001)
+
+
+def told(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
+    """What Dagster shows of each check: its asset, whether it passed, and how bad it is."""
+    return {
+        each.check_name: (each.asset_key.path[-1], each.passed, each.severity.value)
+        for each in result.get_asset_check_evaluations()
+    }
+
+
+def started(result: dg.ExecuteInProcessResult) -> list[str | None]:
+    return [event.step_key for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_START]
+
+
+VERSION = "datasets__doors__version"
+OF_RECORDS = {str(check): ("version", True, "WARN") for check in Check if check != Check.LEAKAGE}
+OF_RECORDS |= {"contract": ("version", True, "ERROR")}
+OF_SPLITS = {"no_leak": ("test", True, "ERROR"), "leakage": ("test", True, "WARN")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "personal_data", "wrong"),
+    [
+        ("Door 3.", {}, {}),
+        ("ann@example.com", {}, {"personal_data": "WARN"}),
+        ("ann@example.com", {"severity": "error"}, {"personal_data": "ERROR"}),
+    ],
+)
+def test_each_check_is_told_and_one_that_does_not_block_stops_nothing(
+    graph: Graph, answer: str, personal_data: dict[str, Any], wrong: dict[str, str]
+) -> None:
+    content = rows(60)
+    content[3]["answer"] = answer
+    result = graph.materialize(content, contract=CONTRACT, checks={"personal_data": personal_data})
+    assert told(result) == OF_RECORDS | OF_SPLITS | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert ("1 email" in graph.verdict("personal_data")) is bool(wrong)
+    assert result.success and graph.validation().blocked == ""
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [(7, {"contract": "ERROR"}), ("ann@example.com", {"personal_data": "ERROR"})],
+)
+def test_one_that_blocks_is_told_with_the_others_and_the_splits_are_not_begun(
+    graph: Graph, answer: Any, wrong: dict[str, str]
+) -> None:
+    content = rows(60)
+    content[3]["answer"] = answer
+    block = {"personal_data": {"severity": "error", "blocking": True}}
+    result = graph.materialize(content, contract=CONTRACT, checks=block)
+    severe = OF_RECORDS | {"personal_data": ("version", True, "ERROR")}
+    assert told(result) == severe | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert not result.success and started(result) == [VERSION]
+
+
+def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph: Graph) -> None:
+    def problem() -> str:
+        with graph.plane.database.read() as connection:
+            found = problems_of(connection, [graph.version().id])
+        return found[graph.version().id].problem if found else ""
+
+    unchecked = {"columns": {"answer": {"type": "string", "pattern": "(?=Door).*"}}}
+    assert not graph.materialize(rows(60), contract=unchecked).success
+    assert problem().startswith("could not be checked: contract.columns.answer.pattern: (?=Door).* cannot be checked")
+    assert not graph.materialize(rows(60), split={"group_by": "colour"}).success
+    assert "could not be split: no record has a value in the column 'colour'" in problem()
+    assert graph.materialize(rows(60)).success
+    assert problem() == ""
+    with graph.plane.database.read() as connection:
+        told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED])]
+    assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
+
+
+@pytest.mark.parametrize("at", ["validation", "dataset"])
+def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Its records stand in what was measured, and in its splits."""
+
+    @contextmanager
+    def deleted_before(database: Database, store: Store, version: DatasetVersion, made: Any) -> Iterator[Connection]:
+        delete_version(database, store, version.id, "ann")
+        with recording(database, store, version, made) as connection:
+            yield connection
+
+    monkeypatch.setattr(f"hanzo_ml_assets.{at}.recording", deleted_before)
+    result = graph.materialize(rows(60))
+    assert not result.success
+    told = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert len(told) == 1 and "dataset doors@1 was deleted while it was looked at" in told[0]
+    assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
+    with graph.plane.database.read() as connection:
+        assert problems_of(connection, ["doors@1"]) == {}
+
+
+def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reason_alone(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with nothing of its records, that the program still stored."""
+
+    def fails(job: Job, _follower: Any) -> None:
+        delete_version(graph.plane.database, graph.plane.store, graph.version().id, "ann")
+        graph.plane.store.put_bytes(f"{job.outputs['statistics']}/statistics.json", b"with examples")
+        raise JobFailed("its records are gone")
+
+    monkeypatch.setattr(type(graph.plane.compute), "run", lambda _compute, job, follower: fails(job, follower))
+    result = graph.materialize(rows(60))
+    (told,) = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert "its records are gone" in told and "IntegrityError" not in told
+    assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
+
+
+def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:
+    content = rows(60)
+    content[41]["answer"] = 7
+    result = graph.materialize(content, contract=CONTRACT)
+    assert not result.success
+    assert graph.version().splits == {}
+    (violation,) = graph.validation().facts.violations.first
+    assert (violation.line, violation.column, violation.reason) == (42, "answer", "must be string")
+    assert "line 42, answer must be string" in graph.validation().blocked
+    with graph.plane.database.read() as connection:
+        (event,) = read_after(connection, 0, [CHECKED])
+    assert "contract" in event.payload["failed"]
+    assert event.payload["blocked"] == graph.validation().blocked
+
+
+@pytest.mark.slow
+def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -> None:
+    content = rows(60, extra=1)
+    assert not graph.materialize(content, contract={"closed": True}).success
+    assert graph.materialize(content).success
+    assert graph.validation().blocked == ""
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+
+
+@pytest.mark.slow
+def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(graph: Graph) -> None:
+    def of(country: str, start: int) -> list[dict[str, Any]]:
+        return rows(100, start, country=country)
+
+    assert graph.materialize(of("nl", 0)).success
+    graph.serve(graph.version("doors@1"), "production")
+    assert graph.materialize(of("nl", 1000)).success
+    assert graph.validation().reference == "doors@1"
+    assert graph.materialize([{**row, "answer": row["answer"] * 9, "new": True} for row in of("de", 2000)]).success
+    assert graph.validation("doors@3").reference == "doors@1"  # and not the one before it
+    drift = graph.verdict("drift")
+    assert "length of answer moved from doors@1" in drift
+    assert "country moved from doors@1" in drift and "new: de" in drift
+    assert graph.verdict("schema_drift") == "new is new (boolean), doors@1 did not have it"
+
+
+@pytest.mark.slow
+def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(graph: Graph) -> None:
+    assert graph.materialize(rows(100)).success
+    graph.serve(graph.version("doors@1"), "staging")
+    block = {"leakage": {"severity": "error", "blocking": True}}
+    result = graph.materialize(rows(100, 30), split={"seed": 7}, checks=block, leak_similarity={"threshold": 1.0})
+    assert not result.success
+    leaks = graph.validation("doors@2").leaks
+    assert leaks is not None and leaks.exact > 0
+    first = leaks.first[0]
+    assert first.ancestor == "doors@1 train, of m@1"
+    tested = list(record_lines(graph.plane.store, graph.version("doors@2").split("test")))
+    trained = list(record_lines(graph.plane.store, graph.version("doors@1").split("train")))
+    assert json.loads(tested[first.line - 1]) == json.loads(trained[first.ancestor_line - 1])
+    assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked
+
+
+def test_a_test_record_that_differs_by_a_word_from_one_that_is_trained_on_is_named(graph: Graph) -> None:
+    """60 texts of 30 words of their own, each in two versions: where one is tested and the other trained on, it leaks."""
+
+    def text(number: int, word: str) -> str:
+        return " ".join(word if place == 15 else f"w{number}x{place}" for place in range(30))
+
+    content = [{"text": text(number, word)} for number in range(60) for word in ("lamp", "lantern")]
+    assert graph.materialize(content, leak_similarity={"threshold": 0.7}).success
+    trained, tested = (
+        [json.loads(line)["text"] for line in record_lines(graph.plane.store, graph.version().split(split))]
+        for split in ("train", "test")
+    )
+    other = {text(n, a): text(n, b) for n in range(60) for a, b in (("lamp", "lantern"), ("lantern", "lamp"))}
+    expected = {tested.index(each) + 1: trained.index(other[each]) + 1 for each in tested if other[each] in trained}
+    leaks = graph.validation().leaks
+    assert leaks is not None and expected
+    assert {leak.line: leak.ancestor_line for leak in leaks.first} == expected
+    assert {(leak.match, leak.ancestor) for leak in leaks.first} == {("near", OWN)}
+    assert all(0.7 <= leak.similarity < 1 for leak in leaks.first)
+    assert (leaks.exact, leaks.near, leaks.by_ancestor) == (0, len(expected), {OWN: len(expected)})
+    assert f"{len(expected)} more nearly: {OWN} has {len(expected)}" in graph.verdict("leakage")

@@ -1,0 +1,442 @@
+"""A training run is what it was when it was started."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy import select
+
+from hanzo_ml_assets import dry_run
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition_schema import ModelDefinition
+from hanzo_ml_assets.run_params import log_params
+from hanzo_ml_assets.training import build_checkpoint, complete, ensure_job
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import Plan, make_plan
+from recipes.contracts import recipe as recipes
+from recipes.contracts.job import BadConfiguration, Job, Machine, Result
+from recipes.contracts.recovery_log import OutOfMemory, write_incident
+from recipes.contracts.results import TrainingFacts
+from recipes.contracts.rewind import SentBack
+from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.manifest import Artifact
+from recipes.training.parameters import TrainParameters
+from recipes.unsent_metrics import UnsentPoint, write_unsent
+from recipes.usage import folder_of
+from resources.compute.base import JobFailed
+from resources.compute.local.backend import LocalCompute
+from resources.lineage.run_record import NO_COMMIT
+from resources.metadata.jobs import JobRecord
+from resources.metadata.resumed import Resumed
+from resources.metadata.run_tags import COMMIT_TAG
+from resources.metadata.tables import latest_metrics
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking_rules import metric_point
+from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
+from tests.recipes.tiny_model import make_tiny_model
+
+__all__ = ["home"]
+
+
+def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, folder: Path) -> tuple[Plan, Artifact]:
+    """The plan of a job that runs, and the adapter that its program has just left."""
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=id, status="running")
+    (folder / "made").mkdir()
+    (folder / "made" / "file").write_text("weights")
+    made = control_plane.store.publish(folder / "made", f"s3://hanzo-ml/runs/{id}/adapter", "adapter")
+    return make_plan(dry_run.definition("ellarin-assistant"), id, control_plane), made
+
+
+def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control_plane = ControlPlane()
+
+    def rank_of(run_id: str) -> int:
+        control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=run_id)
+        return make_plan(dry_run.definition("ellarin-assistant"), run_id, control_plane).record.recipe.lora_rank
+
+    before = rank_of("begun")
+    text = (recipes.FOLDER / "smollm2-135m-lora.yaml").read_text()
+    (tmp_path / "smollm2-135m-lora.yaml").write_text(text.replace(f"lora_rank: {before}", "lora_rank: 99"))
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    assert (rank_of("begun"), rank_of("new")) == (before, 99)
+    control_plane.database.close()
+
+
+def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(home: Path) -> None:
+    control_plane = ControlPlane()
+    for again in range(2):
+        ensure_job("first", "ellarin-assistant", {}, control_plane)
+        assert control_plane.jobs.read("first").config["model"] == "ellarin-assistant", again
+    with pytest.raises(
+        dg.Failure, match="run first is of another job, 'ellarin-assistant': add a partition of another name"
+    ):
+        ensure_job("first", "sandbox", {}, control_plane)
+    control_plane.database.close()
+
+
+def test_a_click_goes_on_with_the_dataset_that_was_pinned_since(home: Path) -> None:
+    control_plane = ControlPlane()
+    for given in ({"dataset": "colours"}, {}):
+        ensure_job("clicked", "sandbox", given, control_plane)
+        control_plane.jobs.specify("clicked", "dataset", "colours@3")
+    ensure_job("clicked", "sandbox", {"dataset": "colours@3"}, control_plane)
+    for other in ("colour", "colours@2"):
+        with pytest.raises(dg.Failure, match="run clicked was started with other settings"):
+            ensure_job("clicked", "sandbox", {"dataset": other}, control_plane)
+    control_plane.database.close()
+
+
+def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
+    control_plane = ControlPlane()
+
+    def tags_of_code(commit: str) -> list[str]:
+        control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=commit)
+        plan = make_plan(dry_run.definition("ellarin-assistant"), commit, control_plane)
+        environment = plan.record.environment.model_copy(update={"git_commit": commit})
+        log_params(replace(plan, record=plan.record.model_copy(update={"environment": environment})), control_plane)
+        tags = RunData(control_plane.database).tags(commit)
+        return [value for key, value in tags.items() if key == COMMIT_TAG]
+
+    assert tags_of_code("c0ffee") == ["c0ffee"]
+    assert tags_of_code(NO_COMMIT) == [], "the code lies in no checkout"
+    control_plane.database.close()
+
+
+def test_records_that_the_objective_cannot_learn_from_are_refused_before_anything_is_started(home: Path) -> None:
+    """Here the recipe and the dataset of a definition are known; nothing of the run is written yet."""
+    control_plane = ControlPlane()
+    config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pairs")
+    with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
+        make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
+    assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
+    control_plane.database.close()
+
+
+def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_started(home: Path, tmp_path: Path) -> None:
+    """The program found out, with the GPU in its hands."""
+    control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
+    planned = {}
+    for name, sha256 in (("other", "0" * 64), ("same", folder_digest(folder))):
+        base = {"base_model": {"uri": folder.as_uri(), "sha256": sha256}}
+        config = {**ASSISTANT, "parameters": {**base, "sequence_length": 64}}
+        control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=name)
+        try:
+            planned[name] = make_plan(dry_run.definition("ellarin-assistant"), name, control_plane)
+        except BadConfiguration as refused:
+            assert f"has SHA-256 {folder_digest(folder)}, the recipe pins {'0' * 64}" in str(refused)
+    assert list(planned) == ["same"]
+    assert control_plane.store.find("s3://hanzo-ml/runs/other/record") is None
+    control_plane.database.close()
+
+
+def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> None:
+    control_plane = ControlPlane()
+    control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="changed")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    other = plan.record.model_copy(update={"dataset": "another@1"})
+    control_plane.store.put_bytes("s3://hanzo-ml/runs/changed/record/run.json", other.model_dump_json().encode())
+    with pytest.raises(BadConfiguration, match=r"record/run\.json was changed since the run: it has SHA-256"):
+        make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    control_plane.database.close()
+
+
+def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
+    """Row E2, and what its job changed besides."""
+    control_plane = ControlPlane()
+    changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
+    config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="named")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "named", control_plane)
+    log_params(plan, control_plane)
+    recipe = plan.record.recipe
+    assert (
+        RunData(control_plane.database).params("named").items()
+        >= {
+            "model": recipe.base_model.uri,
+            "method": "lora",
+            "objective": "sft",
+            "learning_rate": "0.0002",
+            "batch_size": str(recipe.batch_size),
+            "gradient_accumulation_steps": "4",
+            "warmup_ratio": "0.25",
+            "lora_target_modules": "['q_proj', 'v_proj']",
+            "eval_steps": "None",
+            "max_steps": str(recipe.max_steps),
+            "lora_rank": str(recipe.lora_rank),
+            "lora_alpha": str(recipe.lora_alpha),
+            "seed": str(recipe.seed),
+            "dataset": plan.version.name,
+            "dataset_version": str(plan.version.version),
+            "git_commit": plan.record.environment.git_commit,
+        }.items()
+    )
+    control_plane.database.close()
+
+
+def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was_sent_back(home: Path) -> None:
+    """Its recipe stays what it was when it was started; of 32 GPUs, 24 are left."""
+    control_plane = ControlPlane()
+    four_nodes = {"strategy": "ddp", "num_nodes": 4, "gpus_per_node": 8}
+    hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
+    parameters = {"distributed": four_nodes, "hardware": hardware, "batch_size": 4, "gradient_accumulation": 1}
+    config = {**ASSISTANT, "parameters": parameters}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="left")
+
+    def job() -> Job:
+        return training_job(make_plan(dry_run.definition("ellarin-assistant"), "left", control_plane), control_plane)
+
+    first = job()
+    control_plane.jobs.cancel("left")
+    control_plane.jobs.resume("left", Resumed(times=1, gpus=24), {})
+    fewer = job()
+    assert fewer.distributed is not None and (fewer.distributed.num_nodes, fewer.distributed.gpus_per_node) == (3, 8)
+    assert (first.gpus, fewer.gpus, fewer.hardware.gpu_type) == (32, 24, "nvidia-a100-80gb")
+    assert fewer.parameters == first.parameters and fewer.work_digest == first.work_digest
+    control_plane.jobs.cancel("left")
+    back = SentBack(step=20, done=45)
+    control_plane.jobs.resume("left", Resumed(times=2, gpus=24, sent_back=(back,)), {})
+    assert job().gpus == 24 and job().work_digest != first.work_digest, "a result from before is none of it"
+    assert TrainParameters.model_validate(job().parameters).sent_back == (back,)
+    control_plane.jobs.cancel("left")
+    control_plane.jobs.resume("left", Resumed(times=3, gpus=129), {})
+    with pytest.raises(BadConfiguration, match="a row for each of 129 processes is more than the 128 of a step"):
+        job()
+    control_plane.database.close()
+
+
+@pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
+def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
+    """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""
+    control_plane = ControlPlane()
+    hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
+    config = {**ASSISTANT, "parameters": {"hardware": hardware, "distributed": {"gpus_per_node": 2}}}
+    plan, made = trained("used", config, control_plane, tmp_path)
+    facts = TrainingFacts(
+        train_seconds=1800.0,
+        gpus=told,
+        gpu_seconds=held * 1800.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 2.0},
+        published_step=1,
+        tokens=4096,
+        peak_memory=5_000_000_000,
+        checkpoint_seconds=9.0,
+        longest_checkpoint=9.0,
+        checkpoint_share=0.005,
+    )
+    result = Result(
+        work_digest="0" * 64,
+        artifacts={"adapter": made},
+        metrics={"total_steps": 1.0},
+        facts=facts.model_dump(mode="json"),
+        machine=Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("H200", "H200"), threads=4),
+    )
+    log_params(plan, control_plane)
+    code = {"environment/lock_sha256", "environment/git_dirty"}
+    assert code <= RunData(control_plane.database).tags("used").keys()  # a run that fails says what code it ran
+    complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
+    with control_plane.database.read() as connection:
+        rows = connection.execute(
+            select(latest_metrics.c.key, latest_metrics.c.value).where(latest_metrics.c.run_id == "used")
+        )
+        used = {row.key: row.value for row in rows}
+    assert used.pop("train/loss") == 2.0
+    assert used == {
+        "system/gpu_count": held,
+        "system/total_gpu_hours": held / 2,
+        "system/total_steps": 1.0,
+        "system/dollars": held * 1.5,
+        "system/total_tokens_processed": 4096.0,
+        "system/peak_memory_gb": 5.0,
+        "system/checkpoint_share": 0.005,
+    }
+    tags = RunData(control_plane.database).tags("used")
+    assert tags.get("system/gpu_type") == ("nvidia-a100-80gb" if held else None)
+    environment = {key: value for key, value in tags.items() if key.startswith("environment/")}
+    assert environment == {
+        "environment/lock_sha256": hashlib.sha256(Path("requirements.lock").read_bytes()).hexdigest(),
+        "environment/git_dirty": str(plan.record.environment.git_dirty).lower(),
+        "environment/python": "3.11.7",
+        "environment/processor": "EPYC",
+        "environment/gpus": "H200, H200",
+        "environment/torch": "2.13.0",
+    }
+    assert control_plane.jobs.read("used").status == "completed"
+    control_plane.database.close()
+
+
+def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has_ended(home: Path, tmp_path: Path) -> None:
+    """Each step once: one that had arrived unacknowledged too, one that was done again after a kill, and when the end is
+    recorded a second time. What was done otherwise the second time is there twice."""
+    control_plane = ControlPlane()
+    plan, made = trained("unheard", ASSISTANT, control_plane, tmp_path)
+    job = training_job(plan, control_plane)
+    unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
+    odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
+    anew = [
+        UnsentPoint(key="eval/loss", value=0.5, step=3, timestamp=30, anew=True),
+        UnsentPoint(key="eval/loss", value=0.4, step=4, timestamp=40, anew=True, since=20),
+        UnsentPoint(key="eval/loss", value=0.4, step=5, timestamp=50, anew=True, since=20),
+    ]
+    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd, *anew])
+    for key, value, step, timestamp in (
+        ("train/loss", 1.0, 1, 1),
+        ("train/loss", 1 / 2, 2, 99),
+        *[("eval/loss", 0.7, step, step) for step in (3, 4, 5)],
+        ("eval/loss", 0.4, 5, 45),  # by one that was killed when it had done it anew
+    ):
+        RunData(control_plane.database).log_metric("unheard", metric_point(key, value, step, timestamp))
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=len(unsent) + len(odd) + len(anew),
+        losses={},
+        published_step=1,
+        tokens=1,
+        peak_memory=1,
+        checkpoint_seconds=0.0,
+        longest_checkpoint=0.0,
+        checkpoint_share=0.0,
+    ).model_dump(mode="json")
+    result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 1.0}, facts=facts)
+    for _ in range(2):
+        complete(replace(plan, splits={}), job, result, control_plane)
+    logged = Metrics(control_plane.database)
+    points = logged.history("unheard", "train/loss", 3000).points
+    times = {2: 99}
+    assert sorted((point.step, point.value, point.timestamp) for point in points) == [
+        (point.step, point.value, times.get(point.step, point.timestamp)) for point in unsent
+    ]
+    evaluated = [(point.step, point.value, point.timestamp) for point in logged.history("unheard", "eval/loss", 9).points]
+    assert evaluated == [(3, 0.7, 3), (4, 0.7, 4), (5, 0.7, 5), (3, 0.5, 30), (4, 0.4, 40), (5, 0.4, 45)]
+    assert [point.is_nan for point in logged.history("unheard", "train/grad_norm", 3).points] == [True]
+    control_plane.database.close()
+
+
+def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
+    """Each once, also when the end is recorded a second time; what the tracker has stays as it is."""
+    control_plane = ControlPlane()
+    plan, made = trained("lost", ASSISTANT, control_plane, tmp_path)
+    job = training_job(plan, control_plane)
+    for step, value in ((1, 3.0), (2, 2.5)):  # before the backup
+        RunData(control_plane.database).log_metric("lost", metric_point("train/loss", value, step, step))
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 3.0, 2: 2.0, 3: 1.5, 4: None, 5: 1.0},
+        published_step=5,
+        tokens=1,
+        peak_memory=1,
+        checkpoint_seconds=0.0,
+        longest_checkpoint=0.0,
+        checkpoint_share=0.0,
+    ).model_dump(mode="json")
+    result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 5.0}, facts=facts)
+    for _ in range(2):
+        complete(replace(plan, splits={}), job, result, control_plane)
+    points = Metrics(control_plane.database).history("lost", "train/loss", 9).points
+    assert [(point.step, point.value) for point in points] == [(1, 3.0), (2, 2.5), (3, 1.5), (5, 1.0)]
+    control_plane.database.close()
+
+
+def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control_plane = ControlPlane()
+    smaller = OutOfMemory(step=3, batch_size=1, gradient_accumulation=8)
+
+    def dies(_compute: LocalCompute, job: Job, _follower: object) -> None:
+        write_incident(control_plane.store, job.outputs["checkpoints"], smaller)
+        raise JobFailed("killed")
+
+    monkeypatch.setattr(LocalCompute, "run", dies)
+    partitions = dg.DynamicPartitionsDefinition(name="runs")
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("runs", ["dead"])
+        result = dg.materialize(
+            [build_checkpoint(dry_run.definition("ellarin-assistant"), partitions)],
+            instance=instance,
+            partition_key="dead",
+            resources={"control_plane": control_plane},
+            raise_on_error=False,
+        )
+    assert not result.success
+    assert RunData(control_plane.database).tags("dead")["health/incident_1"] == smaller.words
+    control_plane.database.close()
+
+
+def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compute_is_never_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a job that names no recipe, which the API cannot know, and by a click: both come here."""
+    control_plane = ControlPlane()
+    asked: list[str] = []
+
+    def ran(_compute: LocalCompute, job: Job, _follower: object) -> None:
+        asked.append(job.id)
+        raise JobFailed("was asked")
+
+    monkeypatch.setattr(LocalCompute, "run", ran)
+    assistant = dry_run.definition("ellarin-assistant")
+    big = assistant.model_copy(update={"name": "big", "recipe": "zen-7b-full"})
+    alone = {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 1}
+    one_40gb = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": alone}
+    unknown = {"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": alone}
+    partitions = dg.DynamicPartitionsDefinition(name="runs")
+
+    def materialized(model: ModelDefinition, run_id: str, **given: Any) -> JobRecord:
+        with dg.DagsterInstance.ephemeral() as instance:
+            instance.add_dynamic_partitions("runs", [run_id])
+            dg.materialize(
+                [build_checkpoint(model, partitions)],
+                instance=instance,
+                partition_key=run_id,
+                resources={"control_plane": control_plane},
+                run_config={"ops": {"models__" + model.name.replace("-", "_") + "__checkpoint": {"config": given}}},
+                raise_on_error=False,
+            )
+        return control_plane.jobs.read(run_id)
+
+    config = {"name": "big", "model": "big", "parameters": one_40gb}
+    control_plane.jobs.submit(name="big", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="submitted")
+    for job in (materialized(big, "submitted"), materialized(big, "clicked", parameters=one_40gb)):
+        assert job.status == "failed"
+        assert re.fullmatch(
+            r"recipe 'zen-7b-full' needs [0-9.]+ GiB of the [0-9.]+ GiB on each nvidia-a100-40gb: "
+            "use recipe 'zen-7b-lora', which fits 1 x nvidia-a100-40gb",
+            job.reason,
+        ), job.reason
+    assert asked == []
+    for model, run_id, parameters in ((big, "unknown", unknown), (big, "own", {}), (assistant, "demo", {})):
+        materialized(model, run_id, parameters=parameters)
+    assert asked == ["unknown", "own", "demo"], "hardware that nobody knows, its own eight GPUs, the demo on a CPU"
+    control_plane.database.close()
+
+
+def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run by the name of ../x was trained, and then no version could have it; without a dataset, one named sandbox was
+    looked for, and the reason began with the class of an exception.
+    """
+    control_plane = ControlPlane()
+    sandbox = dry_run.definition("sandbox")
+    for given, said in (
+        ({"name": "../x", "dataset": "colours"}, "Invalid model name '../x'. Names cannot contain '/' or ':'."),
+        ({"name": "mine"}, "the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition"),
+        ({"name": "mine", "dataset": "colors"}, "there is no dataset 'colors'"),
+    ):
+        run_id = str(len(said))
+        ensure_job(run_id, "sandbox", given, control_plane)
+        with pytest.raises(BadConfiguration) as refused:
+            make_plan(sandbox, run_id, control_plane)
+        assert str(refused.value).startswith(said)
+    control_plane.database.close()

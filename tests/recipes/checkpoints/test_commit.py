@@ -1,0 +1,46 @@
+"""What a loss of power leaves of a checkpoint: all of it, or nothing that has its name."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from recipes.checkpoints.commit import broken, seal, tell
+from recipes.storage.artifact_store import MANIFEST
+
+FILES = ("adapter_model.safetensors", "optimizer.pt", "rng/state.bin")
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """What is told to the disk, in its order: which file or folder is flushed, and which name is given."""
+    told: list[tuple[str, Path]] = []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        told.append(("flush", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        flush(descriptor)
+
+    def renamed(old: Path, new: Path) -> None:
+        told.append(("name", Path(new)))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    return told
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, done: list[tuple[str, Path]]) -> None:
+    scratch, target = tmp_path / ".4.tmp", tmp_path / "4"
+    for name in FILES:
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / name).write_bytes(b"numbers")
+    seal(scratch, target, {})
+    *before, named, after = done
+    assert {path for what, path in before if what == "flush"} >= {scratch / name for name in (*FILES, MANIFEST, "rng")}
+    assert (named, after) == (("name", target), ("flush", tmp_path)), "and its name is too"
+    assert broken(target, 4) is None
+    done.clear()
+    tell(target, {"validation_loss": 0.5})
+    assert done == [("flush", target / f".{MANIFEST}"), ("name", target / MANIFEST), ("flush", target)]
+    assert broken(target, 4) is None

@@ -1,0 +1,807 @@
+"""Checkpoints: half a one never counts, a broken one falls back and says so, a lost machine loses nothing."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recipes.checkpoints.manager
+from recipes.checkpoints.commit import broken, seal
+from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.remote import SLOW_SECONDS, UPLOAD
+from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.contracts.job import Job, Program, StoreAddress
+from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.manifest import Artifact, Manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+URI = "s3://hanzo-ml/checkpoints/run-1"
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+FILES = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments" * 70, "rng/state.bin": b"\0\1\2" * 9}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+
+
+def opened(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
+    return Checkpoints(tmp_path / "local", store, URI, keep_last)
+
+
+def content(step: int, name: str) -> bytes:
+    return f"{step} ".encode() + FILES[name]
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        with checkpoints.writing(step) as folder:
+            for name in FILES:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_bytes(content(step, name))
+    checkpoints.wait()
+
+
+def assert_whole(found: tuple[int, Path] | None, step: int) -> None:
+    assert found is not None
+    assert found[0] == step
+    assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
+    assert broken(found[1], step) is None
+
+
+def stored(store: Store, step: int, name: str) -> Path:
+    path = store.local_path(f"{URI}/{step}/{name}")
+    assert path is not None
+    return path
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def test_the_newest_checkpoint_is_the_latest(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    assert checkpoints.latest() is None
+    save(checkpoints, 9, 10)
+    assert_whole(opened(store, tmp_path).latest(), 10)
+
+
+def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    may_end = threading.Event()
+
+    def held(*given: Any) -> Any:
+        assert may_end.wait(60)
+        return seal(*given)
+
+    monkeypatch.setattr(recipes.checkpoints.manager, "seal", held)
+    checkpoints = opened(store, tmp_path)
+    with checkpoints.writing(1, saying="there is one") as folder:
+        (folder / "optimizer.pt").write_bytes(b"moments")
+    assert (checkpoints.local_steps(), capfd.readouterr().out) == ([], "")
+    may_end.set()
+    found = checkpoints.latest()  # it waits
+    assert found and found[0] == 1 and broken(found[1], 1) is None
+    assert "there is one" in capfd.readouterr().out
+
+
+def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(recipes.checkpoints.manager, "seal", full)
+        with checkpoints.writing(2):
+            pass
+        with pytest.raises(OSError, match="No space left"), checkpoints.writing(3):
+            pass
+    assert not list(checkpoints.folder.glob(".*"))
+    assert checkpoints.local_steps() == [1]
+
+
+def test_a_checkpoint_that_did_not_fit_on_the_disk_leaves_room_and_is_brought_the_next_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason was not to be written down either, and the program was taken for killed, and started twelve times."""
+
+    def half(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    save(opened(store, tmp_path), 1)
+    shutil.rmtree(tmp_path / "local")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", half)
+        with pytest.raises(OSError, match="No space left"):
+            opened(store, tmp_path).latest()
+    assert not [*(tmp_path / "local").iterdir()]
+    assert_whole(opened(store, tmp_path).latest(), 1)
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of its files are, which their folder holds: where the power fails, files that nobody names are gone."""
+    flush, replace, flushed, needed = os.fsync, os.replace, set(), set()
+
+    def remembered(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        if target == tmp_path / "local" / "1":
+            needed.update(path.stat().st_ino for path in (source, *source.rglob("*")))
+            assert needed <= flushed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", remembered)
+    monkeypatch.setattr(os, "replace", named)
+    save(opened(store, tmp_path), 1)
+    assert len(needed) == 6  # three files, their folder's folder, the manifest, and the folder
+
+
+def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    with pytest.raises(RuntimeError, match="halfway"), checkpoints.writing(2) as folder:
+        (folder / "adapter_model.safetensors").write_bytes(b"half")
+        raise RuntimeError("halfway")
+    checkpoints.wait()
+    assert [path.name for path in (tmp_path / "local").iterdir()] == ["1"]
+    assert checkpoints.stored_steps() == [1]
+    assert_whole(opened(store, tmp_path).latest(), 1)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
+store = Store(StoreAddress.model_validate_json(sys.argv[2]))
+checkpoints = Checkpoints(Path(sys.argv[1]), store, sys.argv[3], 3)
+with checkpoints.writing(2) as folder:
+    (folder / "adapter_model.safetensors").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_while_writing_leaves_no_checkpoint_and_the_step_can_be_written_again(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    arguments = [str(tmp_path / "local"), store.address.model_dump_json(), URI]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "local" / ".2.tmp").is_dir()
+    resumed = opened(store, tmp_path)
+    assert_whole(resumed.latest(), 1)
+    assert not (tmp_path / "local" / ".2.tmp").exists(), "it would take its place on the disk for good"
+    save(resumed, 2)
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
+
+
+SEALED_ONLY = """
+import os, shutil, signal, sys
+from pathlib import Path
+from recipes.checkpoints.commit import seal
+os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+seal(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
+"""
+
+
+@pytest.mark.parametrize("there", ["whole", "half", "nothing"])
+def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what_had_that_name(
+    store: Store, tmp_path: Path, there: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What had the name is removed first: the checkpoint was nowhere then, but for what had been uploaded."""
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1, 2)
+    scratch, target = tmp_path / "local" / ".2.tmp", tmp_path / "local" / "2"
+    shutil.copytree(target, scratch)
+    if there != "whole":
+        shutil.rmtree(target)
+    done = subprocess.run([sys.executable, "-c", SEALED_ONLY, str(scratch), str(target)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    if there == "half":
+        shutil.copytree(scratch, target, ignore=shutil.ignore_patterns("optimizer.pt"))
+    store.delete(f"{URI}/2")
+    resumed = opened(store, tmp_path)
+    assert_whole(resumed.latest(), 2)
+    assert "checkpoint 2 was whole, and has its name now" in capfd.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
+    resumed.catch_up()
+    resumed.wait()
+    assert resumed.stored_steps() == [2, 1]
+
+
+def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1)
+    scratch, target = tmp_path / "local" / ".1.tmp", tmp_path / "local" / "1"
+    shutil.copytree(target, scratch)
+    node = target.stat().st_ino
+    assert_whole(opened(store, tmp_path).at(1), 1)
+    assert (target.stat().st_ino, scratch.exists()) == (node, False)
+
+
+def test_a_step_that_is_written_again_replaces_what_was_there(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    with checkpoints.writing(2) as folder:
+        (folder / "old.bin").write_bytes(b"of another attempt")
+    save(checkpoints, 2)
+    found = checkpoints.latest()
+    assert_whole(found, 2)
+    assert found is not None and not (found[1] / "old.bin").exists()
+
+
+DAMAGE = {
+    "truncated": lambda folder: os.truncate(folder / "optimizer.pt", 20),
+    "empty file": lambda folder: os.truncate(folder / "adapter_model.safetensors", 0),
+    "a bit flipped": lambda folder: flip(folder / "adapter_model.safetensors", 77),
+    "a bit flipped deep down": lambda folder: flip(folder / "rng/state.bin", 3),
+    "a file gone": lambda folder: (folder / "optimizer.pt").unlink(),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
+    "the manifest of another step": lambda folder: shutil.copy(folder.parent / "1" / MANIFEST, folder / MANIFEST),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_newest_checkpoint_falls_back_and_says_so(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](tmp_path / "local" / "2")
+    store.delete(f"{URI}/2")  # the upload was not done yet
+    capsys.readouterr()
+    assert_whole(opened(store, tmp_path).latest(), 1)
+    said = capsys.readouterr().out
+    assert "checkpoint 2" in said and "falling back" in said
+    assert opened(store, tmp_path).local_steps() == [1]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_local_checkpoint_is_restored_from_its_upload(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](tmp_path / "local" / "2")
+    capsys.readouterr()
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    assert "checkpoint 2 restored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_upload_falls_back_to_the_one_before_and_says_so(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](stored(store, 2, MANIFEST).parent)
+    shutil.rmtree(tmp_path / "local")
+    capsys.readouterr()
+    found = opened(store, tmp_path).latest()
+    assert_whole(found, 1)
+    if damage not in ("no manifest", "half a manifest"):  # without one there is no upload, so nothing to say
+        assert "uploaded checkpoint 2 is broken" in capsys.readouterr().out
+
+
+@given(bit=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_flipped_bit_of_a_manifest_loses_no_more_than_its_checkpoint(store: Store, tmp_path: Path, bit: int) -> None:
+    shutil.rmtree(tmp_path / "local", ignore_errors=True)
+    save(opened(store, tmp_path), 1, 2)
+    store.delete(f"{URI}/2")
+    flip(tmp_path / "local" / "2" / MANIFEST, bit)
+    found = opened(store, tmp_path).latest()
+    assert found is not None
+    step = found[0]
+    assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
+
+
+def test_a_machine_without_the_local_folder_restores_the_latest(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1, 2, 3)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path).latest(), 3)
+
+
+class Remote(Store):
+    """A store that is not on this machine: everything goes through its downloads."""
+
+    def local_path(self, uri: str) -> Path | None:
+        return None
+
+
+def test_a_download_restores_the_latest_and_a_spoiled_cache_does_not_stay_spoiled(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    remote = Remote(store.address)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(remote, tmp_path).latest(), 2)
+    # The disk damages both what was restored and what was downloaded; the store still has the checkpoint.
+    for path in [*(tmp_path / "local").rglob("optimizer.pt")]:
+        flip(path, 100)
+    assert_whole(opened(remote, tmp_path).latest(), 2)
+
+
+def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path, keep_last=2)
+    save(checkpoints, 8, 9, 10, 11)
+    assert checkpoints.local_steps() == [11, 10]
+    assert checkpoints.stored_steps() == [11, 10]
+    assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"10", "11"}
+    folder = store.local_path(URI)
+    assert folder is not None and {path.name for path in folder.iterdir()} == {"10", "11"}, "nor do empty folders"
+
+
+def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tmp_path: Path) -> None:
+    save(Checkpoints(tmp_path / "other", store, f"{URI}1", 3), 1)
+    save(opened(store, tmp_path, keep_last=1), 1, 2, 3)
+    assert Checkpoints(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
+
+
+def test_an_upload_that_a_kill_cut_off_is_made_up_for_as_the_run_goes_on(store: Store, tmp_path: Path) -> None:
+    """It was on one machine until the next checkpoint was saved: had that died, two intervals were lost."""
+    save(opened(store, tmp_path), 1, 2)
+    (stored(store, 2, MANIFEST)).unlink()
+    again = opened(store, tmp_path)
+    assert_whole(again.latest(), 2)
+    again.catch_up()
+    again.wait()
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    stored(store, 2, "optimizer.pt").write_bytes(b"not sent again")
+    again = opened(store, tmp_path)
+    again.catch_up()
+    again.wait()
+    assert stored(store, 2, "optimizer.pt").read_bytes() == b"not sent again"
+
+
+def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1)
+    for name in FILES:  # everything but the manifest arrived
+        store.put_bytes(f"{URI}/2/{name}", content(2, name))
+    shutil.rmtree(tmp_path / "local")
+    checkpoints = opened(store, tmp_path)
+    assert checkpoints.stored_steps() == [1]
+    assert_whole(checkpoints.latest(), 1)
+
+
+def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
+    return Checkpoints(tmp_path / "local", store, URI, keep_last, "zstd")
+
+
+@pytest.mark.parametrize("open_again", [opened, compressing])
+def test_a_compressed_upload_is_smaller_and_restored_as_it_was(
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+) -> None:
+    """Whether what is resumed compresses too makes no difference."""
+    checkpoints = compressing(store, tmp_path)
+    save(checkpoints, 1, 2)
+    assert_whole((2, tmp_path / "local" / "2"), 2)
+    uploaded = {uri.removeprefix(f"{URI}/2/"): store.get_bytes(uri) for uri in store.list(f"{URI}/2")}
+    assert uploaded.keys() == {MANIFEST, *(f"{name}.zst" for name in FILES)}
+    assert all(len(uploaded[f"{name}.zst"]) < len(content(2, name)) for name in FILES)
+    kept = (tmp_path / "local" / "2" / MANIFEST).read_bytes()
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(open_again(store, tmp_path).latest(), 2)
+    assert (tmp_path / "local" / "2" / MANIFEST).read_bytes() == kept
+
+
+def test_a_compressed_upload_that_is_broken_falls_back(store: Store, tmp_path: Path) -> None:
+    save(compressing(store, tmp_path), 1, 2)
+    flip(stored(store, 2, "optimizer.pt.zst"), 100)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(compressing(store, tmp_path).latest(), 1)
+
+
+def test_a_compression_that_was_killed_leaves_nothing_that_counts(store: Store, tmp_path: Path) -> None:
+    left = tmp_path / "local" / UPLOAD
+    (left / "rng").mkdir(parents=True)
+    (left / "rng" / "state.bin.zst").write_bytes(b"half of it")
+    (left / "of the last one").write_bytes(b"")
+    checkpoints = compressing(store, tmp_path)
+    assert checkpoints.latest() is None
+    save(checkpoints, 1)
+    assert not left.exists() and not any("of the last one" in uri for uri in store.list(URI))
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(compressing(store, tmp_path).latest(), 1)
+
+
+class Slow(Store):
+    """A store whose files arrive when the test says so."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        super().__init__(address)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        self.reached.set()
+        assert self.go_on.wait(60)
+
+
+def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(store: Store, tmp_path: Path) -> None:
+    slow = Slow(store.address)
+    checkpoints = opened(slow, tmp_path)
+    with checkpoints.writing(1) as folder:
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    assert slow.reached.wait(60)
+    assert checkpoints.stored_steps() == []
+    slow.go_on.set()
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [1]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(
+    store: Store, tmp_path: Path, compression: Literal["zstd"] | None
+) -> None:
+    """Files without a manifest are invisible, so nobody would ever delete them."""
+    slow = Slow(store.address)
+    checkpoints = Checkpoints(tmp_path / "local", slow, URI, 1, compression)
+    for step in (1, 2):
+        with checkpoints.writing(step) as folder:
+            for name in ("a.bin", "b.bin"):
+                (folder / name).write_bytes(name.encode())
+        assert slow.reached.wait(60)
+    slow.go_on.set()
+    checkpoints.wait()
+    assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"2"}
+
+
+class Late(Slow):
+    """Files that arrive when the test says so, long after they were sent by the clock."""
+
+    def __init__(self, address: StoreAddress, clock: list[float]) -> None:
+        super().__init__(address)
+        self.clock = clock
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        self.clock[0] += SLOW_SECONDS + 1
+
+
+def write(checkpoints: Checkpoints, step: int, loss: float | None = None) -> None:
+    with checkpoints.writing(step, {} if loss is None else {VALIDATION_LOSS: loss}) as folder:
+        (folder / "a.bin").write_bytes(b"weights")
+    checkpoints.settle()
+
+
+def test_where_uploads_are_slower_than_checkpoints_the_newest_and_the_best_arrive(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each was removed before it had arrived: from the fifth on, none did."""
+    now = [0.0]
+    monkeypatch.setattr("recipes.checkpoints.remote.time.monotonic", lambda: now[0])
+    late = Late(store.address, now)
+    checkpoints = opened(late, tmp_path, keep_last=3)
+    for step in range(1, 8):
+        write(checkpoints, step, loss=0.1 if step == 2 else 0.5)
+        if step == 1:
+            assert late.reached.wait(60)
+    assert checkpoints.local_steps() == [7, 6, 5, 2, 1], "one that is on its way stays until it has arrived"
+    late.go_on.set()
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [7, 2, 1] and checkpoints.local_steps() == [7, 6, 5, 2]
+    said = capsys.readouterr().out
+    assert [step for step in range(1, 8) if f"checkpoint {step} was not uploaded" in said] == [3, 4, 5, 6]
+    write(checkpoints, 8)
+    checkpoints.wait()
+    assert checkpoints.local_steps() == [8, 7, 6, 2] and checkpoints.stored_steps() == [8, 7, 2]
+
+
+def test_the_best_of_a_run_that_went_back_may_be_what_it_went_back_to(store: Store, tmp_path: Path) -> None:
+    first = opened(store, tmp_path)
+    for step, loss in ((1, 0.9), (2, 0.3), (3, 0.2)):
+        write(first, step, loss)
+    way = first.below("from-2", 2)
+    for step, loss in ((3, 0.5), (4, 0.6)):
+        write(way, step, loss)
+        way.wait()
+    first.wait()
+    for _ in ("here", "on another machine"):
+        best = way.best()
+        assert best is not None and best == (2, first.folder / "2") and way.best_step() == 2
+        shutil.rmtree(tmp_path / "local")
+    write(way, 5, 0.1)
+    assert way.best() == (5, way.folder / "5")
+    shutil.rmtree(tmp_path / "local")
+
+
+def test_to_know_the_best_step_nothing_is_fetched(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    write(checkpoints, 1, 0.4)
+    write(checkpoints, 2, 0.6)
+    checkpoints.wait()
+    shutil.rmtree(tmp_path / "local")
+    elsewhere = opened(store, tmp_path)
+    assert elsewhere.best_step() == 1 and elsewhere.local_steps() == []
+
+
+class Flaky(Store):
+    """A store that fails so many times on the files of one step."""
+
+    def __init__(self, address: StoreAddress, step: int, times: int) -> None:
+        super().__init__(address)
+        self._fails_on, self._times = f"{URI}/{step}/", times
+
+    def put_file(self, uri: str, path: Path) -> None:
+        if uri.startswith(self._fails_on) and self._times:
+            self._times -= 1
+            raise ConnectionError("the store did not answer")
+        super().put_file(uri, path)
+
+
+@pytest.mark.parametrize(("step", "times"), [(1, 1), (2, 1), (2, 2)])
+def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, times: int
+) -> None:
+    """At the end of training everything that should be in the store is there: the network's bad seconds are over."""
+    paused: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", paused.append)
+    save(opened(Flaky(store.address, step, times), tmp_path), 1, 2)
+    assert opened(store, tmp_path).stored_steps() == [2, 1]
+    assert paused == [1.0, 4.0][:times]
+
+
+def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was on one machine alone for the rest of the run: had that died, another one would have been published.
+
+    The store answers for the next one, and once more not for it: then it comes with the one after.
+    """
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    checkpoints = opened(Flaky(store.address, step=1, times=4), tmp_path, keep_last=1)
+    write(checkpoints, 1, 0.1)
+    with pytest.raises(ConnectionError):
+        checkpoints.wait()
+    for step, arrived in ((2, [2]), (3, [3, 1])):
+        write(checkpoints, step, 0.5)
+        checkpoints.wait()
+        assert checkpoints.stored_steps() == arrived
+        assert ("upload of checkpoint 1 failed again: ConnectionError" in capfd.readouterr().out) == (step == 2)
+
+
+def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its validation loss comes later than its files: without it nobody would know which one is the best."""
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path)
+    write(checkpoints, 1)
+    with pytest.raises(ConnectionError):
+        checkpoints.wait()
+    checkpoints.tell(1, {VALIDATION_LOSS: 0.1})
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [1]
+    assert checkpoints.stored.standing(1).loss == 0.1
+
+
+def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 4)
+    halves(store, 3)
+
+    def away(*given: Any) -> None:
+        raise ConnectionError("the store did not answer")
+
+    again = opened(store, tmp_path)
+    monkeypatch.setattr(again.stored, "delete", away)
+    again.catch_up()
+    again.wait()
+    assert "old checkpoints were not deleted: ConnectionError" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_best_is_sent_again_as_the_run_goes_on_if_it_is_whole(store: Store, tmp_path: Path, is_whole: bool) -> None:
+    first = opened(store, tmp_path, keep_last=1)
+    write(first, 1, 0.1)
+    write(first, 2, 0.5)
+    first.wait()
+    store.delete(f"{URI}/1")
+    if not is_whole:
+        (tmp_path / "local" / "1" / "a.bin").write_bytes(b"weight")
+    again = opened(store, tmp_path, keep_last=1)
+    again.catch_up()
+    again.wait()
+    assert again.stored_steps() == ([2, 1] if is_whole else [2])
+
+
+def halves(store: Store, *steps: int) -> None:
+    """What is left in the store where an upload or a deletion breaks off."""
+    for step in steps:
+        store.put_bytes(f"{URI}/{step}/optimizer.pt", b"moments")
+
+
+def steps_in(store: Store) -> set[str]:
+    """Of all that lies there, whole or not."""
+    return {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)}
+
+
+def test_what_broke_off_on_its_way_in_or_out_is_gone_after_the_next_upload(store: Store, tmp_path: Path) -> None:
+    """The store was away as it was sent, or deleted, and no listing of checkpoints shows what has no manifest."""
+    save(opened(store, tmp_path, keep_last=1), 4)
+    halves(store, 1, 3)
+    store.put_bytes(f"{URI}/from-3/2/optimizer.pt", b"of another way of the run")
+    save(opened(store, tmp_path, keep_last=1), 5)
+    assert steps_in(store) == {"5", "from-3"}
+
+
+def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store: Store, tmp_path: Path) -> None:
+    """Killed as it deleted what its last checkpoint had replaced."""
+    save(opened(store, tmp_path, keep_last=1), 4)
+    halves(store, 3)
+    (tmp_path / "local" / "3").mkdir()
+    (tmp_path / "local" / "3" / "optimizer.pt").write_bytes(b"moments")
+    again = opened(store, tmp_path, keep_last=1)
+    again.catch_up()
+    again.wait()
+    assert steps_in(store) == {"4"} and again.local_steps() == [4]
+    assert_whole(again.latest(), 4)
+
+
+def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    with pytest.raises(ConnectionError, match="the store did not answer"):
+        save(opened(Flaky(store.address, step=2, times=3), tmp_path), 1, 2)
+    assert opened(store, tmp_path).stored_steps() == [1]
+    assert_whole(opened(store, tmp_path).latest(), 2)
+
+
+def test_what_is_on_its_way_as_it_is_discarded_does_not_arrive(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of a diverged step would be the newest for whoever goes on from the store."""
+    put, begun, held = Store.put_manifest, threading.Event(), threading.Event()
+
+    def hold(self: Store, uri: str, manifest: Manifest) -> Artifact:
+        begun.set()
+        held.wait()
+        return put(self, uri, manifest)
+
+    monkeypatch.setattr(Store, "put_manifest", hold)
+    run = opened(store, tmp_path)
+    with run.writing(4) as folder:
+        (folder / "optimizer.pt").write_bytes(b"moments")
+    begun.wait()
+    threading.Timer(0.2, held.set).start()
+    run.discard_from(4)
+    run.wait()
+    assert (run.local_steps(), run.stored_steps()) == ([], [])
+
+
+def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path, keep_last=1), 8)
+    os.truncate(stored(store, 8, "optimizer.pt"), 5)
+    os.truncate(tmp_path / "local" / "8" / "optimizer.pt", 5)
+    resumed = opened(store, tmp_path, keep_last=1)
+    assert resumed.latest() is None
+    save(resumed, 6)  # asked to stop before it was at 8 again
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path, keep_last=1).latest(), 6)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from recipes.checkpoints.manager import Checkpoints
+from recipes.runner import main
+from recipes.contracts.job import Result
+
+def program(job, store, work):
+    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], 3)
+    with checkpoints.writing(1) as folder:
+        (folder / "weights.bin").write_bytes(b"x" * 1000)
+    checkpoints.wait()
+    if sys.argv[2] == "limited":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+    with checkpoints.writing(2) as folder:
+        how = job.parameters["how"]
+        if how == "file":
+            (folder / "weights.bin").write_bytes(b"x" * 4_000_000)
+        elif how == "safetensors":
+            import numpy
+            from safetensors.numpy import save_file
+            save_file({"weights": numpy.ones(1_000_000, dtype="float32")}, folder / "weights.safetensors")
+        elif how == "torch":
+            import torch
+            torch.save({"weights": torch.ones(1_000_000)}, folder / "optimizer.pt")
+    return Result(work_digest=job.work_digest)
+
+main(program)
+"""
+IN_A_SMALL_DISK = """
+mount -t tmpfs -o size=1m tmpfs "$1" || exit 99
+"$2" -c "$3" "$4" mounted
+code=$?
+cp -r "$1"/. "$5"
+exit $code
+"""
+
+
+def run_on_a_full_disk(job: Job, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run FULL_DISK with a work folder of 1 MB; where nobody may mount one, with files of at most 500 kB."""
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    disk, kept = Path(job.work_dir), tmp_path / "kept"
+    disk.mkdir()
+    kept.mkdir()
+    if shutil.which("unshare"):
+        script = [
+            "sh",
+            "-c",
+            IN_A_SMALL_DISK,
+            "sh",
+            str(disk),
+            sys.executable,
+            FULL_DISK,
+            str(tmp_path / "job.json"),
+            str(kept),
+        ]
+        done = subprocess.run(["unshare", "-rm", *script], cwd=ROOT, capture_output=True, text=True, check=False)
+        if (kept / "checkpoints").is_dir():
+            return done
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "job.json"), "limited"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    shutil.copytree(disk, kept, dirs_exist_ok=True)
+    return done
+
+
+@pytest.mark.parametrize("how", ["file", "safetensors", "torch"])
+def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: Store, tmp_path: Path, how: str) -> None:
+    """Written by the libraries that the trainer uses; each has its own error for a disk that is full."""
+    job = Job(
+        id="full",
+        program=Program.TRAIN,
+        parameters={"how": how},
+        outputs={"checkpoints": URI},
+        result_uri="s3://hanzo-ml/runs/full/train.json",
+        store=store.address,
+        work_dir=str(tmp_path / "disk"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    done = run_on_a_full_disk(job, tmp_path)
+    assert done.returncode == 1, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "free some space" in errors[0], done.stderr
+    assert json.loads((tmp_path / "kept" / "exit.json").read_text())["message"] == errors[0].removeprefix("error: ")
+    checkpoints = Checkpoints(tmp_path / "kept" / "checkpoints", store, URI, 3)
+    assert checkpoints.local_steps() == checkpoints.stored_steps() == [1]
+    found = checkpoints.latest()
+    assert found is not None and (found[1] / "weights.bin").read_bytes() == b"x" * 1000
+
+
+@pytest.mark.parametrize("open_again", [opened, compressing])
+def test_what_is_told_of_a_checkpoint_later_counts_here_and_on_another_machine(
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+) -> None:
+    """Its loss is known only after a resumed run has evaluated it."""
+    checkpoints = open_again(store, tmp_path)
+    save(checkpoints, 1, 2, 3)
+    checkpoints.tell(2, {VALIDATION_LOSS: 1.5})
+    checkpoints.tell(7, {VALIDATION_LOSS: 0.5})  # there is none
+    checkpoints.wait()
+    assert_whole(checkpoints.best(), 2)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(open_again(store, tmp_path).best(), 2)
+    assert open_again(store, tmp_path).stored_steps() == [3, 2, 1]

@@ -1,0 +1,285 @@
+"""A command on two nodes, which share a store and no folder: its state is whole when both parts are, and of one moment."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.command.multi_node_publisher import Apart, StoreUnavailable, Together
+from recipes.command.nodes import TAKEN, Nodes
+from recipes.command.parts import bring_part
+from recipes.command.snapshot_store import States
+from recipes.contracts.job import Job, Result
+from recipes.storage.buckets import StoreFull
+from recipes.storage.manifest import Manifest
+from tests.recipes.command.test_program import ROOT, House, house, until
+from tests.recipes.command.test_snapshot_publisher import PLACE, Small, Watched
+
+__all__ = ["house"]  # a fixture
+
+NODES = 2
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.command.nodes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("recipes.command.multi_node_publisher.POLL_SECONDS", 0.01)
+
+
+class Node:
+    """One of those that run a command, with a folder of its own; looks of all are at the same time."""
+
+    def __init__(self, store: Watched, folder: Path, rank: int, interval: float = 0.0) -> None:
+        self.folder = folder / str(rank) / "checkpoints"
+        self.folder.mkdir(parents=True)
+        self.nodes = Nodes(store, PLACE, rank, NODES)
+        states = States(store, PLACE, keep_last=2)
+        made_of = Manifest(kind="checkpoints", files=())
+        self.saving = Together(self.folder, states, made_of, interval, lambda: None, self.nodes, {})
+        self.states = states
+        self.problem: BaseException | None = None
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.folder / f"{name}.tmp").write_text(text)
+            (self.folder / f"{name}.tmp").rename(self.folder / name)
+
+    def run(self, work: Callable[[], Any]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.problem = error
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "objects")
+
+
+def gang(store: Watched, folder: Path) -> list[Node]:
+    nodes = [Node(store, folder, rank) for rank in range(NODES)]
+    together(nodes, lambda node: node.nodes.meet(lambda: None))
+    return nodes
+
+
+def together(nodes: list[Node], work: Callable[[Node], Any]) -> None:
+    """All do it at the same time, and none raises."""
+    threads = [node.run(lambda node=node: work(node)) for node in nodes]
+    for thread in threads:
+        thread.join(60)
+    assert [node.problem for node in nodes] == [None] * len(nodes)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def one_state(nodes: list[Node]) -> None:
+    """The first asks, as its interval is over; the others look until they have answered."""
+
+    def look(node: Node) -> None:
+        asked = node.saving._asked
+        while node.saving._asked == asked:
+            node.saving.look_once()
+
+    together(nodes, look)
+
+
+def brought(store: Watched, folder: Path) -> list[dict[str, str]]:
+    """What new machines begin with, by their ranks."""
+    state = States(store, PLACE, keep_last=2).newest()
+    found = []
+    for rank in range(NODES):
+        target = folder / f"new-{rank}"
+        shutil.rmtree(target, ignore_errors=True)
+        if state:
+            bring_part(store, state, rank, folder / "cache", target)
+        found.append({path.name: path.read_text() for path in target.iterdir()} if state else {})
+    return found
+
+
+def test_each_node_has_its_own_back_and_what_the_first_has_for_all(store: Watched, tmp_path: Path) -> None:
+    first, second = nodes = gang(store, tmp_path)
+    first.write(common="1", shard="0 of 1")
+    second.write(shard="1 of 1")
+    one_state(nodes)
+    expected = [{"common": "1", "shard": "0 of 1"}, {"common": "1", "shard": "1 of 1"}]
+    assert brought(store, tmp_path) == expected
+    state = first.states.newest()
+    assert state and [file.path for file in store.manifest(state).files] == [".nodes/1/shard", "common", "shard"]
+    store.sent.clear()
+    one_state(nodes)
+    assert store.sent == [], "nothing has changed on any"
+
+
+def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> None:
+    """The second writes its next step as the first has taken the one before."""
+    first, second = nodes = gang(store, tmp_path)
+    first.write(shard="0 of 1")
+    second.write(shard="1 of 1")
+    one_state(nodes)
+    first.write(shard="0 of 2")
+    second.write(shard="1 of 2")
+    wait_for = second.saving._wait_for
+
+    def meanwhile(word: str, of: int | None = None) -> dict[str, set[int]]:
+        said = wait_for(word, of)
+        if word == TAKEN:
+            second.write(shard="1 of 3")
+        return said
+
+    second.saving._wait_for = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        one_state(nodes)
+    assert [type(node.problem).__name__ for node in nodes] == ["Apart", "Moved"]
+    assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
+    for node in nodes:
+        node.problem = None
+    second.saving._wait_for = wait_for  # type: ignore[method-assign]
+    first.write(shard="0 of 3")
+    one_state(nodes)
+    assert brought(store, tmp_path) == [{"shard": "0 of 3"}, {"shard": "1 of 3"}]
+
+
+def test_a_part_alone_is_no_state(store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine dies as the command ends on the other."""
+    monkeypatch.setattr("recipes.command.multi_node_publisher.LAST_SECONDS", 0.05)
+    first, second = nodes = gang(store, tmp_path)
+    first.write(shard="0 of 1")
+    second.write(shard="1 of 1")
+    one_state(nodes)
+    first.write(shard="0 of 2")
+    first.saving.end(lambda: True)
+    with pytest.raises(Apart, match="other nodes did not end"):
+        first.saving.publish()
+    second.saving.end(lambda: True)
+    assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
+
+
+def test_what_the_nodes_end_with_is_one_state_however_late_one_ends(store: Watched, tmp_path: Path) -> None:
+    first, second = nodes = gang(store, tmp_path)
+    first.write(shard="0")
+    second.write(shard="1")
+
+    def leave(node: Node) -> None:
+        if node is first:
+            time.sleep(0.2)
+        node.saving.end()
+        node.saving.publish()
+
+    together(nodes, leave)
+    assert brought(store, tmp_path) == [{"shard": "0"}, {"shard": "1"}]
+
+
+def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: Path) -> None:
+    large, small = Watched(tmp_path / "objects"), Small(tmp_path / "objects", 0)
+    first, second = Node(large, tmp_path, 0), Node(small, tmp_path, 1)
+    nodes = [first, second]
+    together(nodes, lambda node: node.nodes.meet(lambda: None))
+    first.write(shard="0")
+    second.write(shard="1")
+
+    def leave(node: Node) -> None:
+        node.saving.end()
+        while True:
+            try:
+                node.saving.publish()
+                return
+            except (StoreFull, StoreUnavailable):
+                assert node.states.newest() is None
+                small.room = 1 << 20
+
+    together(nodes, leave)
+    assert brought(large, tmp_path) == [{"shard": "0"}, {"shard": "1"}]
+
+
+def test_an_answer_of_an_earlier_start_is_none(store: Watched, tmp_path: Path) -> None:
+    """The first started again, and the other has not yet: it is waited for."""
+    gang(store, tmp_path)
+    first, second = Nodes(store, PLACE, 0, NODES), Nodes(store, PLACE, 1, NODES)
+    met: list[str | None] = []
+    threads = [threading.Thread(target=lambda: met.append(second.meet(lambda: None)), daemon=True)]
+    threads[0].start()
+    until("an answer to the earlier call", lambda: len([u for u in store.list(PLACE) if u.endswith("/node-1")]) == 1)
+    assert met == [], "that start began without it"
+    threads.append(threading.Thread(target=lambda: met.append(first.meet(lambda: "where all go on from")), daemon=True))
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    assert met == ["where all go on from"] * 2
+
+
+SHARDS = """
+import os, pathlib, time
+rank, kept = os.environ["PET_NODE_RANK"], pathlib.Path(os.environ["HANZO_ML_CHECKPOINTS"])
+found = {path.name: path.read_text() for path in sorted(kept.iterdir())}
+print("found", found, flush=True)
+name = "shard-" + rank
+(kept / "tmp").write_text(rank)
+(kept / "tmp").rename(kept / name)
+if rank == "0": (kept / "common").write_text("for all")
+if not found: time.sleep(600)
+"""
+
+
+class Pods:
+    """The program on each node, as pods are started: with a folder that is as empty as a new pod's."""
+
+    def __init__(self, job: Job, folder: Path, **variables: str) -> None:
+        self.logs = [folder / f"{rank}.log" for rank in range(NODES)]
+        self._variables = variables
+        self.processes = [self._start(job, folder / str(rank), rank) for rank in range(NODES)]
+
+    def _start(self, job: Job, folder: Path, rank: int) -> subprocess.Popen[bytes]:
+        folder.mkdir(parents=True)
+        mine = job.model_copy(update={"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache")})
+        (folder / "job.json").write_text(mine.model_dump_json())
+        words = [sys.executable, "-m", "recipes.command", str(folder / "job.json")]
+        env = {**os.environ, **self._variables, "PET_NODE_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+        with self.logs[rank].open("wb") as log:
+            return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, env=env)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait(60)
+
+    def found(self) -> list[str]:
+        return [line for line in self.lines() if line.startswith("found")]
+
+    def lines(self) -> list[str]:
+        return [line for log in self.logs for line in log.read_text().splitlines()]
+
+
+@pytest.fixture
+def job(house: House) -> Iterator[Job]:
+    shape = {"num_nodes": NODES, "gpus_per_node": 1, "backend": "gloo"}
+    yield house.job(SHARDS, distributed=shape, schedule={"checkpoint_interval": "0.2s"})
+
+
+@pytest.mark.slow
+def test_a_command_on_two_machines_that_die_goes_on_with_the_shards_of_both(house: House, job: Job, tmp_path: Path) -> None:
+    """Only the first one's were published: of a model that was sharded half was lost."""
+    pods = Pods(job, tmp_path / "first")
+    until("a state of both", lambda: (state := house.state()) and len(house.store.manifest(state).files) == 3)
+    pods.kill()
+    again = Pods(job, tmp_path / "second")
+    codes = [process.wait(60) for process in again.processes]
+    assert codes == [0, 0], [log.read_text() for log in again.logs]
+    assert again.found() == [
+        "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
+        "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
+    ]
+    made = Result.model_validate_json(house.store.get_bytes(job.result_uri)).artifacts["checkpoints"]
+    paths = [file.path for file in house.store.manifest(made).files]
+    assert paths == [".nodes/1/shard-1", "common", "shard-0"], "what others have is no part of a node's own"

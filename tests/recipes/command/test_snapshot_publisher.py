@@ -1,0 +1,484 @@
+"""What a command leaves is published while it runs: at moments when nothing is being written, and never one state over
+another."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from recipes.command import snapshot_copy, snapshot_publisher
+from recipes.command.look import changed, look
+from recipes.command.snapshot_publisher import Saving, pause
+from recipes.command.snapshot_store import States
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import MANIFEST, Store, sha256_of
+from recipes.storage.buckets import StoreFull, StoreUnavailable
+from recipes.storage.manifest import Manifest
+
+PLACE = "s3://hanzo-ml/checkpoints/job"
+
+
+class Watched(Store):
+    """A store that says what is sent, and does something as a file has arrived. Like S3 it has no folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(StoreAddress(root=folder.as_uri(), buckets={"checkpoints": "checkpoints"}))
+        self.sent: list[str] = []
+        self.then: dict[str, Callable[[], None]] = {}
+
+    def local_path(self, uri: str) -> Path | None:
+        return None
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        name = uri.rpartition("/")[2]
+        self.sent.append(name)
+        self.then.pop(name, lambda: None)()
+
+
+class Small(Watched):
+    """One that takes so many bytes of files."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        super().__init__(folder)
+        self.room = size
+
+    def put_file(self, uri: str, path: Path) -> None:
+        held = sum(entry.size for entry in self.entries(PLACE) if not entry.uri.endswith(MANIFEST))
+        if held + path.stat().st_size > self.room:
+            raise StoreFull(f"{uri}: no space is left")
+        super().put_file(uri, path)
+
+
+class Machine:
+    """A folder with a command's checkpoints, and who publishes them; each look is asked for."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.folder = folder / "checkpoints"
+        self.folder.mkdir(parents=True)
+        self.states = States(store, PLACE, keep_last=2)
+        self.saving = Saving(self.folder, self.states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def replace(self, name: str, text: str) -> None:
+        self.write(f"{name}.tmp", text)
+        (self.folder / f"{name}.tmp").rename(self.folder / name)
+
+    def looks(self, times: int = 2) -> None:
+        for _ in range(times):
+            self.saving.look_once()
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def refuse_link(target: Path, source: Path) -> None:
+    raise PermissionError(errno.EPERM, "no links here")
+
+
+def brought(store: Store, folder: Path) -> dict[str, str]:
+    """What a new machine begins with."""
+    (folder / "checkpoints").mkdir(parents=True)
+    States(store, PLACE, keep_last=2).bring(folder / "cache", folder / "checkpoints")
+    return {path.name: path.read_text() for path in (folder / "checkpoints").iterdir()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "objects")
+
+
+@pytest.fixture
+def machine(store: Watched, tmp_path: Path) -> Machine:
+    return Machine(store, tmp_path / "first")
+
+
+def test_it_is_published_once_nothing_moves_and_once(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    machine.write("a", "1")
+    machine.looks(1)
+    assert store.sent == [], "it may be half written"
+    machine.write("a", "12")
+    machine.looks(1)
+    assert store.sent == []
+    machine.looks(3)
+    assert store.sent == ["a"]
+    assert brought(store, tmp_path / "other") == {"a": "12"}
+    assert machine.saving.publish() == machine.states.newest(), "what it ends with is there already"
+    assert store.sent == ["a"]
+
+
+def test_what_has_not_changed_is_not_sent_again_and_the_last_few_stay(
+    machine: Machine, store: Watched, tmp_path: Path
+) -> None:
+    machine.write("base", "b")
+    for step in range(4):
+        machine.replace("step", str(step))
+        machine.looks()
+    assert store.sent == ["base", "step", "step", "step", "step"]
+    states = {uri.removeprefix(f"{PLACE}/").split("/")[0] for uri in store.list(PLACE)}
+    assert sorted(state.rpartition("-")[0] for state in states) == ["state-3", "state-4"]
+    assert brought(store, tmp_path / "other") == {"base": "b", "step": "3"}
+
+
+def test_an_upload_that_is_killed_leaves_the_state_before_it(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    """They lay one over the other: with half of the new files there, neither was whole, and all was lost."""
+    machine.write("a", "1")
+    machine.write("b", "1")
+    machine.looks()
+    machine.write("a", "2")
+    machine.write("b", "2")
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    store.then["a"] = kill
+    with pytest.raises(KeyboardInterrupt):
+        machine.looks()
+    assert brought(store, tmp_path / "other") == {"a": "1", "b": "1"}
+    after = Machine(store, tmp_path / "third")
+    after.write("a", "3")
+    after.looks()
+    assert brought(store, tmp_path / "fourth") == {"a": "3"}
+    assert len([uri for uri in store.list(PLACE) if uri.endswith(MANIFEST)]) == 2
+    assert len({uri.rpartition("/")[0] for uri in store.list(PLACE)}) == 2, "what never became a state is gone"
+
+
+def folders(store: Store) -> list[str]:
+    """Those of states, and of what never became one, by their numbers."""
+    names = {uri.removeprefix(f"{PLACE}/").split("/")[0] for uri in store.list(PLACE)}
+    return sorted(name.rpartition("-")[0] for name in names)
+
+
+def test_tries_that_fail_leave_no_more_than_the_last_of_them(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    """One a minute left its files there, each beside the others, until one succeeded."""
+
+    def fail() -> None:
+        raise StoreUnavailable("no answer")
+
+    machine.write("a", "1")
+    machine.write("b", "1")
+    machine.looks()
+    machine.replace("a", "2")
+    for step in ("2", "3", "4"):
+        machine.replace("b", f"b{step}")
+        store.then["b"] = fail
+        with pytest.raises(StoreUnavailable):
+            machine.looks()
+    assert folders(store) == ["state-1", "state-4"]
+    assert brought(store, tmp_path / "other") == {"a": "1", "b": "1"}
+    machine.looks(1)
+    assert folders(store) == ["state-1", "state-5"]
+    assert store.sent.count("a") == 2, "the try that failed had sent it"
+
+
+def test_in_a_full_store_the_states_before_make_room_for_the_last(store: Watched, tmp_path: Path) -> None:
+    """A command that had ended well was a failed one, while states that nobody would go on from took the room."""
+    machine = Machine(Small(tmp_path / "objects", size=30), tmp_path / "first")
+    for letter in "xyz":
+        machine.replace("step", letter * 10)
+        machine.looks()
+    assert folders(store) == ["state-2", "state-3"]
+    machine.replace("step", "last" * 4)
+    with pytest.raises(StoreFull):
+        machine.looks()
+    assert folders(store) == ["state-2", "state-3"], "while the command runs"
+    assert machine.saving.publish() == machine.states.newest()
+    assert folders(store) == ["state-3", "state-4"]
+    assert brought(store, tmp_path / "other") == {"step": "last" * 4}
+    machine.replace("step", "larger" * 9)
+    with pytest.raises(StoreFull):
+        machine.saving.publish()
+    assert brought(store, tmp_path / "third") == {"step": "last" * 4}
+
+
+def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    for text in ("1", "2"):
+        machine.write("a", text)
+        machine.looks()
+    newest = machine.states.newest()
+    assert newest is not None
+    store.put_bytes(f"{newest.uri}/a", b"half")
+    assert brought(store, tmp_path / "other") == {"a": "1"}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_another_process_sent_and_is_damaged_becomes_no_part_of_a_state(
+    machine: Machine, store: Watched, tmp_path: Path, changed: bool
+) -> None:
+    """It was copied under the SHA-256 of the good bytes, which lay here all the time."""
+    machine.write("base", "good")
+    machine.looks()
+    first = machine.states.newest()
+    assert first is not None
+    store.put_bytes(f"{first.uri}/base", b"bad")
+    after = Machine(store, tmp_path / "after")
+    after.write("base", "good")
+    if changed:
+        after.write("step", "1")
+    made = after.saving.publish()
+    assert made is not None and made.uri != first.uri
+    assert store.get_bytes(f"{made.uri}/base") == b"good"
+
+
+def test_what_another_process_sent_and_is_whole_is_no_new_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    machine.write("base", "good")
+    machine.looks()
+    after = Machine(store, tmp_path / "after")
+    after.write("base", "good")
+    assert after.saving.publish() == machine.states.newest()
+    assert store.sent == ["base"]
+
+
+def test_states_in_a_folder_share_no_file(tmp_path: Path) -> None:
+    """A damaged one was all of them: none was left to go on from."""
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "checkpoints"}))
+    machine = Machine(store, tmp_path / "first")
+    machine.write("base", "good")
+    for step in range(2):
+        machine.replace("step", str(step))
+        machine.looks()
+    newest = machine.states.newest()
+    assert newest is not None
+    damaged = store.local_path(f"{newest.uri}/base")
+    assert damaged is not None
+    damaged.write_text("bad")
+    assert brought(store, tmp_path / "other") == {"base": "good", "step": "0"}
+
+
+@pytest.mark.parametrize("way", ["write", "replace"])
+def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
+    machine: Machine, store: Watched, tmp_path: Path, way: str
+) -> None:
+    """One that is written over is sent anew, from a copy; one that is renamed over stays what it was."""
+    machine.write("a", "1")
+    machine.write("b", "1")
+    rewrite = {"write": machine.write, "replace": machine.replace}[way]
+
+    def step() -> None:
+        for name in ("a", "b"):
+            rewrite(name, "22")
+
+    store.then["a"] = step
+    try:
+        machine.looks()
+    except snapshot_publisher.Moved as moved:
+        machine.saving.rewritten |= moved.rewritten
+    expected = {} if way == "write" else {"a": "1", "b": "1"}
+    assert brought(store, tmp_path / "other") == expected
+    machine.looks()
+    assert brought(store, tmp_path / "third") == {"a": "22", "b": "22"}
+
+
+def test_where_no_link_can_be_made_each_file_is_copied_and_sent_once(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as in another file system. Each copy was taken for a link that had changed, and all was begun anew."""
+    tried: list[str] = []
+
+    def refuse(target: Path, source: Path) -> None:
+        tried.append(target.name)
+        refuse_link(target, source)
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    for name in "abcd":
+        machine.write(name, name)
+    machine.saving.publish()
+    assert sorted(tried) == store.sent == list("abcd")
+    assert brought(store, tmp_path / "other") == {name: name for name in "abcd"}
+
+
+def test_files_that_are_written_over_together_are_copied_together(machine: Machine, store: Watched) -> None:
+    """Found one by one, as many attempts were made as there are files."""
+    for name in "abcd":
+        machine.write(name, "1")
+
+    def step() -> None:
+        for name in "abcd":
+            machine.write(name, "22")
+
+    store.then["a"] = step
+    with pytest.raises(snapshot_publisher.Moved) as moved:
+        machine.looks()
+    assert moved.value.rewritten == set("abcd")
+
+
+def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No state was published, and a command that had ended well was a failed one."""
+
+    def read(path: Path) -> str:
+        if path.name == "key":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return sha256_of(path)
+
+    monkeypatch.setattr(snapshot_copy, "sha256_of", read)  # root, who tests, may read all
+    for name in ("key", "step"):
+        machine.write(name, name)
+    machine.looks()
+    machine.saving.publish()
+    assert brought(store, tmp_path / "other") == {"step": "step"}
+    said = f"checkpoints: {machine.folder}/key is not published: Permission denied"
+    assert capsys.readouterr().out.count(said) == 1
+
+
+def test_a_copy_that_would_fill_the_disk_is_not_made_while_the_command_runs(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's own write failed then, and a full disk is no reason to start again."""
+    tries: list[Path] = []
+    third = threading.Event()
+
+    def disk(folder: Path) -> Disk:
+        tries.append(folder)
+        if len(tries) == 3:
+            third.set()
+        return Disk(total=100, used=80, free=20)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk)
+    machine.write("log", "x" * 9)
+    machine.write("weights", "x" * 11)
+    machine.saving.rewritten = frozenset({"log", "weights"})
+    machine.saving.begin()
+    assert third.wait(60)
+    machine.saving.end()
+    said = "not published while the command runs, for want of space for a copy of weights"
+    assert capsys.readouterr().out.count(said) == 1
+    assert store.sent == []
+    monkeypatch.setattr(Path, "hardlink_to", refuse_link)
+    assert machine.saving.publish() is not None, "it needs no room once it has ended"
+    assert brought(store, tmp_path / "other") == {"log": "x" * 9, "weights": "x" * 11}
+
+
+def test_copies_that_leave_a_tenth_of_the_disk_are_made(
+    machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(total=100, used=80, free=20))
+    machine.write("log", "x" * 9)
+    machine.write("step", "x")
+    machine.saving.rewritten = frozenset({"log", "step"})
+    machine.looks()
+    assert store.sent == ["log", "step"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(total=10_000, used=9_000, free=1_000))
+    machine.write("log", "y" * 9)
+    machine.looks()
+    assert store.sent == ["log", "step", "log"], "of what is left some bytes can be spared"
+
+
+def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_publisher, "PATIENCE_SECONDS", -1.0)
+    machine.write("step", "1")
+    machine.write("log", "one\n")
+    store.then["log"] = lambda: machine.write("log", "one\ntwo\n")
+    machine.looks(1)
+    assert brought(store, tmp_path / "other") == {"step": "1", "log": "one\n"}
+
+
+def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise StoreUnavailable("no answer")
+
+    for name in ("a", "b"):
+        machine.write(name, name)
+    store.then["b"] = fail
+    with pytest.raises(StoreUnavailable):
+        machine.saving.publish()
+    assert brought(store, tmp_path / "other") == {}
+    assert machine.saving.publish() == machine.states.newest() is not None
+    assert store.sent == ["a", "b", "b"], "what had arrived is not sent again"
+    assert brought(store, tmp_path / "third") == {"a": "a", "b": "b"}
+    assert not (machine.folder.parent / ".checkpoints.taken").exists()
+
+
+def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twice(
+    machine: Machine, store: Watched, tmp_path: Path
+) -> None:
+    sending = threading.Event()
+
+    def hold() -> None:
+        sending.set()
+        assert machine.saving._ended.wait(60)
+
+    machine.write("a", "a")
+    machine.write("b", "b")
+    store.then["a"] = hold
+    machine.saving.begin()
+    assert sending.wait(60)
+    machine.write("b", "the last")
+    machine.saving.end()
+    assert machine.states.newest() is None, "one that never was whole"
+    machine.saving.publish()
+    assert store.sent == ["a", "b"]
+    assert brought(store, tmp_path / "other") == {"a": "a", "b": "the last"}
+
+
+def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one(
+    machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were read for a state that was then thrown away."""
+    read: list[str] = []
+
+    def end(path: Path) -> str:
+        read.append(path.name)
+        machine.saving.end()
+        return sha256_of(path)
+
+    monkeypatch.setattr(snapshot_copy, "sha256_of", end)
+    for name in "abc":
+        machine.write(name, name)
+    with pytest.raises(snapshot_publisher.Ended):
+        machine.looks()
+    assert (read, store.sent) == (["a"], [])
+
+
+def test_it_looks_twice_before_a_state_is_due_and_not_all_the_time() -> None:
+    assert pause(now=0, due=3600, accounts_at=3600, interval=3600) == 3590
+    assert pause(now=0, due=3600, accounts_at=1200, interval=3600) == 1200, "what it used is written down as often"
+    assert pause(now=3590, due=3600, accounts_at=3600, interval=3600) == 5
+    assert pause(now=4000, due=3600, accounts_at=7200, interval=3600) == 5, "nothing had changed, or all moved"
+    assert pause(now=0, due=2, accounts_at=2, interval=2) == 1
+
+
+def test_an_error_of_the_store_ends_no_saving(
+    machine: Machine, store: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The thread says so, and tries again."""
+    again = threading.Event()
+
+    def fail() -> None:
+        store.then["a"] = again.set
+        raise StoreUnavailable("no answer")
+
+    machine.write("a", "1")
+    store.then["a"] = fail
+    machine.saving.begin()
+    assert again.wait(60)
+    machine.saving.end()
+    assert "checkpoints: not published, StoreUnavailable: no answer" in capsys.readouterr().out
+
+
+def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_text("1")
+    (tmp_path / MANIFEST).write_text("mine")
+    (tmp_path / "newest").symlink_to("deep/a")
+    (tmp_path / "folder").symlink_to("deep")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "itself").symlink_to("itself")
+    os.mkfifo(tmp_path / "pipe")
+    seen = look(tmp_path)
+    assert set(seen) == {"deep/a", "newest"}
+    (tmp_path / "deep" / "a").unlink()
+    assert changed(seen, look(tmp_path)) == frozenset()

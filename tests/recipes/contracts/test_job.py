@@ -1,0 +1,238 @@
+"""The job contract: what crosses the border is frozen, strict, and hashes the same wherever it is."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recipes.canonical_json import canonical_json
+from recipes.contracts.job import (
+    BadConfiguration,
+    CheckpointPolicy,
+    Distributed,
+    Job,
+    Program,
+    Result,
+    Schedule,
+    StoreAddress,
+)
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.results import TrainingFacts
+from recipes.storage.manifest import Artifact, FileRecord, Manifest
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+ADDRESS = StoreAddress(root="file:///objects", buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
+DATASET = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/1", digest="a" * 64, size_bytes=1)
+
+
+def job(**changed: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": "job-1",
+        "program": Program.PREPARE,
+        "inputs": {"dataset": DATASET},
+        "parameters": {"seed": 1},
+        "outputs": {"train": "s3://hanzo-ml/datasets/d/1/train"},
+        "result_uri": "s3://hanzo-ml/datasets/d/1/result.json",
+        "store": ADDRESS,
+        "work_dir": "/work",
+        "cache_dir": "/cache",
+    }
+    return Job.model_validate(values | changed)
+
+
+def test_a_job_survives_the_way_through_its_file() -> None:
+    assert Job.model_validate_json(job().model_dump_json()) == job()
+
+
+def test_equal_work_has_an_equal_digest_wherever_it_runs() -> None:
+    elsewhere = job(
+        id="job-2",
+        work_dir="/other",
+        cache_dir="/other/cache",
+        store=StoreAddress(root="http://s3:9000", buckets=ADDRESS.buckets),
+        hardware={"cpu": 64},
+        checkpoint={"interval": "20m"},
+        tracking={"uri": "http://tracking", "run_id": "r"},
+    )
+    assert elsewhere.work_digest == job().work_digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"program": "train"},
+        {"parameters": {"seed": 2}},
+        {"inputs": {"dataset": DATASET.model_copy(update={"digest": "b" * 64})}},
+        {"inputs": {"data": DATASET}},
+        {"outputs": {"train": "s3://hanzo-ml/datasets/d/2/train"}},
+    ],
+)
+def test_other_work_has_another_digest(changed: dict[str, Any]) -> None:
+    assert job(**changed).work_digest != job().work_digest
+
+
+def test_an_unknown_key_of_a_job_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="chekpoint"):
+        job(chekpoint={})
+
+
+def test_what_travels_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        job().id = "other"  # type: ignore[misc]
+
+
+names = st.text(min_size=1, max_size=8)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+documents = st.dictionaries(names, scalars | st.lists(scalars, max_size=3), max_size=4)
+
+
+@given(documents)
+def test_a_manifest_has_one_byte_form_and_its_digest_is_that_of_its_bytes(facts: dict[str, Any]) -> None:
+    reordered = dict(reversed(list(facts.items())))
+    file = FileRecord(path="a", sha256="0" * 64, size=1)
+    first, second = (Manifest(kind="k", files=(file,), facts=f) for f in (facts, reordered))
+    assert first.to_bytes() == second.to_bytes()
+    again = Manifest.model_validate_json(first.to_bytes())
+    assert again.digest == first.digest
+    assert again.to_bytes() == first.to_bytes()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_json_does_not_know_never_gets_into_a_hash(number: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json({"loss": number})
+
+
+def test_the_losses_of_a_run_that_diverged_come_back_as_they_were() -> None:
+    """An absurd learning rate ends in NaN; a result that cannot be read again counts as a job that never ended."""
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 2.5, 2: None},
+        published_step=2,
+        tokens=512,
+        peak_memory=1 << 30,
+        checkpoint_seconds=0.1,
+        longest_checkpoint=0.1,
+        checkpoint_share=0.1,
+    )
+    result = Result(work_digest="0" * 64, facts=facts.model_dump(mode="json"))
+    again = Result.model_validate_json(result.model_dump_json())
+    assert TrainingFacts.model_validate(again.facts) == facts
+
+
+def test_a_metric_that_is_not_finite_does_not_make_a_result_unreadable() -> None:
+    """Refused when it is made, or read as it was written; never written in a form that nobody reads."""
+    try:
+        result = Result(work_digest="0" * 64, metrics={"loss": math.nan, "steps": 3.0})
+    except ValidationError:
+        return
+    assert Result.model_validate_json(result.model_dump_json(indent=1)).metrics["steps"] == 3.0
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_product_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert Recipe.load(path).name == path.stem
+
+
+def changed_recipe(folder: Path, **changed: Any) -> Path:
+    document = yaml.safe_load((RECIPES / "smollm2-135m-lora.yaml").read_text())
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in (document | changed).items() if v != "REMOVED"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"learning_rat": 1e-3}, "learning_rat"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"lora_rank": 0}, "lora_rank"),
+        ({"max_steps": "REMOVED"}, "max_steps"),
+        ({"checkpoint": {"keep_last": 0}}, "checkpoint.keep_last"),
+        ({"hardware": {"gpu": 1}}, "hardware.gpu"),
+        ({"base_model": {"uri": "pypi://x", "sha256": "short"}}, "base_model.sha256"),
+        ({"method": "qlora2"}, "method"),
+    ],
+)
+def test_a_bad_recipe_is_refused_in_one_line_that_names_file_and_key(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    path = changed_recipe(tmp_path, **changed)
+    with pytest.raises(BadConfiguration) as caught:
+        Recipe.load(path)
+    assert f"'{named}'" in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_recipe_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(BadConfiguration, match=r"unknown recipe 'smolm2'.*Known recipes: .*smollm2-135m-lora"):
+        Recipe.load(RECIPES / "smolm2.yaml")
+
+
+def test_a_folder_is_said_to_be_no_recipe(tmp_path: Path) -> None:
+    (folder := tmp_path / "mine.yaml").mkdir()
+    with pytest.raises(BadConfiguration, match=r"mine\.yaml is a folder: name a recipe's file in it"):
+        Recipe.load(folder)
+
+
+@pytest.mark.parametrize("text", ["a: [1,", "- just\n- a list\n", "", "\x00"])
+def test_a_recipe_that_is_no_yaml_mapping_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(BadConfiguration) as caught:
+        Recipe.load(tmp_path / "r.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes("name: für\n".encode("latin-1"))
+    with pytest.raises(BadConfiguration):
+        Recipe.load(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize("interval", ["soon", "", "-1h", "1 hour"])
+def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tmp_path: Path, interval: str) -> None:
+    """Not after the model was downloaded and loaded, when training is about to start."""
+    with pytest.raises(BadConfiguration, match="interval"):
+        Recipe.load(changed_recipe(tmp_path, checkpoint={"interval": interval}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "schedule", "interval"),
+    [
+        ({}, {}, "1h"),
+        ({}, {"preemptible": True}, "20m"),
+        ({"interval": "5m"}, {"preemptible": True}, "5m"),
+        ({"interval": "2h"}, {}, "2h"),
+        ({"interval": "5m"}, {"checkpoint_interval": "30m"}, "30m"),
+        ({}, {"checkpoint_interval": "3h", "preemptible": True}, "3h"),
+    ],
+)
+def test_how_often_a_job_saves_is_as_its_schedule_says(
+    policy: dict[str, Any], schedule: dict[str, Any], interval: str
+) -> None:
+    """Row Z15: every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
+    given = CheckpointPolicy(keep_last=2, **policy)
+    assert given.under(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
+
+
+def test_what_is_not_said_is_as_the_specification_has_it() -> None:
+    """Rows H1, G2, I1, I6, L7."""
+    policy = CheckpointPolicy()
+    assert (policy.interval, policy.interval_steps, policy.of_unstable().interval_steps) == ("1h", 1000, 500)
+    assert (policy.keep_last, policy.save_on_preempt, policy.resume_from) == (3, True, "latest")
+    assert CheckpointPolicy(interval_steps=50).of_unstable().interval_steps == 50
+    shape = Distributed()
+    assert (shape.strategy, shape.num_nodes, shape.gpus_per_node, shape.backend) == ("ddp", 1, 8, "nccl")
+    assert (shape.gang_scheduling, shape.rdma) == (True, "auto")
+    schedule = Schedule()
+    assert (schedule.max_duration, schedule.checkpoint_interval, schedule.preemptible) == ("48h", None, False)
+    defaults = {name: field.default for name, field in Recipe.model_fields.items()}
+    assert (defaults["method"], defaults["objective"]) == ("lora", "sft")

@@ -1,0 +1,31 @@
+"""A recipe's image is the same one tomorrow."""
+
+import pytest
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+
+DIGEST = "@sha256:" + "0a" * 32
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["me/mine:1.2", "registry.example.com:5000/team/mine:3f2a9c1", f"me/mine{DIGEST}", f"me/mine:latest{DIGEST}", "mine:v1"],
+    ids=str,
+)
+def test_one_with_a_tag_or_a_digest_is_taken(image: str) -> None:
+    assert Recipe.named("zen-7b-lora").changed({"image": image}).image == image
+
+
+@pytest.mark.parametrize(
+    "image", ["me/mine", "me/mine:latest", "registry:5000/mine", "Mine:1", "me/mine:1 --privileged", ""]
+)
+def test_one_that_is_another_tomorrow_or_none_is_refused(image: str) -> None:
+    with pytest.raises(
+        BadConfiguration, match=r"job parameters: 'image': .*(is another image tomorrow: give it|is no image: write)"
+    ):
+        Recipe.named("zen-7b-lora").changed({"image": image})
+
+
+def test_a_recipe_without_one_is_the_document_that_it_was() -> None:
+    assert "image" not in Recipe.named("zen-7b-lora").model_dump(mode="json")

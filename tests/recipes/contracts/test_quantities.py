@@ -1,0 +1,22 @@
+"""Amounts of memory."""
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.contracts.job import Hardware
+from recipes.quantity import bytes_of
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4Gi", 4 * 1024**3), ("512Mi", 512 * 1024**2), ("1.5G", 1.5e9), ("100", 100), ("1Pi", 1024**5), ("2P", 2e15)],
+)
+def test_memory_is_read_as_kubernetes_reads_it(text: str, size: float) -> None:
+    assert bytes_of(text) == size
+    assert Hardware(memory=text).memory == text
+
+
+@pytest.mark.parametrize("text", ["much", "", "64GB", "64 Gi", "-4Gi", "1e3", "9" * 400])
+def test_what_nobody_can_read_is_no_hardware_that_one_can_ask_for(text: str) -> None:
+    with pytest.raises(ValidationError, match=f"memory '{text}' is no quantity: write a number and Gi, such as 512Gi"):
+        Hardware(memory=text)

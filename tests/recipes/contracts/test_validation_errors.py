@@ -1,0 +1,70 @@
+"""A misspelled key is answered with the one that was meant, wherever in a document it stands."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.known_keys import known_keys
+from recipes.spelling import meant_by, unknown_key
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Wing(Strict):
+    colour: str = ""
+
+
+class Bird(Strict):
+    wings: tuple[Wing, ...] = ()
+    by_name: dict[str, Wing | int] = {}
+    left: Wing | None = None
+
+
+MISSPELLED: list[dict[str, Any]] = [
+    {"wing": []},
+    {"wings": [{}, {"color": "red"}]},
+    {"by_name": {"big": {"color": "red"}}},
+    {"left": {"color": "red"}},
+]
+
+
+MEANT = ("wings", "colour", "colour", "colour")
+
+
+@pytest.mark.parametrize(("document", "meant"), list(zip(MISSPELLED, MEANT, strict=True)))
+def test_the_key_that_was_meant_is_named_where_it_stands(document: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Bird.model_validate(document)
+    problem = refused.value.errors()[0]
+    assert problem["type"] == "extra_forbidden"
+    assert meant_by(str(problem["loc"][-1]), known_keys(Bird, problem["loc"][:-1])) == meant
+
+
+def test_of_a_key_that_is_like_none_no_other_is_guessed() -> None:
+    assert unknown_key("zebra", known_keys(Bird, ())) == "unknown key 'zebra': remove it or correct its spelling"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"lora_rnk": 8}, "unknown key 'lora_rnk': did you mean 'lora_rank'?"),
+        ({"distributed": {"stratgy": "ddp"}}, "unknown key 'distributed.stratgy': did you mean 'strategy'?"),
+        ({"checkpoint": {"keeplast": 2}}, "unknown key 'checkpoint.keeplast': did you mean 'keep_last'?"),
+    ],
+)
+def test_a_job_that_misspells_a_key_of_its_recipe_is_told_the_right_one(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        Recipe.named("smollm2-135m-lora").changed(parameters)
+    assert str(refused.value) == f"job parameters: {said}"
+
+
+def test_what_is_wrong_between_keys_is_said_without_the_words_of_the_checker() -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        Recipe.named("smollm2-135m-full").changed({"lora_rank": 8})
+    assert "Value error" not in str(refused.value) and "the document" not in str(refused.value)
+    assert "lora_rank" in str(refused.value)

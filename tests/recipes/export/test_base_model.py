@@ -1,0 +1,107 @@
+"""Base models are pinned by hash, and what can't be resolved is refused in one line before anything is stored."""
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from recipes.contracts.pinned_references import BaseModelRef
+from recipes.export.base_model import resolve
+from recipes.storage.artifact_store import Store
+from recipes.storage.base_model_folder import folder_digest
+from tests.free_ports import free_port
+from tests.recipes.tiny_model import make_tiny_model
+
+SOME_HASH = "0" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    buckets = {"datasets": "d", "checkpoints": "c", "models": "m"}
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "tiny")
+
+
+def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path: Path) -> None:
+    reference = BaseModelRef(uri=folder.as_uri(), sha256=folder_digest(folder))
+    first = resolve(reference, store, tmp_path)
+    (folder / "config.json").unlink()  # it is not needed a second time
+    assert resolve(reference, store, tmp_path) == first
+    assert (store.fetch(first, tmp_path) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors", "a part of it", "its end"])
+def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
+    store: Store, folder: Path, tmp_path: Path, name: str
+) -> None:
+    weights = folder / "model.safetensors"
+    if name == "its end":
+        weights.write_bytes(weights.read_bytes()[:-64])
+        told = r"has a broken model.safetensors \(.*\): copy it anew"
+    elif name == "a part of it":
+        index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        told = "has no model-00002-of-00002.safetensors in"
+    else:
+        (folder / name).unlink()
+        told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it anew"
+    digest = folder_digest(folder)
+    with pytest.raises(BadConfiguration, match=told):
+        resolve(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
+    assert not store.exists(f"s3://hanzo-models/base/{digest}")
+
+
+def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=f"has SHA-256 {folder_digest(folder)}, the recipe pins {SOME_HASH}"):
+        resolve(BaseModelRef(uri=folder.as_uri(), sha256=SOME_HASH), store, tmp_path)
+    assert not store.exists(f"s3://hanzo-models/base/{SOME_HASH}")
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("file:///nowhere/at-all", "unknown base model file:///nowhere/at-all: no config.json"),
+        ("ftp://somewhere/model", "use pypi://PACKAGE or file:///FOLDER"),
+        ("SmolLM2", "use pypi://PACKAGE or file:///FOLDER"),
+        ("pypi://--index-url=x", "that is no name of a package"),
+        ("pypi://", "that is no name of a package"),
+    ],
+)
+def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=reason):
+        resolve(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)
+
+
+def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution is built before it is unpacked, by its own `setup.py`."""
+    index, ran = tmp_path / "index", tmp_path / "ran"
+    index.mkdir()
+    with tarfile.open(index / "evil-model-1.0.tar.gz", "w:gz") as archive:
+        for name, text in (("setup.py", f"open({str(ran)!r}, 'w')"), ("PKG-INFO", "Name: evil-model\nVersion: 1.0\n")):
+            member = tarfile.TarInfo(f"evil-model-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(BadConfiguration, match="the package index did not give it"):
+        resolve(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
+    assert not ran.exists()
+
+
+def test_an_index_that_cannot_be_reached_is_told_apart_from_an_unknown_model(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)
+    with pytest.raises(BadConfiguration, match="the package index could not be reached"):
+        resolve(BaseModelRef(uri="pypi://llm-nowhere", sha256=SOME_HASH), store, tmp_path)

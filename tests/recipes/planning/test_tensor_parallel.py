@@ -1,0 +1,95 @@
+"""Tensor parallelism: what is refused and why, and what the libraries are told. That it trains is in `test_processes`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.contracts.job import BadConfiguration, Distributed
+from recipes.contracts.recipe import Recipe
+from recipes.launch import fully_sharded
+from recipes.planning.known_architectures import shape_of
+from recipes.planning.recipe_checks import missing
+from recipes.training.model import load_for_training
+from resources.errors import HanzoError
+from resources.estimate.admission import admit
+
+LORA = {"method": "lora", "base_dtype": "bfloat16", "lora_target_modules": ["q_proj"]}
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 400,
+}
+
+
+def cut(parts: int, gpus: int = 8, name: str = "zen-72b-full", **changes: Any) -> Recipe:
+    shape = {"strategy": "fsdp", "gpus_per_node": gpus, "tensor_parallel": parts}
+    return Recipe.named(name).changed({"distributed": shape, "hardware": {"gpus": gpus}} | changes)
+
+
+def test_a_shape_without_it_is_what_it_was() -> None:
+    """So the digests of runs that were made before there was this key."""
+    assert "tensor_parallel" not in Distributed(strategy="fsdp").model_dump(mode="json")
+    assert Distributed(strategy="fsdp", tensor_parallel=2).model_dump(mode="json")["tensor_parallel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        ({"strategy": "ddp", "tensor_parallel": 2}, "tensor_parallel is not known to ddp: use strategy fsdp"),
+        ({"strategy": "deepspeed_zero3", "tensor_parallel": 2}, "tensor_parallel is not known to deepspeed_zero3"),
+        ({"strategy": "fsdp", "tensor_parallel": 3}, "gpus_per_node 8 is no multiple of tensor_parallel 3"),
+        ({"strategy": "fsdp", "tensor_parallel": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_processes_that_do_not_come_out_even_are_no_shape(shape: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        Distributed.model_validate(shape)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        (cut(2, **LORA), "tensor_parallel cuts weights that are all trained: use method full"),
+        (cut(8, name="zen-7b-full"), "tensor_parallel 8 does not divide num_attention_heads 28"),
+        (cut(16, gpus=16), "tensor_parallel 16 does not divide num_key_value_heads 8"),
+        (cut(2, architecture=QWEN3), "tensor_parallel gives norms of heads wrong gradients, which qwen3 has"),
+    ],
+)
+def test_what_does_not_compute_what_one_process_does_is_not_taken(recipe: Recipe, named: str) -> None:
+    assert named in (missing(recipe) or "")
+    with pytest.raises(HanzoError, match=named):
+        admit(recipe, shape_of(recipe))
+
+
+def test_what_does_is_taken() -> None:
+    pinned = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
+    for parts in (1, 2, 4, 8):
+        assert missing(cut(parts, **pinned)) is None
+
+
+def test_a_model_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': tensor_parallel gives norms of heads"):
+        load_for_training(tmp_path, cut(2))
+
+
+def test_the_processes_that_are_left_hold_shards_of_a_part() -> None:
+    assert fully_sharded(cut(2)) == {"fsdp_size": 4, "tp_size": 2, "fsdp_mixed_precision": True}
+    # Alone it gathers nothing, so that autocast sees to the types.
+    assert fully_sharded(cut(8)) == {"fsdp_size": 1, "tp_size": 8, "fsdp_mixed_precision": False}
+
+
+def test_a_step_takes_the_rows_of_as_many_processes_as_have_rows_of_their_own() -> None:
+    recipe = cut(2, batch_size=3, gradient_accumulation=2)
+    assert (recipe.processes, recipe.data_parallel, recipe.samples_per_step) == (8, 4, 3 * 2 * 4)
+    assert recipe.tokens_per_step == 24 * recipe.sequence_length
+    for processes, parts in ((16, 2), (6, 2), (4, 2), (3, 1), (1, 1)):
+        other = recipe.on(processes)
+        assert (other.processes, other.tensor_parallel, other.samples_per_step) == (processes, parts, 24)

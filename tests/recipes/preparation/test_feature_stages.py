@@ -1,0 +1,253 @@
+"""Features of a prepared version (specification rows C5, C6): what training reads is what a server answers, bit for bit."""
+
+import json
+import random
+import statistics
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.contracts.job import BadConfiguration, Result
+from recipes.contracts.parameters import FeatureParameters, PrepareParameters
+from recipes.preparation import pipeline
+from recipes.preparation.moments import Moments
+from recipes.records import key_index
+from recipes.records.cleaning import Unclean
+from recipes.records.features import INDEX, ONLINE, STATE, FeatureState, serve
+from tests.recipes.preparation.preparation_workspace import Place, questions
+
+FEATURES = {
+    "key": "customer",
+    "columns": {
+        "plan": {"encode": "one_hot"},
+        "city": {"encode": "ordinal"},
+        "age": {"normalize": "standard"},
+        "score": {"normalize": "min_max"},
+    },
+    "aggregate": {"spend": ["count", "sum", "mean", "std", "min", "max"]},
+}
+SMALL = {"range_bytes": 5_000, "part_bytes": 10_000}
+
+
+def table(count: int) -> list[dict[str, Any]]:
+    """Rows of customers, some of whose values are not there; no row has a text."""
+    draw = random.Random(4)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        row: dict[str, Any] = {"row": number, "customer": f"c{draw.randrange(count // 3)}", "spend": draw.expovariate(0.01)}
+        row |= {
+            "plan": draw.choice(("free", "pro", None)),
+            "city": draw.choice((1, 2.0, True, "Oslo")),
+            "score": draw.random(),
+        }
+        row["age"] = draw.choice((None, draw.gauss(40, 12), draw.randrange(90)))
+        rows.append(row)
+    return rows
+
+
+class Served:
+    """What a version's files answer, as a server reads them."""
+
+    def __init__(self, place: Place, result: Result) -> None:
+        folder = place.store.fetch(result.artifacts["features"], place.folder / "cache")
+        self.state = FeatureState.model_validate_json((folder / STATE).read_bytes())
+        self._lines, self._index = key_index.reader(folder / ONLINE), key_index.reader(folder / INDEX)
+        self._size = (folder / INDEX).stat().st_size
+
+    def find(self, key: str) -> Any:
+        found = key_index.find(key, self._lines, self._index, self._size)
+        return found and found["features"]
+
+    def of(self, row: dict[str, Any]) -> dict[str, Any]:
+        return serve(self.state, row, self.find)
+
+
+def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_path: Path) -> None:
+    rows = table(300)
+    place = Place(tmp_path, rows, SMALL)
+    clean = {"fill": {"age": 41.5, "spend": 0}, "within": {"score": {"min": 0.02}}, "required": ["plan"]}
+    result = place.prepare({"features": FEATURES, "clean": clean})
+    made, served = place.rows(result), Served(place, result)
+    assert len(made) > 150
+    for row in made:
+        assert json.dumps(served.of(rows[row["row"]]), sort_keys=True) == json.dumps(row["features"], sort_keys=True)
+    for row in rows:
+        if row["row"] not in {each["row"] for each in made}:
+            with pytest.raises(Unclean):
+                served.of(row)
+
+
+def test_scales_are_those_of_the_training_records_and_aggregates_of_all(tmp_path: Path) -> None:
+    place = Place(tmp_path, table(300), SMALL)
+    result = place.prepare({"features": FEATURES})
+    train, everything, served = place.rows(result, "train"), place.rows(result), Served(place, result)
+    ages = [Fraction(row["age"]) for row in train if row["age"] is not None]
+    assert served.state.scales["age"].shift == float(sum(ages) / len(ages))
+    assert served.state.scales["age"].unit == pytest.approx(statistics.pstdev(map(float, ages)))
+    assert served.state.categories == {"city": ("1", "2", "Oslo", "true"), "plan": ("free", "pro")}
+    for row in everything:
+        spent = [Fraction(other["spend"]) for other in everything if other["customer"] == row["customer"]]
+        exact = {"count": len(spent), "sum": float(sum(spent)), "mean": float(sum(spent) / len(spent))}
+        exact |= {"min": float(min(spent)), "max": float(max(spent))}
+        assert {f"spend.{name}": value for name, value in exact.items()}.items() <= row["features"].items()
+        assert served.find(row["customer"])["spend.count"] == len(spent)
+
+
+def test_a_key_is_answered_with_its_last_record_in_the_order_of_the_input(tmp_path: Path) -> None:
+    rows = table(300)
+    place = Place(tmp_path, rows, SMALL)
+    result = place.prepare({"features": FEATURES})
+    made = {row["row"]: row["features"] for row in place.rows(result)}
+    served = Served(place, result)
+    for customer, last in {row["customer"]: row["row"] for row in rows}.items():
+        assert served.find(customer) == made[last]
+    assert served.find("nobody") is None
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_makes_the_same_files(tmp_path: Path) -> None:
+    place = Place(tmp_path, table(300), SMALL)
+    one, two = (place.prepare({"features": FEATURES}, workers=count) for count in (1, 2))
+    assert place.files(one) == place.files(two) and one == two
+    assert {f"features/{name}" for name in (STATE, ONLINE, INDEX)} <= place.files(one).keys()
+
+
+def test_what_was_never_seen_has_a_declared_answer(tmp_path: Path) -> None:
+    place = Place(tmp_path, table(200), SMALL)
+    served = Served(place, place.prepare({"features": FEATURES}))
+    unknown = {"plan": "gold", "city": "Rome", "customer": "nobody", "score": 7}
+    assert served.of(unknown)["score"] > 1, "beyond what was fitted"
+    for row in (unknown, {"plan": None, "city": " ", "age": None}, {}):
+        found = served.of(row)
+        assert (found["plan=free"], found["plan=pro"], found["city"], found["age"]) == (0, 0, -1, None)
+        assert (found["spend.count"], found["spend.sum"], found["spend.max"]) == (0, None, None)
+
+
+def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
+    rows = table(100)
+    rows[3]["age"], rows[5]["spend"], rows[7]["plan"], rows[9]["customer"], rows[11]["age"] = "old", "1,5", {}, [], True
+    rows[13]["spend"] = " 1.5e1 "
+    place = Place(tmp_path, rows)
+    result = place.prepare({"features": FEATURES})
+    assert Served(place, result).find(rows[13]["customer"])["spend.count"] >= 1
+    assert result.facts["rejected"] == {"no category": 2, "no number": 3}
+    told = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
+    assert told[4].startswith("'age' is no number") and told[6].startswith("'spend' is no number")
+    assert told[8] == "'plan' is neither a text nor a number" and told[10].startswith("'customer'")
+
+
+def test_a_key_that_is_personal_data_is_rejected_where_that_is_masked(tmp_path: Path) -> None:
+    """Masked, all customers would be one."""
+    rows = [*table(60), {"row": 60, "customer": "ann@example.com"}]
+    place = Place(tmp_path, rows)
+    hidden = place.prepare({"features": FEATURES})
+    assert hidden.facts["rejected"] == {"masked feature": 1}
+    shown = place.prepare({"features": FEATURES, "augment": {"mask_pii": False}})
+    assert Served(place, shown).find("ann@example.com")["spend.count"] == 0
+
+
+def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
+    rows = [{**text, **row} for text, row in zip(questions(80), table(80), strict=True)]
+    place = Place(tmp_path, rows)
+    result = place.prepare({"features": FEATURES, "tokenize": place.tokenize()})
+    served = Served(place, result)
+    assert all(row["features"] == served.of(rows[row["row"]]) for row in place.rows(result))
+    assert any(name.endswith(".arrow") for name in place.files(result))
+    without = place.prepare({"tokenize": place.tokenize()})
+    assert "features" not in without.artifacts
+
+
+def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path, table(300), SMALL)
+    whole = place.prepare({"features": FEATURES})
+    write = key_index.write
+
+    def dies(*given: Any) -> None:
+        write(*given)
+        given[0].with_name(f"{ONLINE}.1.part").touch()  # it was another process, which leaves this too
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(key_index, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        place.prepare({"features": FEATURES})
+    monkeypatch.setattr(pipeline.fitting, "fit", dies)  # done before, and not done again
+    monkeypatch.setattr(key_index, "write", write)
+    monkeypatch.setattr(pipeline, "share", only_undone(pipeline.share))
+    assert place.files(place.prepare({"features": FEATURES})) == place.files(whole)
+
+
+def only_undone(share: Any) -> Any:
+    def shared(workers: Any, done: str, unit: Any, calls: Any, of: str = "ranges") -> None:
+        if done != "fitted":
+            share(workers, done, unit, calls, of)
+
+    return shared
+
+
+@pytest.mark.parametrize("fan", [2, 3])
+def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
+    place, often = (
+        Place(tmp_path / str(units["fan"]), table(300), units) for units in (SMALL | {"fan": 99}, SMALL | {"fan": fan})
+    )
+    assert place.files(place.prepare({"features": FEATURES})) == often.files(
+        often.prepare({"features": FEATURES}, workers=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "words"),
+    [
+        ([{"row": n, "age": None} for n in range(30)], {"columns": {"age": {"normalize": "standard"}}}, "leave it out"),
+        ([{"row": n} for n in range(3000)], {"columns": {"row": {"encode": "one_hot"}}}, "more than 1000 categories"),
+        (
+            [{"row": n, "a": "b", "a=b": 1} for n in range(30)],
+            {"columns": {"a": {"encode": "one_hot"}, "a=b": {"normalize": "min_max"}}},
+            "has the name of a category's feature: rename it",
+        ),
+        ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "beyond 64-bit"),
+    ],
+    ids=["none", "many", "name", "sum"],
+)
+def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadConfiguration, match=words):
+        Place(tmp_path, rows).prepare({"features": features})
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ({"key": "k"}, "nothing is computed: give columns, aggregate or both"),
+        ({"columns": {"a": {}}}, "write encode: one_hot or ordinal"),
+        ({"columns": {"a": {"encode": "ordinal", "normalize": "min_max"}}}, "write encode: one_hot or ordinal"),
+        ({"aggregate": {"a": ["mean"]}}, "aggregate needs key"),
+        ({"key": "k", "aggregate": {"a": ["median"]}}, "features.aggregate.a.0"),
+        ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "name of an aggregate"),
+    ],
+)
+def test_a_declaration_that_says_nothing_is_refused(features: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        PrepareParameters.model_validate({"features": features})
+    problem = refused.value.errors()[0]
+    assert words in ".".join(map(str, problem["loc"])) + " " + problem["msg"]
+
+
+def test_parameters_without_features_are_what_they_were() -> None:
+    assert "features" not in PrepareParameters().model_dump(mode="json")
+    assert FeatureParameters.model_validate(FEATURES).aggregates["spend.sum"] == ("spend", "sum")
+
+
+def test_moments_are_exact_whatever_the_order() -> None:
+    numbers = [1e16, 1.0, -1e16, 1e-300, 3.5, -0.0, 5e-324]
+    given, turned = Moments(), Moments()
+    for number in numbers:
+        given.add(number)
+    for number in reversed(numbers):
+        one = Moments()
+        one.add(number)
+        turned.merge(Moments.from_json(one.to_json()))
+    assert given == turned
+    assert given.of("sum") == float(sum(map(Fraction, numbers))) == 4.5
+    assert Moments().of("mean") is None and Moments().of("count") == 0

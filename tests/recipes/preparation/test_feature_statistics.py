@@ -1,0 +1,211 @@
+"""What many ranges have of each key is put together in rounds: any number of them is served the same, in bounded memory."""
+
+import json
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from recipes.contracts.parameters import PrepareParameters
+from recipes.preparation import feature_statistics
+from recipes.preparation.feature_statistics import MERGED, Fitted, merge, write_keys
+from recipes.preparation.fitting import FOLDER, fit_all, fitted_files, state_of, to_merge
+from recipes.preparation.moments import Moments
+from recipes.preparation.plan import Plan, Range
+from recipes.preparation.tables import write_table
+from recipes.records.features import INDEX, ONLINE
+from recipes.records.key_index import hash_of
+from tests.recipes.preparation.preparation_workspace import sha256
+
+FEATURES = {
+    "key": "customer",
+    "columns": {"age": {"normalize": "min_max"}},
+    "aggregate": {"spend": ["count", "sum", "mean", "std", "min", "max"]},
+}
+FAN = 4
+FEW = 33
+"""Ranges: two rounds, as for twice as many."""
+Hash = Callable[[str], int]
+Records = list[list[tuple[str, dict[str, Any]]]]
+"""Of each range, its customers with their records."""
+
+
+def piled(key: str) -> int:
+    """All hashes lie in a corner, and many keys have the same."""
+    return hash_of(key) % 5
+
+
+def drawn(ranges: int, customers: int) -> Records:
+    draw = random.Random(7)
+    names = [f"c{number}" for number in range(customers)]
+    return [
+        [(name, {"age": draw.randrange(90), "spend": draw.expovariate(0.01)}) for name in draw.choices(names, k=12)]
+        for _ in range(ranges)
+    ]
+
+
+def apart(ranges: int) -> Records:
+    """Each customer is in one range alone."""
+    return [[(f"c{index}-{number}", {"age": number, "spend": 1.5}) for number in range(12)] for index in range(ranges)]
+
+
+def fitted(work: Path, records: Records, fan: int, hashed: Hash = hash_of) -> Plan:
+    """A plan each of whose ranges was fitted."""
+    ranges = tuple(Range("records.jsonl", index, index + 1) for index in range(len(records)))
+    plan = Plan(work, ranges, PrepareParameters.model_validate({"features": FEATURES}), fan=fan)
+    for index, found in enumerate(records):
+        table, facts = fitted_files(plan, index)
+        ages: Moments = Moments()
+        keys: dict[str, Fitted] = {}
+        for key, record in found:
+            spend = keys[key].moments["spend"] if key in keys else Moments()
+            spend.add(record["spend"])
+            ages.add(record["age"])
+            keys[key] = Fitted({"age": record["age"]}, {"spend": spend})
+        write_keys(table, sorted((hashed(key), key, each.to_json()) for key, each in keys.items()))
+        facts.write_text(json.dumps({"moments": {"age": ages.to_json()}, "categories": {}}))
+    return plan
+
+
+def put_together(plan: Plan) -> None:
+    state = state_of(plan)
+    for level, number in to_merge(plan):
+        merge(plan, level, number)
+    fit_all(plan, state)
+
+
+def served(plan: Plan) -> dict[str, str]:
+    return {file.name: sha256(file) for file in (plan.work / FOLDER).iterdir()}
+
+
+@pytest.mark.parametrize("ranges", [1, 4, 5, 27, 28])
+@pytest.mark.parametrize("hashed", [hash_of, piled])
+def test_any_fan_and_number_of_ranges_make_the_same(tmp_path: Path, ranges: int, hashed: Hash) -> None:
+    records = drawn(ranges, 40)
+    once = fitted(tmp_path / "once", records, 1000, hashed)
+    put_together(once)
+    for fan in (2, 3, 4):
+        often = fitted(tmp_path / str(fan), records, fan, hashed)
+        put_together(often)
+        assert served(often) == served(once)
+        assert not (often.work / MERGED).exists()
+    last = {key: record["age"] for found in records for key, record in found}
+    lines = [json.loads(line) for line in (once.work / FOLDER / ONLINE).read_bytes().splitlines()]
+    assert [line["key"] for line in lines] == sorted(last, key=lambda key: (hashed(key), key))
+    ages = [record["age"] for found in records for _, record in found]
+    for key, features in ((line["key"], line["features"]) for line in lines):
+        spent = [Fraction(record["spend"]) for found in records for name, record in found if name == key]
+        assert features["age"] == (last[key] - min(ages)) / (max(ages) - min(ages))
+        assert (features["spend.count"], features["spend.sum"]) == (len(spent), float(sum(spent)))
+    assert (once.work / FOLDER / INDEX).stat().st_size == max(1, len(last) // 16) * 16 + 8
+
+
+def test_twice_the_ranges_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in files opened, of which no more than `fan` are open, and in functions called."""
+    monkeypatch.setattr(feature_statistics, "PIECE", 2000)
+    opened = mapped(tmp_path, monkeypatch)
+    opens, calls = [], []
+    for ranges in (FEW, 2 * FEW):
+        plan = fitted(tmp_path / str(ranges), apart(ranges), FAN)
+        opened.clear()
+        calls.append(calls_of(partial(put_together, plan)))
+        opens.append(len(opened))
+        assert 0 < max(opened) <= FAN
+    assert opens[1] < 2.2 * opens[0]
+    assert calls[1] < 2.2 * calls[0]
+
+
+def mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """At each file that is opened: how many files below a folder are."""
+    found: list[int] = []
+    memory_map = pa.memory_map
+
+    def counting(path: str) -> Any:
+        file = memory_map(path)
+        found.append(sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines()))
+        return file
+
+    monkeypatch.setattr(pa, "memory_map", counting)
+    return found
+
+
+def calls_of(work: Callable[[], Any]) -> int:
+    count = 0
+
+    def told(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(told)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("records", [apart, lambda ranges: drawn(ranges, 5)], ids=["apart", "everywhere"])
+def test_twice_the_ranges_take_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: Callable[[int], Records]
+) -> None:
+    monkeypatch.setattr(feature_statistics, "PIECE", 2000)
+    put_together(fitted(tmp_path / "first", records(2 * FEW), FAN))  # what Python makes and keeps is there then
+    peaks = []
+    for ranges in (FEW, 2 * FEW):
+        plan = fitted(tmp_path / str(ranges), records(ranges), FAN)
+        tracemalloc.start()
+        put_together(plan)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_what_was_merged_into_another_table_is_deleted(tmp_path: Path) -> None:
+    plan = fitted(tmp_path, drawn(FEW, 40), FAN)
+    last = [merge(plan, level, number) for level, number in to_merge(plan)]
+    assert 0 < len(last) <= FAN
+    assert sorted(tmp_path.joinpath(MERGED).rglob("*.arrow")) == last
+    assert all(file.is_file() for index in range(FEW) for file in fitted_files(plan, index))
+
+
+def test_killed_within_a_round_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever table: with no other one made again, and none lost that another one is made of."""
+    records = drawn(FEW, 40)
+    whole = fitted(tmp_path / "whole", records, FAN)
+    put_together(whole)
+    began: list[Path] = []
+    left = 0
+    pieces = feature_statistics.pieces
+
+    def dying(rows: Iterator[feature_statistics.Row]) -> Iterator[pa.RecordBatch]:
+        nonlocal left
+        left -= 1
+        yield from pieces(rows)
+        if left == 0:
+            raise KeyboardInterrupt
+
+    def noted(path: Path, *given: Any) -> None:
+        began.append(path)
+        write_table(path, *given)
+
+    monkeypatch.setattr(feature_statistics, "pieces", dying)
+    monkeypatch.setattr(feature_statistics, "write_table", noted)
+    tables = 12  # 9 of the first round, 3 of the second
+    for killed in range(1, tables + 1):
+        left = -1
+        plan = fitted(tmp_path / str(killed), records, FAN)
+        began.clear()
+        left = killed
+        with pytest.raises(KeyboardInterrupt):
+            put_together(plan)
+        put_together(plan)
+        assert served(plan) == served(whole)
+        assert len(began) == tables + 1 == len(set(began)) + 1
+        assert began[killed - 1] == began[killed]

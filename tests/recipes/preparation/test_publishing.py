@@ -1,0 +1,87 @@
+"""What the first pod makes of the parts of all pods: an index whose making takes no more memory for more parts."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.contracts.parameters import PrepareParameters
+from recipes.preparation.plan import Plan, written
+from recipes.preparation.pods import Pods
+from recipes.preparation.publishing import TOGETHER, Delivery, delivered, known_by
+from recipes.preparation.split_assignment import SPLITS
+from recipes.record_index import Found, find_index, fingerprint_of, numbered
+from recipes.record_lines import record_lines
+from recipes.records import record_index
+from recipes.storage.manifest import FileRecord, Manifest
+from tests.recipes.preparation.preparation_workspace import Place, questions
+from tests.recipes.preparation.test_prepare import SMALL
+
+RECORDS = 5_000
+"""Of each part."""
+
+
+def delivery(folder: Path, parts: int) -> tuple[Place, Delivery]:
+    """Of parts that all pods have delivered, whose records are known by their number in the order of the names: what each
+    says by the number, and by one more and two more it and what it was made of.
+    """
+    place = Place(folder, [])
+    plan = Plan(work=folder / "work", ranges=(), parameters=PrepareParameters())
+    counts = (parts, 1, 1)
+    for number in range(parts + 2):
+        # The parts of the training split come first; by name the one of the test split does.
+        numbers = np.arange(RECORDS, dtype=np.uint64) + np.uint64((number + 1) % (parts + 2) * RECORDS)
+        with written(known_by(plan, counts, number)) as known, known.open("wb") as file:
+            np.save(file, np.column_stack([numbers + np.uint64(2), numbers + np.uint64(1), numbers]))
+        files = (FileRecord(path=f"{number:05}.jsonl", sha256="0" * 64, size=1),)
+        with written(delivered(plan, number)) as part:
+            part.write_bytes(Manifest(kind="part", files=files).to_bytes())
+    return place, Delivery(place.job({}), place.store, plan, counts, Pods())
+
+
+def peak(folder: Path, parts: int) -> int:
+    """Bytes held at once while a version is published."""
+    _, made = delivery(folder, parts)
+    tracemalloc.start()
+    made.publish("train", "split", {})
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return held
+
+
+def test_memory_does_not_grow_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_index, "LONGEST", 4 * RECORDS)
+    few, many = (peak(tmp_path / str(parts), parts) for parts in (8, 64))
+    assert few > 4 * RECORDS * 16
+    assert many < few * 1.2
+
+
+def test_a_version_is_indexed_in_the_order_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_index, "LONGEST", 2 * RECORDS + 1)
+    place, made = delivery(tmp_path, 6)
+    index = find_index(place.store, made.publish(TOGETHER, "dataset", {}))
+    assert index is not None
+    assert [segment.count for segment in index.records] == [10_001, 10_001, 10_001, 9_997]
+    for number in (0, 4_999, 5_000, 10_000, 10_001, 17_000, 39_999):
+        for segments, entry in (
+            (index.records, Found(number, number + 1, number + 1)),
+            (index.origins, Found(number + 2, number, number + 1)),
+        ):
+            assert list(numbered(segments, {each: each.find(place.store, [entry.key]) for each in segments})) == [entry]
+
+
+def test_what_is_prepared_is_found_in_several_segments_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, wanted = questions(300), {"augment": {"mask_pii": True}}
+    monkeypatch.setattr(record_index, "LONGEST", 100)
+    place = Place(tmp_path / "many", rows, SMALL)
+    result = place.prepare(wanted)
+    for role in (*SPLITS, TOGETHER):
+        artifact = result.artifacts[role]
+        index = find_index(place.store, artifact)
+        assert index is not None
+        lines = [fingerprint_of(line) for line in record_lines(place.store, artifact)]
+        assert len(index.records) == len(index.origins) == -(-len(lines) // 100)
+        found = {each: each.find(place.store, {line.text for line in lines}) for each in index.records}
+        entries = sorted(numbered(index.records, found), key=lambda entry: entry.number)
+        assert entries == [Found(line.text, line.record, number) for number, line in enumerate(lines, start=1)]

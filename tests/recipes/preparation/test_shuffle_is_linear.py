@@ -1,0 +1,148 @@
+"""Twice the ranges and parts are twice the work: counted in files opened and bytes written, by one pod and between pods."""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recipes.contracts.parameters import PrepareParameters
+from recipes.preparation import pipeline
+from recipes.preparation.plan import Plan, cut
+from recipes.preparation.pods import Pods, PodsOfMany
+from recipes.preparation.shuffle_plan import Bucket, Shuffle
+from recipes.preparation.shuffle_stage import PARTS
+from recipes.preparation.source import Source
+from recipes.preparation.workers import Unit, Workers
+from recipes.storage.artifact_store import Store
+from tests.recipes.preparation.preparation_workspace import Place, questions, sha256
+
+PODS = 3
+CHUNK_BYTES = 300
+UNITS = {"range_bytes": 1_000, "part_bytes": 1_500}
+FAN = 3
+FEW = 75
+"""Records, in more than `FAN` groups of `FAN` ranges: two rounds, of which another would come at three times as many."""
+
+
+class InThisProcess(Workers):
+    """Units are done where what they open is counted; `told` are the bytes that a process would be told."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.told = 0
+
+    def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        self.told += len(pickle.dumps(unit))
+        for arguments in calls:
+            self.told += len(pickle.dumps(arguments))
+            yield unit(*arguments)
+
+
+def run_alone(folder: Path, place: Place, fan: int, pods: Pods | None = None, workers: Workers | None = None) -> Plan:
+    source = Source(place.store, place.dataset, folder)
+    ranges = cut(source.files.values(), UNITS["range_bytes"])
+    plan = Plan(folder / "work", ranges, PrepareParameters(), UNITS["part_bytes"], fan)
+    pipeline.run(plan, source, workers or InThisProcess(), pods or Pods())
+    return plan
+
+
+def run_shared(folder: Path, place: Place, fan: int) -> list[Plan]:
+    def pod(rank: int) -> Plan:
+        mine = folder / str(rank)
+        pods = PodsOfMany(place.store, f"{place.dataset.uri}/given", mine / "work", rank, PODS, lambda: False, 0.01)
+        return run_alone(mine, place, fan, pods)
+
+    with ThreadPoolExecutor(PODS) as threads:
+        return list(threads.map(pod, range(PODS)))
+
+
+def parts_in(plan: Plan) -> dict[str, str]:
+    return {file.name: sha256(file) for file in (plan.work / PARTS).rglob("*.jsonl")}
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, names: Iterable[str]) -> list[str]:
+    """Names of the functions, at each call of one of them."""
+    calls: list[str] = []
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return function(*arguments, **named)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
+    return calls
+
+
+def test_twice_the_records_open_twice_the_files_and_write_twice_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, loaded = counted(monkeypatch, pa, ["memory_map"]), counted(monkeypatch, np, ["load"])
+    opens, sizes, told = [], [], []
+    for count in (FEW, 2 * FEW):
+        place = Place(tmp_path / f"place{count}", questions(count), chunk_bytes=CHUNK_BYTES)
+        workers = InThisProcess()
+        plan = run_alone(tmp_path / str(count), place, FAN, workers=workers)
+        told.append(workers.told)
+        opens.append(len(opened) + len(loaded))
+        sizes.append(sum(file.stat().st_size for file in plan.work.rglob("*") if file.is_file()))
+        opened.clear()
+        loaded.clear()
+        assert FAN**2 < len(plan.ranges) <= FAN**3
+    assert opens[1] < 2.2 * opens[0]
+    assert sizes[1] < 2.2 * sizes[0]
+    assert told[1] < 2.2 * told[0]
+
+
+def test_twice_the_records_are_twice_the_objects_between_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, Store, ["put_file", "open"])
+    found = []
+    for count in (FEW, 2 * FEW):
+        place = Place(tmp_path / str(count), questions(count))
+        calls.clear()
+        plans = run_shared(tmp_path / f"pods{count}", place, FAN)
+        found.append(len(calls))
+    assert found[1] < 2.2 * found[0]
+    alone = run_alone(tmp_path / "alone", place, 1000)
+    assert {name: digest for plan in plans for name, digest in parts_in(plan).items()} == parts_in(alone)
+
+
+@pytest.mark.parametrize("fan", [2, 3])
+def test_any_number_of_rounds_makes_the_same_parts(tmp_path: Path, fan: int) -> None:
+    place = Place(tmp_path, questions(60))
+    once, often = run_alone(tmp_path / "once", place, 1000), run_alone(tmp_path / "often", place, fan)
+    assert parts_in(once) == parts_in(often)
+
+
+@pytest.mark.parametrize("pods", [1, 3, 7])
+@pytest.mark.parametrize("ranges", [1, 5, 100])
+@pytest.mark.parametrize("parts", [3, 64])
+def test_buckets_hold_every_part_once_and_every_range_once(pods: int, ranges: int, parts: int) -> None:
+    shuffle = Shuffle(ranges, pods, FAN, parts)
+    groups = shuffle.groups(shuffle.root)
+    assert sorted(number for group in groups for number in group) == [*range(ranges)]
+    assert len(groups) == shuffle.count_groups(shuffle.root)
+    assert {number: group for rank in range(pods) for number, group in shuffle.own_groups(rank).items()} == dict(
+        enumerate(groups)
+    )
+
+    def parts_of(bucket: Bucket) -> list[int]:
+        if shuffle.is_ready(bucket):
+            assert 0 < bucket.files <= FAN
+            assert shuffle.borders(bucket) == [*range(bucket.first, bucket.end + 1)]
+            return [*range(bucket.first, bucket.end)]
+        assert bucket.level == 0 or len(shuffle.groups(bucket)) < bucket.files
+        return [part for smaller in shuffle.smaller(bucket) for part in parts_of(smaller)]
+
+    assert parts_of(shuffle.root) == [*range(parts)]
+    of_pods = [parts * rank // pods for rank in range(pods + 1)]
+    for first, end in pairwise(of_pods):
+        assert {first, end} <= set(shuffle.borders(shuffle.root))

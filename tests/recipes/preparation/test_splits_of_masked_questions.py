@@ -1,0 +1,71 @@
+"""A masked question comes to the split that it was in before, and with it what is the same question since it was masked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.contracts.parameters import SplitParameters
+from recipes.preparation.draws import draws
+from recipes.preparation.split_assignment import SPLITS
+from tests.recipes.preparation.preparation_workspace import Place
+from tests.recipes.split_rows import divided
+
+SMALL = {"range_bytes": 2_000, "part_bytes": 3_000, "held_bytes": 500}
+
+
+def asked(count: int, question: str) -> list[dict[str, Any]]:
+    return [{"instruction": question.format(n), "answer": f"Ship {n} does.", "id": n} for n in range(count)]
+
+
+def splits_of(place: Place, **parameters: Any) -> dict[int, str]:
+    """The split of each record of a preparation, by the record's number."""
+    result = place.prepare(parameters)
+    assert result.facts["leaked"] == 0
+    return {row["id"]: name for name in SPLITS for row in place.rows(result, name)}
+
+
+def before(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """The same of the version that it is prepared of."""
+    places, _ = divided(rows, SplitParameters())
+    return {row["id"]: SPLITS[place] for row, place in zip(rows, places, strict=True)}
+
+
+def test_what_a_version_holds_out_one_with_its_questions_masked_holds_out_too(tmp_path: Path) -> None:
+    rows = asked(200, "Which ship brings letters of keeper{0}@example.com to harbour {0}?")
+    place = Place(tmp_path, rows, SMALL)
+    found = splits_of(place)
+    assert "[REDACTED]" in place.rows(place.prepare({}), "test")[0]["instruction"]
+    assert found == before(rows)
+    assert set(found.values()) == set(SPLITS)
+
+
+@pytest.mark.parametrize("dedup", [True, False])
+def test_questions_that_are_one_since_they_were_masked_stay_together(tmp_path: Path, dedup: bool) -> None:
+    """Where the version before held one of them out they are all held out."""
+    rows = asked(200, "Which ship comes to harbour {0}?")
+    for row in rows[:12]:
+        row["instruction"] = f"Which ship brings letters of keeper{row['id']}@example.com?"
+    was = before(rows)
+    assert {was[number] for number in range(12)} > {"train"}
+    found = splits_of(Place(tmp_path, rows, SMALL), filter={"dedup": dedup})
+    assert len({found[number] for number in range(12)}) == 1
+    assert found[0] != "train"
+
+
+def test_two_that_were_one_question_stay_together_though_only_one_was_masked(tmp_path: Path) -> None:
+    """What a key looks like depends on capitals, and what is the same question does not."""
+    key = "AKIA" + "ABCD1234" * 2
+    rows = asked(300, "Which ship comes to harbour {0}?")
+    for row in rows[:100]:
+        number = row["id"] // 2
+        row["instruction"] = f"Whose is {key if row['id'] % 2 else key.lower()} of {number}?"
+    place = Place(tmp_path, rows, SMALL)
+    found = splits_of(place)
+    masked = sum("[REDACTED]" in row["instruction"] for row in place.rows(place.prepare({})))
+    assert masked == 50
+    assert found == before(rows)
+
+
+def test_a_seed_draws_others() -> None:
+    assert draws(["Who?"], 1) == draws(["who"], 1) != draws(["Who?"], 2)

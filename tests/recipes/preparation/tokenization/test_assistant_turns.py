@@ -1,0 +1,165 @@
+"""What the assistant says in templates that write a turn in another way once others follow, as the library marks it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.preparation.conversation import ChatTemplate
+from recipes.preparation.tokenization.assistant_turns import BEFORE, OWN
+from recipes.preparation.tokenization.record_tokenizer import Tokens
+from recipes.records.layouts import Layout, Unfit
+from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
+from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
+
+THOUGHTFUL = r"""
+{%- set ns = namespace(asked=0) -%}
+{%- for message in messages if message.role == 'user' -%}{%- set ns.asked = messages.index(message) -%}{%- endfor -%}
+{%- if tools -%}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' -}}{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' -}}
+{%- if message.role == 'assistant' -%}{%- generation -%}
+{%- set said, thought = message.content or '', message.reasoning_content or '' -%}
+{%- if '</think>' in said -%}
+{%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') -%}
+{%- set said = said.split('</think>')[-1].lstrip('\n') -%}
+{%- endif -%}
+{%- if loop.index0 > ns.asked and (loop.last or thought) -%}{{- '<think>\n' + thought + '\n</think>\n\n' -}}{%- endif -%}
+{{- said -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\n' if said or not loop.first -}}{{- '<tool_call>\n' + call.function | tojson + '\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>' -}}
+{%- endgeneration -%}{{- '\n' -}}
+{%- else -%}{{- message.content + '<|im_end|>\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}
+{%- endif -%}"""
+"""Does what Qwen3's does: thoughts stand in the answers to the last question alone, and empty ones in the last answer; and
+says what the assistant's part is, as few templates do.
+"""
+THOUGHTLESS = {"enable_thinking": False}
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, *called: str, **more: Any) -> dict[str, Any]:
+    calls = [{"type": "function", "function": {"name": name, "arguments": {"at": "night"}}} for name in called]
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {}), **more}
+
+
+def answered(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text}
+
+
+LAMP = [user("Who keeps the lamp?"), assistant("The keeper.")]
+CONVERSATIONS = [
+    [*LAMP, user("And the book?"), assistant("She does.")],
+    [
+        {"role": "system", "content": "Be brief."},
+        *LAMP,
+        user("And?"),
+        assistant("1 < 2 \n"),
+        user("Why?"),
+        assistant("Ships."),
+    ],
+    [*LAMP, user("Go on!"), assistant("The lamp."), assistant("And the ships.")],
+    [
+        user("Who?"),
+        assistant("<think>\nOne.\n</think>\n\nShe."),
+        user("Who?"),
+        assistant("<think>\nShe.\n</think>\n\nI."),
+    ],
+    [user("How many?"), assistant(None, "count"), answered("1947"), assistant("1947 ships.")],
+    [user("How many?"), assistant("", "look", "count"), answered("many"), answered("7"), assistant("7, I think.")],
+    [
+        user("How many?"),
+        assistant("I look.", "count"),
+        answered(" 7 "),
+        assistant(None, "count"),
+        answered("8"),
+        assistant("8."),
+    ],
+    [user("How many?"), assistant(None, "count", reasoning_content="I count."), answered("1947"), assistant("1947 ships.")],
+    [user("How many?"), assistant(None, "count"), answered("3"), assistant("3.", reasoning_content="3 it is."), *LAMP],
+    [*LAMP, user("x"), *LAMP, user("How many?"), assistant(None, "count"), answered("3")],
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_what_is_learned_is_what_the_library_marks_in_a_template_that_says_it(
+    tmp_path: Path, messages: list[dict[str, Any]]
+) -> None:
+    own = make_tokenizer()
+    own.chat_template = THOUGHTFUL
+    marked = own.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    tokenizer = record_tokenizer(tmp_path, THOUGHTFUL)
+    (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert isinstance(found, Tokens), found
+    assert found.ids == marked["input_ids"]
+    mask = [number % 2 for number, run in enumerate(found.runs) for _ in range(run)]
+    assert mask == marked["assistant_masks"]
+    assert tokenizer.template.conversation(messages) == tokenizer.template._read(messages)
+
+
+def test_only_the_last_answer_is_learned_with_the_thoughts_that_the_template_puts_there(tmp_path: Path) -> None:
+    (found,) = record_tokenizer(tmp_path, THOUGHTFUL).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
+    assert learned(found) == f"The keeper.<|im_end|>{EMPTY}She does.<|im_end|>"
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS[:3])
+def test_thoughts_that_stand_before_every_answer_are_not_learned(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
+    """They are switched off: for an answer that is asked for the template writes them itself."""
+    tokenizer = record_tokenizer(tmp_path, THOUGHTFUL, template_arguments=THOUGHTLESS)
+    whole, spans = tokenizer.template.conversation(messages)
+    said = [whole[span.start : span.end] for span in spans]
+    assert said == [message["content"] + "<|im_end|>" for message in messages if message["role"] == "assistant"]
+    assert EMPTY in whole
+    assert tokenizer.template._read(messages) == (whole, spans)
+
+
+def test_a_turn_without_the_end_token_ends_where_the_template_ends_it() -> None:
+    """Of Qwen3's base models, whose texts end otherwise than their turns."""
+    template = ChatTemplate(THOUGHTFUL, {"eos_token": "<|endoftext|>"}, {}, None, "<|endoftext|>")
+    whole, spans = template.conversation(CONVERSATIONS[0])
+    assert [whole[span.start : span.end] for span in spans] == ["The keeper.<|im_end|>\n", f"{EMPTY}She does.<|im_end|>\n"]
+
+
+COUNTING = CHAT_TEMPLATE.replace("message['content']", "message['content'] if loop.last else message['content'] | length")
+TWICE = CHAT_TEMPLATE.replace("message['content']", "message['content'] if loop.last else message['content'] * 2")
+RENAMING = CHAT_TEMPLATE.replace("message['role']", "message['role'] + ('' if loop.last else '!')")
+
+
+@pytest.mark.parametrize("template", [COUNTING, TWICE, RENAMING])
+def test_where_it_is_not_sure_what_the_assistant_says_the_conversation_is_refused(tmp_path: Path, template: str) -> None:
+    (found,) = record_tokenizer(tmp_path, template).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
+    assert isinstance(found, Unfit)
+    assert "message 2 is written in another way by the chat template once others follow it" in str(found)
+
+
+@pytest.mark.parametrize("question", ["Who?", "Who sees?"])
+def test_where_marks_change_more_than_they_add_the_conversation_is_refused(tmp_path: Path, question: str) -> None:
+    """Here the length of a question; of the longer one it has a digit more with a mark, and moves all that is behind it."""
+    counted = THOUGHTFUL.replace("message.content + '<", "message.content ~ message.content | length ~ '<")
+    messages = [user(question), assistant("The keeper."), user("And?"), assistant("She does.")]
+    tokenizer = record_tokenizer(tmp_path, counted)
+    assert f"{question}{len(question)}<|im_end|>" in tokenizer.template._render(messages)
+    (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert isinstance(found, Unfit)
+
+
+@pytest.mark.parametrize(("word", "mark"), [("lamp", BEFORE), ("keeper", OWN)])
+def test_a_text_that_holds_what_marks_it_is_refused_not_learned_elsewhere(tmp_path: Path, word: str, mark: str) -> None:
+    messages = json.loads(json.dumps(CONVERSATIONS[0]).replace(word, json.dumps(mark)[1:-1]))
+    assert any(mark in message["content"] for message in messages)
+    (found,) = record_tokenizer(tmp_path, THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])
+    # Plain texts need no marks of their own: their shape is known. Those that a template could look at do.
+    messages[-1]["content"] += " <"
+    (marked,) = record_tokenizer(tmp_path / "marked", THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert learned(found).startswith(messages[1]["content"] + "<|im_end|>")
+    assert isinstance(marked, Unfit)

@@ -1,0 +1,218 @@
+"""Tokens from remembered pieces are the tokenizer's own, whatever the text and whatever the tokenizer."""
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from recipes.preparation.tokenization import piece_tokenizer, pre_tokenizer_patterns
+from recipes.preparation.tokenization.piece_tokenizer import PieceTokenizer, packed
+from recipes.preparation.tokenization.pre_tokenizer_patterns import (
+    GPT2,
+    GPT2_OF_DIGITS,
+    KNOWN,
+    in_python,
+    is_strange,
+    pattern_of,
+)
+from tests.recipes.tiny_model import SENTENCES, SPECIAL
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+GPT2_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def split_by(pattern: str) -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), BYTES])
+
+
+CUTTERS = {pattern: split_by(pattern) for pattern in sorted(KNOWN - {GPT2})}
+CUTTERS[GPT2] = GPT2_BYTES
+CUTTERS[GPT2_OF_DIGITS] = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2_BYTES])
+
+
+def trained(cutter: Any, **token: Any) -> Tokenizer:
+    """A tokenizer with merges over spaces, line ends and punctuation, so that a cut at another place gives other tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = cutter
+    added = [AddedToken(content, **{"special": True, "normalized": False, **token}) for content in [*SPECIAL, "<|im_end|>>"]]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=added, initial_alphabet=alphabet, show_progress=False)
+    layout = [
+        "\n\n\n",
+        "  \n  x",
+        "    a\t\tb",
+        "!!\n\n",
+        "...//",
+        "''s 'LL 12 1234",
+        "\u00e9\u00e9\u00e9 \u0301\u0301",
+        " \r\n ",
+        "\U0001f600\U0001f600!",
+    ]
+    tokenizer.train_from_iterator([*SENTENCES, *(text * 3 for text in layout)] * 2, trainer)
+    return tokenizer
+
+
+TOKENIZERS = {pattern: trained(cutter) for pattern, cutter in CUTTERS.items()}
+SCRAPS = [
+    *(
+        "keeper",
+        "The",
+        " lamp",
+        "s",
+        "'s",
+        "'S",
+        "'ll",
+        "'LL",
+        "'\u017f",
+        "don't",
+        "1",
+        "1947",
+        "\u0661",
+        "\u00b2",
+        "\u00bd",
+    ),
+    *(
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\x0b",
+        "\x1c",
+        "\x85",
+        "\u00a0",
+        "\u2003",
+        "\u180e",
+        "\u200b",
+        "\u3000",
+        "!",
+        "...",
+        "/",
+        "-",
+    ),
+    *(
+        "\u00e9",
+        "e\u0301",
+        "\u0301",
+        "\u01c5",
+        "\u02b0",
+        "\u4e2d\u6587",
+        "\u0e01\u0e33",
+        "\U0001f600",
+        "\U0001d400",
+        "\u1e9e",
+        "\u212a",
+        "\ufffd",
+    ),
+    *(*SPECIAL, "<|im_end|>>", "<|im", "<", "|>"),
+]
+PROMPTS = ["<|im_start|>system\nBe  brief. \n<|im_end|>\n<|im_start|>user\n", "\U0001f600<|im_start|>s"]
+TEXTS = st.lists(st.sampled_from([*SCRAPS, *PROMPTS]) | st.text(max_size=3), max_size=12).map("".join)
+
+
+def whole(tokenizer: Tokenizer, texts: list[str]) -> list[bytes]:
+    return [packed(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@pytest.mark.parametrize("pattern", CUTTERS)
+@pytest.mark.parametrize("composes", [False, True])
+def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZERS[pattern].to_str())
+    if composes:
+        tokenizer.normalizer = normalizers.NFC()
+    assert pattern_of(tokenizer) is in_python(pattern)
+    remembering = PieceTokenizer(tokenizer)
+    for prompt in PROMPTS:
+        remembering.expect(prompt)
+
+    @given(st.lists(TEXTS, max_size=4))
+    @settings(max_examples=150, deadline=None)
+    @example(["a\n b  c \t d ", " a", "  a", "a \n", "a\u00a0 5", "x<|im_end|> y \n<|im_end|>  "])
+    @example(["a\n\nb", "a  5", "!\n\n/x", " \n \n x", "\U0001f600\U0001f600!", "!<|im_end|>>", "a\n\n<|im_end|>b", ""])
+    def check(texts: list[str]) -> None:
+        assert remembering.encode(texts) == whole(tokenizer, texts)
+        assert remembering.encode(texts) == whole(tokenizer, texts), "remembered"
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", CUTTERS)
+def test_every_character_is_cut_as_the_tokenizer_cuts_it(pattern: str) -> None:
+    """Of all characters but those that libraries know differently, each beside letters, digits, spaces and itself."""
+    known = [letter for letter in map(chr, range(0x10000)) if not is_strange(letter)]
+    assert len(known) > 50_000
+    for start in range(0, len(known), 256):
+        text = "".join(f"a{letter}b {letter}{letter}\n{letter}1{letter} " for letter in known[start : start + 256])
+        cut = [text[begin:end] for _, (begin, end) in CUTTERS[pattern].pre_tokenize_str(text)]
+        assert in_python(pattern).findall(text) == cut
+
+
+UNKNOWN = {
+    "another pattern": trained(split_by(r"\w+|\W+")),
+    "a space before the text": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "spaces that are a token's": trained(GPT2_BYTES, lstrip=True, rstrip=True),
+    "spaces that are marked": trained(pre_tokenizers.Metaspace()),
+    "digits in threes": trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(), GPT2_BYTES])),
+}
+
+
+@pytest.mark.parametrize("why", UNKNOWN)
+def test_a_tokenizer_that_cuts_otherwise_is_given_whole_texts(why: str) -> None:
+    tokenizer = UNKNOWN[why]
+    texts = ["the keeper  counts 123 \n ships", " <|im_end|> and", "", "don't"]
+    assert pattern_of(tokenizer) is None
+    assert PieceTokenizer(tokenizer).encode(texts) == whole(tokenizer, texts)
+
+
+def test_a_tokenizer_that_changes_texts_before_is_given_whole_texts() -> None:
+    tokenizer = trained(GPT2_BYTES)
+    tokenizer.normalizer = normalizers.Lowercase()
+    assert pattern_of(tokenizer) is None
+    assert PieceTokenizer(tokenizer).encode(["The KEEPER"]) == whole(tokenizer, ["the keeper"])
+
+
+def test_merges_by_chance_are_not_remembered() -> None:
+    tokenizer = trained(GPT2_BYTES)
+    tokenizer.model.dropout = 0.5
+    assert pattern_of(tokenizer) is None
+
+
+def test_what_is_remembered_stays_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long words are not kept, and when there are too many those of before are forgotten."""
+    monkeypatch.setattr(piece_tokenizer, "MOST", 300)
+    tokenizer = TOKENIZERS[GPT2]
+    remembering = PieceTokenizer(tokenizer)
+    for start in range(0, 3000, 100):
+        texts = [f"the keeper counts {number} ships, and so does she " + "x" * 100 for number in range(start, start + 100)]
+        assert remembering.encode(texts) == whole(tokenizer, texts)
+        for known in (remembering._pieces, remembering._pieces.before, remembering._others, remembering._others.before):
+            assert len(known) <= 300
+            assert max(map(len, known), default=0) <= piece_tokenizer.LONGEST
+
+
+@pytest.mark.parametrize("pattern", CUTTERS)
+def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str) -> None:
+    tokenizer = TOKENIZERS[pattern]
+    remembering = PieceTokenizer(tokenizer)
+    parted = []
+
+    @given(TEXTS, TEXTS)
+    @settings(max_examples=300, deadline=None)
+    @example("a\n", "b c")
+    @example("a <|im_end|>", "\n")
+    def check(before: str, behind: str) -> None:
+        if remembering.parts_at(before + behind, len(before)):
+            parted.append(before)
+            assert b"".join(whole(tokenizer, [before, behind])) == whole(tokenizer, [before + behind])[0]
+
+    check()
+    assert parted
+
+
+def test_a_class_is_spelled_out_in_ranges() -> None:
+    assert pre_tokenizer_patterns.ranges(pre_tokenizer_patterns.members(r"[^\s\p{L}\p{N}]")).startswith(
+        r"\u0000-\u0008\u000e-\u001f\u0021-\u002f\u003a-\u0040"
+    )

@@ -1,0 +1,63 @@
+"""Which layout a record has, and what is said of one that has none."""
+
+from typing import Any
+
+import pytest
+
+from recipes.contracts.job import BadConfiguration
+from recipes.records.layouts import Layout, Unfit, laid_out, layout_of, question, said
+
+ASKED = {"role": "user", "content": "Who?"}
+ANSWERED = {"role": "assistant", "content": "She."}
+
+
+@pytest.mark.parametrize(
+    ("row", "layout", "asked", "text"),
+    [
+        ({"instruction": "Who?", "answer": "She.", "key": 1}, Layout.INSTRUCTION, "Who?", "Who?\nShe."),
+        ({"prompt": "Who?", "completion": "She."}, Layout.COMPLETION, "Who?", "Who?\nShe."),
+        ({"prompt": "Who?", "chosen": "She.", "rejected": "He."}, Layout.PREFERENCE, "Who?", "Who?\nShe.\nHe."),
+        ({"messages": [{"role": "system", "content": "Be brief."}, ASKED, ANSWERED]}, Layout.MESSAGES, "Who?", None),
+        ({"text": "She keeps it."}, Layout.TEXT, "She keeps it.", "She keeps it."),
+    ],
+)
+def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, asked: str, text: str | None) -> None:
+    assert layout_of(row) is layout
+    assert question(row, layout) == asked
+    assert said(row, layout) == (text or "Be brief.\nWho?\nShe.")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"foo": 1}, "has none of instruction/answer, prompt/completion, messages"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "text: rename 'output' to 'answer', and put 'input'"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "'from' to 'role' .human: user, gpt: assistant."),
+        ({"conversations": [], "chosen": {}, "rejected": {}}, "a pair has its 'prompt' as a text beside 'chosen' and"),
+        ({"question": "a", "answer": "b"}, "rename 'question' to 'instruction'"),
+        ({"prompt": [ASKED], "completion": [ANSWERED]}, "'prompt' is a list: join 'prompt' and 'completion' to one list"),
+        ({"prompt": "a", "chosen": [ANSWERED], "rejected": "b"}, "'chosen' is a list: a pair has texts, so write"),
+        ({"text": ["a"]}, "'text' is a list: make it a text"),
+        ({"instruction": "", "answer": "x"}, "'instruction' must be a text that is not empty"),
+        ({"text": 5}, "'text' must be a text that is not empty"),
+        ({"messages": []}, "'messages' must be a list that is not empty"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 needs a role, one of system, user, assistant, tool"),
+        ({"messages": [ASKED, {"role": "assistant"}]}, "message 2 needs a content that is a text"),
+        ({"messages": [ASKED]}, "'messages' has no turn of the assistant"),
+        ({"messages": [ASKED, ANSWERED], "tools": "hammer"}, "'tools' is a text that is not JSON: "),
+        ({"messages": [ASKED, ANSWERED], "tools": ["hammer"]}, "'tools' must be a list of JSON schemas"),
+        ({"messages": [ASKED, ANSWERED], "tools": '{"name": "hammer"}'}, "'tools' must be a list of JSON schemas"),
+    ],
+)
+def test_a_record_that_fits_none_says_why(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unfit, match=reason):
+        layout_of(row)
+
+
+def test_a_dataset_names_the_line_that_does_not_fit() -> None:
+    good = {"instruction": "Who?", "answer": "She."}
+    assert list(laid_out([good, good])) == [(good, Layout.INSTRUCTION)] * 2
+    with pytest.raises(BadConfiguration, match="line 2: the record has none of"):
+        list(laid_out([good, {"foo": 1}]))
+    with pytest.raises(BadConfiguration, match="line 3: the record is text, those before it are instruction/answer"):
+        list(laid_out([good, good, {"text": "x"}]))

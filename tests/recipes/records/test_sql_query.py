@@ -1,0 +1,142 @@
+"""A query only reads, of one database, row by row, and what JSON has no form for is refused."""
+
+import sqlite3
+import tracemalloc
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from recipes.records.sql_query import BadQuery, line, query_lines
+from tests.api.waiting import wait_for
+from tests.postgres_server import postgres, postgres_url
+from tests.shop_database import shop, warehouse
+
+__all__ = ["postgres", "postgres_url", "shop", "warehouse"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DELETE FROM orders", "the database says"),
+        ("WITH gone AS (DELETE FROM orders RETURNING id) SELECT * FROM gone", "the database says"),
+        ("SELECT setval('ids', 7)", "read-only transaction"),
+        ("SELECT id, id FROM orders", "two columns"),
+        ("SELECT unknown FROM orders", "does not exist"),
+        ("SELECT 'NaN'::float8 AS x", "column 'x' holds nan"),
+        ("SELECT host FROM orders", "cast it to text"),
+        ("SELECT id FROM orders WHERE id < 0", "the query has no rows"),
+    ],
+)
+def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
+    warehouse: str, statement: str, reason: str
+) -> None:
+    with psycopg.connect(warehouse) as connection:
+        connection.execute("CREATE SEQUENCE ids")
+    with pytest.raises(BadQuery, match=reason) as refused:
+        list(query_lines(warehouse, statement))
+    assert "\n" not in str(refused.value)
+    others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(warehouse, autocommit=True) as connection:
+        found = connection.execute("SELECT (SELECT count(*) FROM orders), (SELECT last_value FROM ids)").fetchone()
+        # A row that was refused left its connection open, with the transaction in it, for as long as the refusal was held.
+        wait_for(lambda: connection.execute(f"{others} AND backend_type = 'client backend'").fetchone() is None)
+    assert found == (2500, 1)
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DELETE FROM orders", "readonly"),
+        ("PRAGMA hard_heap_limit=100000000", "not authorized"),
+        ("SELECT zeroblob(900000000) AS x", "too big"),
+        ("SELECT id, id FROM orders", "two columns"),
+        ("SELECT unknown FROM orders", "no such column"),
+        ("SELECT 9e999 AS x", "column 'x' holds inf"),
+        ("SELECT * FROM orders WHERE id < 0", "the query has no rows"),
+        ("", "the query has no rows"),
+    ],
+)
+def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
+    with pytest.raises(BadQuery, match=reason):
+        list(query_lines(shop, statement))
+    assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
+
+
+@pytest.mark.parametrize(
+    ("database", "statement", "words"),
+    [
+        (None, "ATTACH 'made.db' AS made", "the database says"),
+        (None, "VACUUM INTO 'made.db'", "the database says"),
+        (None, "SELECT 1; SELECT 2", "one statement at a time"),
+        (None, "SELECT '\udcff'", "no text in UTF-8"),
+        (None, "SELECT 1 AS x\0, 2 AS y", "no text in UTF-8"),
+        ("sqlite://[", "SELECT 1", "is no address of a database"),
+        ("postgresql://someone:the-password@[", "SELECT 1", "the database says"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str | None, statement: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadQuery, match=words) as refused:
+        list(query_lines(database or shop, statement))
+    assert "the-password" not in str(refused.value)
+    assert not (tmp_path / "made.db").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], [[float("nan")]], {"a": [float("-inf")]}])
+def test_a_number_that_json_has_not_is_refused_in_an_array_too(value: object) -> None:
+    """As those of PostgreSQL may hold them; they became null."""
+    with pytest.raises(BadQuery, match="column 'x' holds"):
+        line(["id", "x"], [1, value])
+    assert line(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
+
+
+def test_what_only_reads_may_use_virtual_tables(tmp_path: Path) -> None:
+    """Full-text search looks at a setting of its file."""
+    path = tmp_path / "notes.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE VIRTUAL TABLE notes USING fts5(text)")
+        connection.execute('INSERT INTO notes VALUES (\'["lamp", "door"]\')')
+    statement = "SELECT word.value AS word FROM notes, json_each(notes.text) AS word WHERE notes MATCH 'lamp'"
+    assert b"".join(query_lines(f"sqlite:///{path}", statement)) == b'{"word":"lamp"}\n{"word":"door"}\n'
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
+
+
+@pytest.mark.parametrize("database", ["shop", "warehouse"])
+@pytest.mark.parametrize("rows", ["i FROM n", "count(*) FROM n"])
+def test_a_query_that_has_no_end_is_ended(request: pytest.FixtureRequest, database: str, rows: str) -> None:
+    """Whether it has rows to show for it, or none."""
+    with pytest.raises(BadQuery, match="took longer than the 1 s that it may: ask for less"):
+        for _ in query_lines(request.getfixturevalue(database), f"{ENDLESS} {rows}", 1):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("database", "wide"),
+    [("shop", "hex(zeroblob(500000))"), ("warehouse", "repeat('x', 1000000)")],
+    ids=["sqlite", "postgresql"],
+)
+def test_of_wide_rows_one_is_in_memory(request: pytest.FixtureRequest, database: str, wide: str) -> None:
+    """Also behind narrow ones: a thousand at a time were fetched."""
+    statement = f"SELECT CASE WHEN id < 2000 THEN 'x' ELSE {wide} END AS text FROM orders WHERE id < 2100"
+    tracemalloc.start()
+    try:
+        size = sum(map(len, query_lines(request.getfixturevalue(database), statement)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size > 100_000_000
+    assert peak < 12_000_000
+
+
+def test_a_point_in_time_is_the_same_text_wherever_it_is_read(warehouse: str, postgres_url: str) -> None:
+    with psycopg.connect(warehouse, autocommit=True) as connection:
+        connection.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET timezone TO %L', current_database(), 'Asia/Tokyo'); END $$"
+        )
+        assert connection.execute("SELECT 1").fetchone()
+    assert list(query_lines(warehouse, "SELECT at FROM orders LIMIT 1")) == [b'{"at":"2024-02-29T12:30:00Z"}\n']

@@ -1,0 +1,21 @@
+"""Rows divided by the program split, a few in memory at a time: what all of them have together goes through the disk."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.contracts.parameters import SplitParameters
+from recipes.records.disk_partitions import Scratch
+from recipes.split import split
+
+HELD_BYTES = 200
+
+
+def divided(rows: list[dict[str, Any]], parameters: SplitParameters) -> tuple[NDArray[np.int8], int]:
+    """The place of each row's split in `SPLITS`, and how many leak."""
+    with TemporaryDirectory() as folder:
+        found = split(rows, parameters, Scratch(Path(folder), HELD_BYTES))
+        return found.splits.reader().take(len(rows)), found.leaked

@@ -1,0 +1,132 @@
+"""What a user reads of an S3 server that refuses, or is not there: why, and which setting to look at."""
+
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreRefuses, StoreUnavailable
+from tests.s3_server import BUCKETS, VARIABLES
+
+URI = "s3://hanzo-ml/datasets/d/1"
+ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{}</Code><Message>{}</Message></Error>'
+"""As AWS and MinIO write it: in two lines."""
+KEYS = "(settings storage.access_key, storage.secret_key)"
+
+
+@contextmanager
+def answering(
+    status: int, code: str, message: str, certificate: Path | None = None, *, head: int | None = None
+) -> Iterator[str]:
+    """The address of a server that answers all the same, but for a HEAD."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_HEAD(self) -> None:
+            self.send_response(head or status)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            body = ERROR.format(code, message).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
+    """What a put and a look at what is there end with."""
+    store = Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES)
+    with pytest.raises(StoreUnavailable) as put:
+        store.put_bytes(URI, b"x")
+    with pytest.raises(StoreUnavailable) as listed:
+        store.list(URI)
+    assert (put.type, str(put.value)) == (listed.type, str(listed.value))
+    return put.type, str(put.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "told"),
+    [
+        (403, "InvalidAccessKeyId", "No such key.", "refuses what the keys are used for, with 403 Forbidden: {} " + KEYS),
+        (404, "NoSuchBucket", "None.", "has no bucket hanzo-ml-datasets (settings storage.buckets, storage.endpoint)"),
+        (400, "InvalidRequest", "No.", "answers 400 Bad Request: {}"),
+        pytest.param(503, "SlowDown", "Slow.", "answers 503 Service Unavailable: {}", marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_server_says_is_told(status: int, code: str, message: str, told: str) -> None:
+    """It was cut off where the server's own words begin."""
+    with answering(status, code, message) as url:
+        kind, said = refusal(url)
+        assert said == f"{URI}: {url} {told.format(f'{code}: {message}')}"
+        assert kind is (StoreRefuses if status in (403, 404) else StoreUnavailable), "what another day may change nothing of"
+
+
+def test_with_keys_that_may_not_list_a_missing_file_is_one() -> None:
+    """Whether its bucket is there is asked by a listing."""
+    with answering(403, "AccessDenied", "No listing.", head=404) as url:
+        assert Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES).find(URI) is None
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        assert refusal(url) == (
+            StoreUnavailable,
+            f"{URI}: {url} does not answer: Connection refused (setting storage.endpoint)",
+        )
+
+
+@pytest.mark.slow
+def test_a_certificate_that_is_not_trusted_is_no_server_that_is_away(tmp_path: Path) -> None:
+    with answering(503, "SlowDown", "Slow.", self_signed(tmp_path / "server.pem")) as url:
+        told = refusal(url)[1]
+    assert told.startswith(f"{URI}: the certificate of {url} is not trusted: ") and "SSL_CERT_FILE" in told
+
+
+def self_signed(file: Path) -> Path:
+    """A certificate for this machine that no authority vouches for, with its key."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return file

@@ -1,0 +1,252 @@
+"""A store that is a folder, and is not there for a while: a network folder that is not mounted any more. That is an outage,
+and no empty store; who asks meanwhile is told so, and nothing is made at its place."""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from recipes.checkpoints import upload_retry
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import StoreAddress
+from recipes.storage import buckets
+from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreUnavailable
+from recipes.storage.folder_bucket import is_there
+from recipes.storage.manifest import Artifact, FileRecord
+from recipes.training.resuming import where_to_resume
+
+BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
+DATASET = "s3://hanzo-ml/datasets/d/1/records"
+CHECKPOINTS = "s3://hanzo-ml/checkpoints/run"
+
+
+class Folder:
+    """The root of a store, which comes and goes as a mounted folder does: its mount point may stay, empty, or not."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.elsewhere = root.with_name("elsewhere")
+        self.address = StoreAddress(root=root.as_uri(), buckets=BUCKETS)
+
+    def go(self, *, mount_point: bool) -> None:
+        self.root.rename(self.elsewhere)
+        if mount_point:
+            self.root.mkdir()
+
+    def come(self) -> None:
+        if self.root.exists():
+            self.root.rmdir()  # fails where anything was made in it meanwhile
+        self.elsewhere.rename(self.root)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "objects")
+
+
+@pytest.fixture
+def artifact(folder: Folder, tmp_path: Path) -> Artifact:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a.jsonl").write_bytes(b"one\n")
+    return Store(folder.address).publish(files, DATASET, "dataset")
+
+
+async def arriving() -> AsyncIterator[bytes]:
+    yield b"two\n"
+
+
+ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
+    "get": lambda store, artifact, scratch: store.get_bytes(f"{DATASET}/a.jsonl"),
+    "list": lambda store, artifact, scratch: store.list(DATASET),
+    "below": lambda store, artifact, scratch: store.below(DATASET),
+    "exists": lambda store, artifact, scratch: store.exists(DATASET),
+    "find": lambda store, artifact, scratch: store.find(DATASET),
+    "manifest": lambda store, artifact, scratch: store.manifest(artifact),
+    "pieces": lambda store, artifact, scratch: list(store.pieces(DATASET, FileRecord(path="a.jsonl", sha256="", size=4))),
+    "put": lambda store, artifact, scratch: store.put_bytes(f"{DATASET}/b.jsonl", b"two\n"),
+    "put_file": lambda store, artifact, scratch: store.put_file(f"{DATASET}/b.jsonl", Path(__file__)),
+    "put_stream": lambda store, artifact, scratch: asyncio.run(store.put_stream(f"{DATASET}/b.jsonl", arriving())),
+    "copy": lambda store, artifact, scratch: store.copy(f"{DATASET}/a.jsonl", f"{DATASET}/b.jsonl"),
+    "delete": lambda store, artifact, scratch: store.delete(DATASET),
+    "remove": lambda store, artifact, scratch: store.remove(f"{DATASET}/a.jsonl"),
+    "fetch": lambda store, artifact, scratch: store.fetch(artifact, scratch),
+}
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+@pytest.mark.parametrize("opened", [False, True], ids=["by a new process", "by one that knew it"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_store_that_is_away_is_no_empty_one(
+    folder: Folder, artifact: Artifact, tmp_path: Path, asked: str, opened: bool, mount_point: bool
+) -> None:
+    store = Store(folder.address)
+    if opened:
+        assert store.list(DATASET)
+    folder.go(mount_point=mount_point)
+    with pytest.raises(StoreUnavailable):
+        ASKED[asked](store, artifact, tmp_path / "scratch")
+    folder.come()
+    assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
+
+
+def test_a_bucket_is_made_as_something_is_first_asked_of_it(folder: Folder, artifact: Artifact) -> None:
+    store = Store(folder.address)
+    assert store.list(CHECKPOINTS) == []
+    store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
+    assert store.list(CHECKPOINTS) == [f"{CHECKPOINTS}/incidents.json"]
+
+
+def test_one_bucket_alone_may_be_mounted_and_be_away(folder: Folder, artifact: Artifact, tmp_path: Path) -> None:
+    store = Store(folder.address)
+    store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
+    bucket = folder.root / BUCKETS["checkpoints"]
+    bucket.rename(tmp_path / "elsewhere")
+    bucket.mkdir()
+    for asking in (store, Store(folder.address)):
+        with pytest.raises(StoreUnavailable):
+            asking.list(CHECKPOINTS)
+    assert store.list(DATASET)
+
+
+def test_a_store_of_a_release_before_this_one_is_taken_as_it_is(folder: Folder, artifact: Artifact) -> None:
+    shutil.rmtree(folder.root.with_name(".objects-made"))
+    for mark in folder.root.glob("*/.bucket"):
+        mark.unlink()
+    store = Store(folder.address)
+    assert store.find(DATASET) == artifact
+    folder.go(mount_point=True)
+    with pytest.raises(StoreUnavailable):
+        store.find(DATASET)
+
+
+def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Folder, artifact: Artifact) -> None:
+    shutil.rmtree(folder.root)
+    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets,") as told:
+        Store(folder.address).list(DATASET)
+    Path(str(told.value).partition("remove ")[2].partition(",")[0]).unlink()
+    assert Store(folder.address).list(DATASET) == []
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_a_bucket_that_goes_away_as_it_is_opened_is_not_made_anew(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, mount_point: bool
+) -> None:
+    def then_away(bucket: Path) -> bool:
+        there = is_there(bucket)
+        folder.go(mount_point=mount_point)
+        return there
+
+    with monkeypatch.context() as going:
+        going.setattr(buckets, "is_there", then_away)
+        with pytest.raises(StoreUnavailable):
+            Store(folder.address).find(DATASET)
+    folder.come()
+    assert Store(folder.address).find(DATASET) == artifact
+
+
+def test_a_network_folder_that_does_not_answer_is_away(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bool:
+        raise OSError(errno.EIO, "it does not answer")
+
+    store = Store(folder.address)
+    assert store.find(DATASET) == artifact
+    with monkeypatch.context() as failing, pytest.raises(StoreUnavailable):
+        failing.setattr(Path, "exists", stale)
+        store.put_bytes(f"{DATASET}/b.jsonl", b"two\n")
+    assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
+
+
+def test_what_is_put_as_the_folder_goes_away_did_not_arrive(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes the folders anew: as if nothing had been, all that lay there was missing from then on."""
+    put = obstore.put
+
+    def then_away(*given: Any, **options: Any) -> Any:
+        folder.go(mount_point=False)
+        return put(*given, **options)
+
+    monkeypatch.setattr(obstore, "put", then_away)
+    store = Store(folder.address)
+    with pytest.raises(StoreUnavailable):
+        store.put_bytes(f"{DATASET}/b.jsonl", b"two\n")
+    for asking in (store, Store(folder.address)):
+        with pytest.raises(StoreUnavailable):
+            asking.list(DATASET)
+    shutil.rmtree(folder.root)
+    folder.come()
+    assert store.find(DATASET) == artifact
+
+
+def test_what_goes_away_while_it_is_listed_is_not_known_to_be_missing(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(folder.address)
+    store.put_bytes(f"{DATASET}/inner/b.jsonl", b"two\n")
+    scan = os.scandir
+
+    def then_away(place: Any) -> Any:
+        if Path(place).name == "inner":
+            folder.go(mount_point=False)
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", then_away)
+    with pytest.raises(StoreUnavailable):
+        store.list(DATASET)
+
+
+def test_what_goes_away_while_it_is_read_is_not_known_to_be_missing(folder: Folder, artifact: Artifact) -> None:
+    found = Store(folder.address).open(f"{DATASET}/a.jsonl")
+    folder.go(mount_point=True)
+    with pytest.raises(StoreUnavailable):
+        list(found.chunks())
+
+
+def saved(checkpoints: Checkpoints, step: int) -> None:
+    with checkpoints.writing(step) as place:
+        (place / "weights").write_bytes(b"%d" % step)
+    checkpoints.settle()
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are_away(
+    folder: Folder, tmp_path: Path, mount_point: bool
+) -> None:
+    first = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    saved(first, 3)
+    first.wait()
+    folder.go(mount_point=mount_point)
+    other_machine = Checkpoints(tmp_path / "other machine", Store(folder.address), CHECKPOINTS, 2)
+    with pytest.raises(StoreUnavailable):
+        where_to_resume(other_machine, "latest")
+    folder.come()
+    _, found = where_to_resume(other_machine, "latest")
+    assert found is not None and found[0] == 3
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
+) -> None:
+    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
+    checkpoints = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    saved(checkpoints, 1)
+    checkpoints.wait()
+    folder.go(mount_point=mount_point)
+    saved(checkpoints, 2)
+    with pytest.raises(StoreUnavailable):
+        checkpoints.wait()
+    folder.come()
+    saved(checkpoints, 3)
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [3, 2]

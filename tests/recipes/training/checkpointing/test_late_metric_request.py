@@ -1,0 +1,24 @@
+"""A program that was killed has requests on their way still, which arrive after the run has gone on without it."""
+
+import shutil
+from pathlib import Path
+
+from recipes.storage.artifact_store import MANIFEST
+from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts
+
+
+def test_what_arrives_late_spoils_no_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
+    """Its points had other times: the run's newest checkpoint was broken in the store, and a new machine fell back."""
+    work, killed = tmp_path / "late-request", tmp_path / "of-the-killed"
+    uri = CHECKPOINTS.format(work.name)
+    expected = facts(place.train(work, max_steps=4))
+    shutil.move(work / "checkpoints" / "4", killed)
+    shutil.rmtree(work)
+    place.store.delete(uri)
+    place.train(work, max_steps=4)
+    for file in killed.rglob("*"):
+        if file.is_file() and file.name != MANIFEST:
+            place.store.put_file(f"{uri}/4/{file.relative_to(killed)}", file)
+    shutil.rmtree(work)
+    found = facts(place.train(work, max_steps=4))
+    assert (found.resumed_from, found.losses) == (4, expected.losses)

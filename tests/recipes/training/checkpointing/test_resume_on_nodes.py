@@ -1,0 +1,124 @@
+"""Two machines that share a store go on from one checkpoint, along one way, whatever each has in its folder."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any, Literal, TypeVar
+
+import pytest
+
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from recipes.contracts.rewind import SentBack
+from recipes.storage.artifact_store import Store
+from recipes.training.checkpointing.resume import resume_together
+from recipes.training.parallel.process_group import Group
+
+T = TypeVar("T")
+URI = "s3://hanzo-ml/checkpoints/run-1"
+
+
+class Node(Group):
+    """The only process of a machine, in a thread: what it agrees on lies in a list instead of going over gloo."""
+
+    def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
+        super().__init__()
+        self.rank, self.size = rank, 2
+        self._told, self._all_are_here = told, all_are_here
+
+    def share(self, value: T) -> T:
+        return self.collect(value)[0]
+
+    def collect(self, value: T) -> list[T]:
+        self._told[self.rank] = value
+        self._all_are_here.wait(60)
+        values = list(self._told)
+        self._all_are_here.wait(60)
+        return values
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Checkpoints]:
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
+    return [Checkpoints(tmp_path / name, store, URI, 3) for name in ("first", "second")]
+
+
+def save(checkpoints: Checkpoints, *steps: int, **facts: float) -> None:
+    for step in steps:
+        with checkpoints.writing(step, facts) as folder:
+            (folder / "weights").write_text(f"{step} of {checkpoints.uri}")
+    checkpoints.wait()
+
+
+def together(
+    machines: Sequence[Checkpoints], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
+) -> list[tuple[str, str | None]]:
+    """The URI of each machine's way, and the weights that it goes on from."""
+    told, barrier = [None, None], Barrier(2)
+
+    def one(rank: int) -> tuple[str, str | None]:
+        try:
+            way, found = resume_together(
+                machines[rank], resume_from, [SentBack(step=step) for step in sent_back], Node(rank, told, barrier)
+            )
+        except BaseException:
+            barrier.abort()
+            raise
+        assert found is None or (found[1].name == str(found[0]) and found[1].is_relative_to(machines[rank].folder))
+        return way.uri, (found[1] / "weights").read_text() if found else None
+
+    with ThreadPoolExecutor(2) as nodes:
+        return [node.result() for node in [nodes.submit(one, rank) for rank in range(2)]]
+
+
+def test_a_run_that_has_none_begins_on_all(machines: list[Checkpoints]) -> None:
+    assert together(machines) == [(URI, None)] * 2
+
+
+def test_a_new_machine_has_the_newest(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, 4)
+    assert together(machines) == [(URI, f"4 of {URI}")] * 2
+
+
+def test_the_first_one_s_newest_is_gone_on_from_though_it_did_not_reach_the_store(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, 4)
+    machines[0].store.delete(f"{URI}/4")
+    assert together(machines) == [(URI, f"4 of {URI}")] * 2
+
+
+def test_what_another_one_has_that_is_newer_is_not(machines: list[Checkpoints]) -> None:
+    """The first was replaced, and what it had discarded lies on the other."""
+    save(machines[1], 2, 4)
+    machines[1].store.delete(f"{URI}/4")
+    assert together(machines) == [(URI, f"2 of {URI}")] * 2
+    assert machines[1].local_steps() == [2]
+
+
+def test_the_best_is_that_of_the_first_one(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, validation_loss=1.0)
+    save(machines[0], 4, validation_loss=2.0)
+    machines[0].store.delete(f"{URI}/2")
+    assert together(machines, "best") == [(f"{URI}/from-2", f"2 of {URI}")] * 2
+
+
+def test_a_step_that_the_first_one_alone_has(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, 4)
+    machines[0].store.delete(f"{URI}/2")
+    assert together(machines, 2) == [(f"{URI}/from-2", f"2 of {URI}")] * 2
+
+
+def test_a_step_that_nobody_has_is_refused(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, 4)
+    with pytest.raises(BadConfiguration, match="there is no valid checkpoint 3"):
+        together(machines, 3)
+
+
+def test_a_run_that_was_sent_back_goes_on_along_its_own_way(machines: list[Checkpoints]) -> None:
+    save(machines[0], 2, 4, 6)
+    assert together(machines, "latest", 4) == [(f"{URI}/from-4", f"4 of {URI}")] * 2
+    way = machines[0].below("from-4", 4)
+    save(way, 5, 6)
+    way.store.delete(f"{way.uri}/6")
+    assert together(machines, "latest", 4) == [(way.uri, f"6 of {way.uri}")] * 2
+    assert together(machines, "latest", 4, 5) == [(f"{way.uri}/from-5", f"5 of {way.uri}")] * 2

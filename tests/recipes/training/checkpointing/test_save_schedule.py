@@ -1,0 +1,62 @@
+"""When a checkpoint is due: by the clock or by steps, at the end, and whenever the model is better than it ever was."""
+
+import math
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from recipes.contracts.job import CheckpointPolicy
+from recipes.training.checkpointing.save_schedule import CheckpointWhenDue, SaveTheBest
+from recipes.training.metrics.validation_loss import EVALUATED
+from recipes.training.parallel.process_group import Group
+
+MINUTE = 60.0
+
+
+def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[int]:
+    """The steps after which a run saves whose steps all take so long."""
+    now = 1e6
+    due = CheckpointWhenDue(policy, Group(), clock=lambda: now)
+    found = []
+    for step in range(1, steps + 1):
+        now += seconds_of_step
+        state = TrainerState(global_step=step, max_steps=steps)
+        if due.on_step_end(TrainingArguments(use_cpu=True), state, TrainerControl()).should_save:
+            found.append(step)
+    return found
+
+
+def test_time_comes_first_where_steps_are_slow() -> None:
+    """Counted from the last checkpoint, whatever it was for: with steps of 25 minutes, an hour is over after three."""
+    policy = CheckpointPolicy(interval="1h", interval_steps=1000)
+    assert saved(25 * MINUTE, 8, policy) == [3, 6, 8]
+    assert saved(20 * MINUTE, 6, policy) == [3, 6]
+    assert saved(20 * MINUTE + 1, 6, CheckpointPolicy(interval="20m", interval_steps=1000)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_steps_come_first_where_they_are_fast() -> None:
+    assert saved(1.0, 2500, CheckpointPolicy(interval="1h", interval_steps=1000)) == [1000, 2000, 2500]
+
+
+def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
+    assert saved(25 * MINUTE, 9, CheckpointPolicy(interval="1h", interval_steps=4)) == [3, 4, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ([2.0, 1.5, 1.7, 1.4], [1, 2, 4]),
+        ([1.0, 1.0, 2.0], [1]),  # of equal ones the first is the best
+        ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # what is no number is never the best, nor better than one
+    ],
+)
+def test_every_step_that_is_better_than_all_before_is_saved(losses: list[float], best: list[int]) -> None:
+    """Row I7: by no clock, and between the steps that are saved anyway."""
+    saving, state = SaveTheBest(), TrainerState()
+    found = []
+    for step, loss in enumerate(losses, 1):
+        state.global_step = step
+        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, EVALUATED: loss}]
+        if saving.on_evaluate(TrainingArguments(use_cpu=True), state, TrainerControl()).should_save:
+            found.append(step)
+    assert found == best

@@ -1,0 +1,120 @@
+"""The system is told of each row that a step asks for while the step before it is computed, and has read it by then."""
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
+
+from recipes import train as program
+from recipes.preparation.tables import open_table, write_table
+from recipes.runner import Preempted
+from recipes.training.data.packing import PackedRows
+from recipes.training.data.prefetch import of_process, will_need
+from recipes.training.data.sample_order import OncePerProcess, SampleOrder, SamplesOfRun
+from recipes.training.raw_rows import SCHEMA
+from tests.recipes.training.training_workspace import Place, facts, stop_after
+
+STEPS = 8
+
+
+def test_a_step_asks_for_what_was_told_in_the_one_before(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that is new, and of one that goes on."""
+    happened: list[tuple[str, PackedRows, int]] = []
+
+    def noted(name: str) -> None:
+        does = getattr(PackedRows, name)
+
+        def noting(self: PackedRows, row: int) -> Any:
+            happened.append((name, self, row))
+            return does(self, row)
+
+        monkeypatch.setattr(PackedRows, name, noting)
+
+    noted("place_of")
+    noted("__getitem__")
+
+    def check(steps: int) -> None:
+        rows = next(self for name, self, _ in happened if name == "place_of")
+        told: list[int] = []
+        asked: list[int] = []
+        for name, self, row in happened:
+            if self is rows:
+                (told if name == "place_of" else asked).append(row)
+                assert set(asked) <= set(told)
+        assert len(asked) >= steps * place.recipe.samples_per_step
+        happened.clear()
+
+    with monkeypatch.context() as patched, pytest.raises(Preempted):
+        patched.setattr(program.StopOnSignal, "on_step_end", stop_after(4))
+        place.train(tmp_path, max_steps=STEPS)
+    check(4)
+    assert facts(place.train(tmp_path, max_steps=STEPS)).resumed_from == 4
+    check(STEPS - 4)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_each_process_tells_of_the_rows_that_the_library_deals_it(together: int) -> None:
+    samples, batch, size = SamplesOfRun(SampleOrder(40, seed=1), per_step=12, steps=5), 2, 3
+    places = OncePerProcess(samples, places=12, batch=batch, processes=together)
+    for rank in range(size * together):
+        dealt = BatchSamplerShard(BatchSampler(places, batch, drop_last=True), size * together, rank)
+        group: Any = SimpleNamespace(data_rank=rank // together, data_size=size)
+        rows = list(samples)
+        told = [of_process(rows[first : first + 12], batch, group) for first in range(0, len(rows), 12)]
+        assert [row for step in told for row in step] == [row for some in dealt for row in some]
+
+
+@pytest.fixture
+def file_on_a_disk() -> Iterator[Path]:
+    """Where files outlive a restart: many systems keep what lies in /tmp in memory."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder) / "tokens.arrow"
+
+
+def test_what_was_told_is_read_and_nothing_else(file_on_a_disk: Path) -> None:
+    file = file_on_a_disk
+    size, records = 100_000, 200
+    tokens = np.arange(size, dtype=np.int32)
+    batch = pa.record_batch(
+        {
+            "input_ids": pa.array([tokens] * records, type=SCHEMA.field("input_ids").type),
+            "assistant_mask": pa.array([np.ones(size, dtype=bool)] * records),
+            "length": pa.array([size] * records, type=SCHEMA.field("length").type),
+        },
+        schema=SCHEMA,
+    )
+    write_table(file, SCHEMA, [batch])
+    rows = PackedRows(open_table(file), size, padding=0)
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    (ids,), (far,) = rows.place_of(150), rows.place_of(20)
+    assert ids[1] == 4 * size and not is_read(*ids), "a file system that keeps its files in memory tests nothing"
+    will_need(*ids)
+    end = time.monotonic() + 30
+    while not is_read(*ids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not is_read(*far)
+    assert np.array_equal(rows[150]["input_ids"].numpy(), tokens)
+
+
+def is_read(address: int, size: int) -> bool:
+    """Whether memory holds all of it."""
+    first = address // mmap.PAGESIZE * mmap.PAGESIZE
+    pages = (ctypes.c_ubyte * (-(-(address + size - first) // mmap.PAGESIZE)))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), pages) == 0
+    return all(page & 1 for page in pages)

@@ -1,0 +1,96 @@
+"""The order of samples: each once an epoch; what is skipped is what the bad steps had seen, however often that happens."""
+
+from itertools import islice
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipes.training.data.sample_order import NO_ROW, OncePerProcess, RowsOrNone, SampleOrder, SamplesOfRun
+
+
+def test_each_epoch_has_each_row_once_in_another_order() -> None:
+    ids = list(islice(SampleOrder(10, seed=1).ids(), 20))
+    assert sorted(ids[:10]) == sorted(ids[10:]) == list(range(10))
+    assert ids[:10] != ids[10:]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=4), st.integers(1, 9))
+def test_a_rollback_leaves_out_the_samples_of_its_steps_and_their_rows_for_good(
+    rollbacks: list[tuple[int, int]], rows: int
+) -> None:
+    """Where more than half of the rows would be gone, it leaves out exactly those samples."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    whole = list(islice(SampleOrder(rows, 3).ids(), 40 * rows + 200))
+    for before, count in rollbacks:
+        samples = SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=40)
+        seen = list(samples)
+        first, stop = samples.positions_of_steps(before + 1, before + count)
+        assert [seen[2 * before], seen[2 * (before + count) - 1]] == [whole[first], whole[stop - 1]]
+        skipped = (*skipped, (first, stop))
+        after = list(SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=30))
+        assert after[: 2 * before] == seen[: 2 * before]
+        assert after == kept(whole, rows, skipped)[:60]
+
+
+def kept(whole: list[int], rows: int, skipped: tuple[tuple[int, int], ...]) -> list[int]:
+    """The samples, one by one."""
+    positions = {position for first, stop in skipped for position in range(first, stop)}
+    found = []
+    for position, row in enumerate(whole):
+        gone = {whole[before] for before in positions if before // rows < position // rows}
+        if position not in positions and not (row in gone and 2 * len(gone) <= rows):
+            found.append(row)
+    return found
+
+
+def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> None:
+    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=2, steps=50)
+    order = SampleOrder(10, seed=1, skipped=(samples.positions_of_steps(2, 3),))
+    bad = list(samples)[2:6]
+    seen = list(islice(order.ids(), 60))
+    assert not {*bad} & {*seen} and [seen.count(row) for row in {*seen}] == [10] * 6
+
+
+def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:
+    """Steps of 4 of 10 rows; after two of them, those of the third and fourth are left out."""
+    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=4, steps=9)
+    found = [tuple(samples.place_after(step).values()) for step in range(6)]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    skipping = SamplesOfRun(SampleOrder(10, seed=1, skipped=((8, 16),)), per_step=4, steps=9)
+    assert skipping.place_after(1) == samples.place_after(1) and skipping.place_after(2) == samples.place_after(4)
+
+
+def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> None:
+    """The library gives each process the next micro-batch, and so on from the first."""
+    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=12, steps=4)
+    dealt = list(OncePerProcess(samples, places=12, batch=3, processes=2))
+    assert len(dealt) == len(OncePerProcess(samples, places=12, batch=3, processes=2))
+    batches = [dealt[first : first + 3] for first in range(0, len(dealt), 3)]
+    hands = [[row for batch in batches[process::4] for row in batch] for process in range(4)]
+    assert hands[0] == hands[1] and hands[2] == hands[3]
+    assert sorted(hands[0] + hands[2]) == sorted(samples)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 2))
+def test_each_step_has_its_samples_once_however_many_share_them(rows: int, processes: int, most: int, together: int) -> None:
+    """`together` processes compute the same micro-batches; a place without a row is one of a step's last."""
+    batch = min(most, -(-rows // processes))
+    times = -(-rows // (batch * processes))
+    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=rows, steps=3)
+    dealt = list(OncePerProcess(samples, batch * times * processes, batch, together))
+    assert len(dealt) == len(OncePerProcess(samples, batch * times * processes, batch, together))
+    batches = [dealt[first : first + batch] for first in range(0, len(dealt), batch)]
+    hands = [batches[process :: processes * together] for process in range(processes * together)]
+    assert {len(hand) for hand in hands} == {3 * times}, "all compute as often"
+    seen = []
+    for step in range(3):
+        places = [row for turn in range(times) for hand in hands[::together] for row in hand[step * times + turn]]
+        assert places == [*places[:rows], *[NO_ROW] * (len(places) - rows)] and NO_ROW not in places[:rows]
+        seen += places[:rows]
+    assert seen == list(samples)
+
+
+def test_there_is_nothing_in_the_place_of_no_row() -> None:
+    rows = RowsOrNone(["a", "b"])
+    assert (len(rows), rows[0], rows[1], rows[NO_ROW]) == (2, "a", "b", None)

@@ -1,0 +1,126 @@
+"""SIGTERM while the model is evaluated: nothing waits for the end of it, and whoever resumes does it first."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.contracts.results import TrainingFacts
+from recipes.runner import Preempted
+from recipes.training.metrics.microbatch_metrics import Told
+from recipes.training.metrics.validation_loss import owed
+from recipes.training.objective_trainer import ObjectiveTrainer
+from tests.recipes.training.training_workspace import Place, pending_in
+
+PARTS = 8
+"""Micro-batches of an evaluation where they are of one row."""
+FIRST_IS_BEST = {
+    "batch_size": 1,
+    "gradient_accumulation": 4,
+    "max_steps": 4,
+    "eval_steps": 2,
+    "publish": "best",
+    "learning_rate": 1e-15,  # it learns nothing that float32 could show: of equal losses the first is the best
+    "checkpoint": {"interval": "1h", "interval_steps": 100, "keep_last": 1},
+}
+
+
+class Evaluated:
+    """The micro-batches that were evaluated, by their size; SIGTERM comes while that of number `stop_in` is."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.stop_in = 0
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
+    seen = Evaluated()
+    part = ObjectiveTrainer._part
+
+    def watched(trainer: ObjectiveTrainer, rows: range) -> Told:
+        seen.sizes.append(len(rows))
+        if len(seen.sizes) == seen.stop_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return part(trainer, rows)
+
+    monkeypatch.setattr(ObjectiveTrainer, "_part", watched)
+    return seen
+
+
+def logged(place: Place, work: Path) -> list[tuple[str, int, float]]:
+    """Every value of training and evaluation that the run has logged by its newest checkpoint."""
+    newest = place.checkpoints(work).latest()
+    assert newest is not None
+    points: list[dict[str, Any]] = pending_in(newest[1])
+    of_time = ("train/tokens_per_second", "train/checkpoint_seconds")
+    return [(point["key"], point["step"], point["value"]) for point in points if point["key"] not in of_time]
+
+
+@pytest.mark.slow
+def test_it_is_broken_off_and_done_first_by_whoever_resumes(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
+    work = tmp_path / "stopped"
+    whole = place.train(tmp_path / "whole", **FIRST_IS_BEST)
+    assert evaluated.sizes == [1] * 2 * PARTS
+
+    def stopped_in(part: int, saying: str) -> None:
+        """The evaluation does not go beyond that one."""
+        evaluated.sizes.clear()
+        evaluated.stop_in = part
+        with pytest.raises(Preempted, match=saying):
+            place.train(work, **FIRST_IS_BEST)
+        assert len(evaluated.sizes) == part
+
+    stopped_in(2, "^checkpoint 2 holds everything$")
+    assert place.checkpoints(work).best() is None
+    stopped_in(3, "^checkpoint 2 holds everything but its evaluation$")
+    stopped_in(PARTS + 3, "^checkpoint 4 holds everything$")
+    evaluated.sizes.clear()
+    evaluated.stop_in = 0
+    result = place.train(work, **FIRST_IS_BEST)
+    assert len(evaluated.sizes) == PARTS
+
+    found, expected = (TrainingFacts.model_validate(each.facts) for each in (result, whole))
+    assert found.resumed_from == 4
+    assert (found.best_step, found.published_step) == (expected.best_step, expected.published_step) == (2, 2)
+    assert found.losses == expected.losses
+    assert result.artifacts["adapter"].digest == whole.artifacts["adapter"].digest
+    last = [("eval/loss", 4), ("eval/perplexity", 4)]  # this one's checkpoint is from before its evaluation
+    assert logged(place, work) == [point for point in logged(place, tmp_path / "whole") if point[:2] not in last]
+
+
+def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
+    evaluated.stop_in = 2
+    policy = {**FIRST_IS_BEST["checkpoint"], "save_on_preempt": False}
+    with pytest.raises(Preempted, match=r"^stopped after step 2: on from the beginning$"):
+        place.train(tmp_path / "unsaved", **FIRST_IS_BEST | {"checkpoint": policy})
+    assert len(evaluated.sizes) == 2
+    assert place.checkpoints(tmp_path / "unsaved").local_steps() == []
+
+
+def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
+    history = [{"step": 2, "eval_loss": 1.5}, {"step": 4, "loss": 2.0}]
+    assert [step for step in range(7) if owed(step, 2, 7, history)] == [4, 6]
+    assert not owed(4, None, 4, history)
+
+
+@pytest.mark.slow
+def test_one_is_owed_after_the_last_step_though_it_is_not_its_turn(
+    place: Place, tmp_path: Path, evaluated: Evaluated
+) -> None:
+    """A SIGTERM in that step had left the run without it, and without the best checkpoint where that was the last."""
+    recipe = FIRST_IS_BEST | {"max_steps": 3, "learning_rate": 0.001}
+    whole = place.train(tmp_path / "uneven", **recipe)
+    evaluated.sizes.clear()
+    evaluated.stop_in = PARTS + 3
+    with pytest.raises(Preempted, match=r"^checkpoint 3 holds everything$"):
+        place.train(tmp_path / "uneven and stopped", **recipe)
+    evaluated.stop_in = 0
+    result = place.train(tmp_path / "uneven and stopped", **recipe)
+    found, expected = (TrainingFacts.model_validate(each.facts) for each in (result, whole))
+    assert found.resumed_from == 3
+    assert (found.best_step, found.published_step) == (expected.best_step, expected.published_step)
+    assert expected.best_step == 3
+    assert result.artifacts["adapter"].digest == whole.artifacts["adapter"].digest

@@ -1,0 +1,74 @@
+"""A micro-batch is computed without a number that is read from the device: a GPU that is waited for has nothing to do next.
+
+The device here is PyTorch's `meta`, which has no numbers: to read one, to count what is there, or to bring together what is
+on two devices is an error on it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes import train as program
+from recipes.training import packed_attention
+from recipes.training.objective_trainer import ObjectiveTrainer
+from tests.recipes.training.training_workspace import Place
+
+
+class Caught(Exception):
+    """Nothing is trained."""
+
+
+def trainer_of(place: Place, work: Path, **changed: Any) -> ObjectiveTrainer:
+    """As the program makes it where attention needs no mask."""
+    made: list[ObjectiveTrainer] = []
+
+    def caught(trainer: ObjectiveTrainer, *_: Any) -> None:
+        made.append(trainer)
+        raise Caught
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Caught):
+        patched.setattr(packed_attention, "fits", lambda *_: True)
+        patched.setattr(program, "run", caught)
+        place.train(work, **changed)
+    return made[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gradient_checkpointing": True},
+        {"method": "full", "dtype": "bfloat16"},
+        {"base_dtype": "float16"},
+        {"objective": "dpo"},
+        {"objective": "dpo", "method": "full", "dtype": "bfloat16"},
+        {"objective": "orpo"},
+    ],
+    ids=str,
+)
+def test_a_micro_batch_is_not_waited_for(place: Place, tmp_path: Path, changed: dict[str, Any]) -> None:
+    trainer = trainer_of(place, tmp_path, **changed)
+    trainer.model.to("meta").train()
+    if frozen := getattr(trainer.objective, "_frozen", None):
+        frozen.to("meta")
+    rows = [trainer.train_dataset[row] for row in range(4)]
+
+    def batch() -> dict[str, Any]:
+        found = trainer.data_collator(rows)
+        return {name: part.to("meta") if isinstance(part, torch.Tensor) else part for name, part in found.items()}
+
+    items = trainer._get_num_items_in_batch([batch()], torch.device("meta"))
+    for _ in range(2):
+        loss: Any = trainer.compute_loss(trainer.model, batch(), num_items_in_batch=items)
+        loss.backward()
+    trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    assert all(weight.grad is not None and weight.grad.is_meta for weight in trained)
+    assert torch.nn.utils.clip_grad_norm_(trained, 1.0).is_meta
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trainer, "_prepare_inputs", lambda found: batch())
+        told = trainer._part(range(4))
+    assert all(torch.is_tensor(mean) and mean.is_meta for mean in told.means.values())
+    with pytest.raises(RuntimeError, match="meta"):
+        float(told.means["loss"])

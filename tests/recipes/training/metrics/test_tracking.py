@@ -1,0 +1,70 @@
+"""What a run logs: every number of every step, and how long each checkpoint took."""
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import TrainerState
+
+from recipes.training.metrics.tracking import LogToTracking
+from resources.hpo.sweep_validation import EVALUATED, OF_PREFERENCES, OF_TEXTS
+from tests.recipes.training.training_workspace import Place, pending_in
+
+OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
+
+
+def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place, tmp_path: Path) -> None:
+    """By the last checkpoint, whose own time is not in it yet."""
+    place.train(tmp_path / "logged", max_steps=4, eval_steps=None)
+    newest = place.checkpoints(tmp_path / "logged").latest()
+    assert newest is not None and newest[0] == 4
+    steps = defaultdict(list)
+    for point in pending_in(newest[1]):
+        assert math.isfinite(point["value"]), point
+        steps[point["key"]].append(point["step"])
+    assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
+
+
+def test_the_time_of_a_step_is_not_that_of_an_evaluation_or_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a step that took 2 seconds: 10 after what came between, and 100 tokens later."""
+    now, told = [0.0], list[tuple[int, float]]()
+    monkeypatch.setattr("recipes.training.metrics.tracking.time.monotonic", lambda: now[0])
+    work: Any = SimpleNamespace(speed=lambda tokens, seconds: told.append((tokens, seconds)) or {})
+    meter, metrics = SimpleNamespace(newest_stall=None), SimpleNamespace(add=lambda *point: None)
+    log, state = LogToTracking(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
+    state.num_input_tokens_seen = 700  # of the steps before the checkpoint that it goes on from
+    for between in (log.on_train_begin, log.on_evaluate, log.on_save, None):
+        if between:
+            now[0] += 10
+            between(None, state, None)
+        now[0] += 2
+        state.num_input_tokens_seen += 100
+        log.on_log(None, state, None, {"loss": 1.0})
+    assert told == [(100, 2.0)] * 4
+
+
+def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: Path) -> None:
+    place.train(tmp_path / "evaluated", max_steps=2, eval_steps=1)
+    newest = place.checkpoints(tmp_path / "evaluated").latest()
+    assert newest is not None and newest[0] == 2
+    points = pending_in(newest[1])
+    told = {point["key"] for point in points if point["key"].startswith("eval/")}
+    assert told == set(EVALUATED) - set(OF_PREFERENCES)  # what a sweep may ask for
+    losses, perplexities = (
+        {point["step"]: point["value"] for point in points if point["key"] == key}
+        for key in ("eval/loss", "eval/perplexity")
+    )
+    assert sorted(losses) == [1, 2] and perplexities == {step: math.exp(loss) for step, loss in losses.items()}
+
+
+def test_what_is_learned_from_pairs_has_no_perplexity(place: Place, tmp_path: Path) -> None:
+    """Its exponential was logged as one: of a loss that is no cross-entropy, 2 before the first step of dpo."""
+    job = place.job(tmp_path / "without-perplexity", {"objective": "dpo", "max_steps": 2, "eval_steps": 1})
+    place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "without-perplexity")
+    newest = place.checkpoints(tmp_path / "without-perplexity").latest()
+    assert newest is not None
+    logged = {point["key"] for point in pending_in(newest[1])}
+    assert {key for key in logged if key.startswith("eval/")} == set(EVALUATED) - set(OF_TEXTS)

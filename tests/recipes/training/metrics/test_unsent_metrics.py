@@ -1,0 +1,87 @@
+"""Points that no tracking server got by the end of a run: all of them lie beside its result, none of an earlier end does."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanzo_ml.client import buffer
+from hanzo_ml.client.buffer import MetricBuffer
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import Anew
+from recipes.train import METRICS_GRACE_SECONDS, left
+from recipes.training.metrics import open_metrics, write_pending
+from recipes.unsent_metrics import UnsentPoint, read_unsent, write_unsent
+from tests.recipes.training.training_workspace import Place, facts
+
+
+def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_its_result(
+    place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = facts(place.train(tmp_path / "unheard"))
+    left = list(read_unsent(place.store, "s3://hanzo-ml/runs/unheard"))
+    assert len(left) == result.unsent_metrics
+    losses = [(point.step, point.value) for point in left if point.key == "train/loss"]
+    assert losses and losses == sorted(result.losses.items()), "each step once"
+    assert f"{len(left)} metric points went with the result" in capfd.readouterr().out
+
+
+def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(place: Place) -> None:
+    folder, values = "s3://hanzo-ml/runs/odd", (0.1, float("inf"), float("-inf"), float("nan"))
+    write_unsent(place.store, folder, [UnsentPoint(key="from before", value=1.0, step=1, timestamp=1)])
+    write_unsent(place.store, folder, [UnsentPoint(key="é x", value=value, step=2, timestamp=3) for value in values])
+    *plain, nan = read_unsent(place.store, folder)
+    assert [point.value for point in plain] == list(values[:3]) and math.isnan(nan.value)
+    assert {(point.key, point.step, point.timestamp) for point in (*plain, nan)} == {("é x", 2, 3)}
+
+
+def test_a_point_of_a_step_that_was_done_anew_says_since_when() -> None:
+    """Without that, one that had arrived though nobody said so would be logged a second time."""
+    anew = (Anew(range(5, 9), 1500), Anew.told(range(8, 9), None))
+    told = [left(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
+    assert [(point.anew, point.since) for point in told] == [(False, None), (True, 1500), (True, None)]
+
+
+class Ahead:
+    """A tracking server that has step 4 already; it writes down what it is asked, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def newest_steps(self, run_id: str) -> dict[str, int]:
+        self.calls.append("asked")
+        return {"train/loss": 4}
+
+    def log_metrics(self, run_id: str, points: Sequence[Point]) -> None:
+        self.calls += [f"{point.key} {point.step}" for point in points]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_it_has(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender began with the first word of it: in one start of 85 it was faster than the second, and a step was there
+    twice that had been done twice.
+    """
+    server, tell = Ahead(), MetricBuffer.skip_until
+
+    def late(*given: Any, **named: Any) -> None:
+        time.sleep(0.2)
+        tell(*given, **named)
+
+    monkeypatch.setattr(buffer, "Transport", lambda uri: server)
+    monkeypatch.setattr(MetricBuffer, "skip_until", late)
+    pending = [Point("train/loss", 0.5, 4, 2000), Point("eval/loss", 0.7, 4, 2000)]
+    write_pending(pending, tmp_path)
+    metrics = open_metrics(place.job(tmp_path, {}), (4, tmp_path), (), evaluates_first=False)
+    assert metrics.close(60) == []
+    assert server.calls == ["asked", "eval/loss 4"]
+
+
+def test_a_gpu_waits_no_longer_than_a_restart_of_the_server_takes() -> None:
+    assert METRICS_GRACE_SECONDS == 60

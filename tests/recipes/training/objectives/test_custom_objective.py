@@ -1,0 +1,133 @@
+"""An objective of somebody else: what it tells is logged, and what it gives that cannot be used is said by its name."""
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recipes.contracts.objective_names
+import recipes.training.objectives as registry
+from recipes.contracts.job import BadConfiguration
+from recipes.training.objectives.objective import Loss
+from recipes.training.objectives.sft import Sft
+from tests.recipes.training.training_workspace import Place, pending_in
+
+MADE: dict[str, Any] = {}
+"""The class that is installed as the objective `own`."""
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.objective_names.OBJECTIVES)])
+    for module in (recipes.contracts.objective_names, registry):
+        monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: MADE["own"])
+    yield
+    MADE.clear()
+
+
+class Told(Sft):
+    """The model's own loss, a mean over micro-batches, told besides under two names of its own."""
+
+    made = 0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        value = model(**batch).loss
+        self.made += 1
+        return Loss(value, {"half": value.detach() / 2} | ({"every_other": 1.0} if self.made % 2 else {}))
+
+
+def test_what_it_tells_is_logged_under_its_own_names(place: Place, tmp_path: Path) -> None:
+    """It was dropped without a word: only the names that our objectives tell were logged."""
+    MADE["own"] = Told
+    place.train(tmp_path / "told", objective="own", max_steps=2, eval_steps=1, gradient_accumulation=2, batch_size=2)
+    newest = place.checkpoints(tmp_path / "told").latest()
+    assert newest is not None
+    points = pending_in(newest[1])
+    of = {(point["key"], point["step"]): point["value"] for point in points}
+    for step in (1, 2):
+        for name in ("train", "eval"):
+            assert of[f"{name}/half", step] == pytest.approx(of[f"{name}/loss", step] / 2)
+            assert of[f"{name}/every_other", step] == 1.0
+
+
+class Bare(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return super().loss(model, batch).value
+
+
+class Number(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().loss(model, batch).value.item())
+
+
+class Several(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().loss(model, batch).value.repeat(3))
+
+
+class Detached(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().loss(model, batch).value.detach())
+
+
+class TakesLoss(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().loss(model, batch).value, {"loss": 1.0})
+
+
+class TellsText(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        told: Any = {"note": "hello"}
+        return Loss(super().loss(model, batch).value, told)
+
+
+class TellsSeveral(Told):
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().loss(model, batch).value, {"many": torch.ones(3)})
+
+
+class WithoutRows(Told):
+    def rows(self, *_: Any) -> Any:
+        return []
+
+
+class NoRows(Told):
+    def rows(self, *_: Any) -> Any:
+        return None
+
+
+class Takes(Told):
+    def __init__(self) -> None:
+        """Nothing, and so not the recipe."""
+
+
+class Foreign:
+    def __init__(self, recipe: object) -> None:
+        """It has nothing of an Objective."""
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Bare, r"objective own: loss\(\) gave Tensor of shape \(\): return a Loss, or None"),
+        (Number, "objective own: the value of its Loss is float: give a tensor with one number"),
+        (Several, r"objective own: the value of its Loss is Tensor of shape \(3,\)"),
+        (Detached, "objective own: its loss does not depend on what is trained"),
+        (TakesLoss, "objective own: it tells a metric 'loss': name it with"),
+        (TellsText, "objective own: its metric 'note' is str: tell one number"),
+        (TellsSeveral, r"objective own: its metric 'many' is Tensor of shape \(3,\): tell one number"),
+        (WithoutRows, r"the train split: objective own: rows\(\) gave none"),
+        (NoRows, r"the train split: objective own: rows\(\) gave NoneType"),
+        (Takes, "objective own: .*:Told cannot be made: TypeError: .*takes 1 positional argument"),
+        (Foreign, "objective own: .*:Told is no Objective"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_name(place: Place, tmp_path: Path, made: Any, said: str) -> None:
+    """A bare tensor was trained from, by gradients that nobody divided by the accumulation; one without rows never ended."""
+    MADE["own"] = made
+    with pytest.raises(BadConfiguration, match=said):
+        place.train(tmp_path / made.__name__, objective="own", max_steps=1, eval_steps=None)

@@ -1,0 +1,49 @@
+"""How the processes of a run find each other, and part."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recipes.contracts.job import BadConfiguration, Distributed
+from recipes.training.parallel.process_group import join
+from tests.free_ports import free_port
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As torchrun starts the only process of a job."""
+    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}.items():
+        monkeypatch.setenv(name, str(value))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other(
+    launched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's words were "invalid device ordinal", of a fault that is tried again."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadConfiguration, match=r"gpus_per_node is 2, .* and this program sees 1: set it to 1"):
+        join(Distributed(strategy="ddp", gpus_per_node=2))
+    assert not dist.is_initialized()
+
+
+def test_processes_are_connected_as_they_join_and_not_within_a_step(launched: None) -> None:
+    """NCCL connects them in their first exchange."""
+    join(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
+    group: Any = dist.distributed_c10d._get_default_group()
+    assert group._get_sequence_number_for_group() == 1
+
+
+def test_what_disbands_leaves_no_group(launched: None) -> None:
+    group = join(Distributed(strategy="ddp", gpus_per_node=1, backend="gloo"))
+    group.size = 2
+    group.collect = lambda value: [value] * 2  # type: ignore[method-assign]
+    group.disband()
+    assert not dist.is_initialized()

@@ -1,0 +1,37 @@
+"""A process that has its model later than the others."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.training.forked_processes import Forks, log_of
+from tests.recipes.training.parallel_strategies import shape
+from tests.recipes.training.tracked_runs import install
+from tests.recipes.training.training_workspace import Place
+
+LATE = """
+import time
+import torch.distributed as dist
+from recipes.runner import say
+from recipes.training.objectives.sft import Sft
+
+class Late(Sft):
+    def begin(self, model):
+        if dist.get_rank() == 1:
+            time.sleep(3)
+        say(f"process {dist.get_rank()} has its model")
+"""
+
+
+@pytest.mark.slow
+def test_none_begins_to_train_before_all_have_their_model(
+    place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait where NCCL gives up after ten minutes, and does wait where two hours are enough."""
+    install("late", LATE, tmp_path, monkeypatch)
+    changed = {"objective": "late", "batch_size": 2, "max_steps": 1, "eval_steps": None, "distributed": shape("ddp", 2)}
+    distributed = place.recipe.changed(changed).distributed
+    job = place.job(tmp_path / "late", changed).model_copy(update={"distributed": distributed})
+    started.train(job)
+    said = log_of(job).read_text()
+    assert max(said.index(f"process {rank} has its model") for rank in "01") < said.index("starting 1 step"), said

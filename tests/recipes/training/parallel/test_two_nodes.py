@@ -1,0 +1,138 @@
+"""Training on two nodes, started as pods are: they share a store and a network, and no folder (rows H1, H2, H8, I3)."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from recipes.contracts.job import Job, Result, Tracking
+from recipes.contracts.results import TrainingFacts
+from tests.api.server_process import ServerProcess
+from tests.recipes.training.forked_processes import Forks
+from tests.recipes.training.simulated_pods import NODES, Gang
+from tests.recipes.training.training_workspace import Place
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
+
+
+def job_of(place: Place, server: ServerProcess, folder: Path, nodes: int, strategy: str, **changed: Any) -> Job:
+    shape = {"strategy": strategy, "num_nodes": nodes, "gpus_per_node": NODES // nodes, "backend": "gloo"}
+    settings = {"batch_size": 2, "max_steps": STEPS, "distributed": shape, **changed}
+    made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()
+    tracking = Tracking(uri=server.url, run_id=made["run"]["info"]["run_id"])
+    distributed = place.recipe.changed(settings).distributed
+    return place.job(folder, settings).model_copy(update={"distributed": distributed, "tracking": tracking})
+
+
+def result_of(place: Place, job: Job) -> Result:
+    return Result.model_validate_json(place.store.get_bytes(job.result_uri))
+
+
+def losses_of(result: Result) -> dict[int, float | None]:
+    return TrainingFacts.model_validate(result.facts).losses
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("fsdp", FULL),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("ddp", {}), ("deepspeed_zero2", {}), ("deepspeed_zero3", FULL))
+        ),
+    ],
+)
+def test_a_lost_node_and_a_preemption_change_nothing(
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
+) -> None:
+    """To the last bit what as many processes compute on one node, undisturbed."""
+    whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
+    job = job_of(place, server, tmp_path / f"nodes-{strategy}-lost", NODES, strategy, **method)
+    gang = Gang(job, tmp_path / "lost")
+    gang.until(4)
+    gang.kill(1)
+    codes = gang.wait()
+    assert codes[0] not in (0, 78), gang.said()
+
+    gang = Gang(job, tmp_path / "preempted")
+    gang.until(16)
+    for node in gang.nodes:
+        node.send_signal(signal.SIGTERM)
+    assert gang.wait() == [143, 143], gang.said()
+
+    gang = Gang(job, tmp_path / "last")
+    assert gang.wait() == [0, 0], gang.said()
+    result = result_of(place, job)
+    assert 16 <= (TrainingFacts.model_validate(result.facts).resumed_from or 0) < STEPS
+    assert losses_of(result) == losses_of(whole)
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+
+
+@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), pytest.param("fsdp", FULL, marks=pytest.mark.long)])
+def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
+) -> None:
+    """The newest was on its way to the store as all were killed: whole on the first machine, or in parts on both."""
+    whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
+    job = job_of(place, server, tmp_path / f"nodes-{strategy}", NODES, strategy, **method)
+    gang = Gang(job, tmp_path / "machines")
+    gang.until(16)
+    gang.kill(0, 1)
+    gang.wait()
+    folders = [tmp_path / "machines" / str(node) / "work" / "checkpoints" for node in range(NODES)]
+    saved = [{int(path.name) for path in folder.glob("[0-9]*")} for folder in folders]
+    newest = max(saved[0] if strategy == "ddp" else saved[0] & saved[1])
+    for step in range(newest, STEPS):
+        place.store.delete(f"{job.outputs['checkpoints']}/{step}")
+    earlier = tmp_path / "machines" / "1" / "work" / "checkpoints" / "2"
+    earlier.mkdir(parents=True, exist_ok=True)
+
+    gang = Gang(job, tmp_path / "machines")
+    assert gang.wait() == [0, 0], gang.said()
+    result = result_of(place, job)
+    assert TrainingFacts.model_validate(result.facts).resumed_from == newest
+    assert not earlier.exists(), "what was fetched for an earlier start fills the disk"
+    assert losses_of(result) == losses_of(whole)
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+
+
+@pytest.mark.long
+def test_other_processes_go_on_with_what_they_read_of_it(
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path
+) -> None:
+    """Two on two nodes, and then four, on new machines: each node fetches one of two files of rows."""
+    whole = started.train(job_of(place, server, tmp_path / "node", 1, "fsdp", **FULL))
+    job = job_of(place, server, tmp_path / "nodes", NODES, "fsdp", **FULL)
+    job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"keep_last": STEPS})})
+    gang = Gang(job, tmp_path / "two")
+    gang.until(16)
+    for node in gang.nodes:
+        node.send_signal(signal.SIGTERM)
+    assert gang.wait() == [143, 143], gang.said()
+
+    assert job.distributed
+    more = job.distributed.model_copy(update={"gpus_per_node": 2})
+    gang = Gang(job.model_copy(update={"distributed": more}), tmp_path / "four")
+    assert gang.wait() == [0, 0], gang.said()
+    result = result_of(place, job)
+    resumed = TrainingFacts.model_validate(result.facts).resumed_from
+    assert resumed and resumed >= 16
+    for node in range(NODES):
+        folder = tmp_path / "four" / str(node) / "work" / "checkpoints" / str(resumed)
+        assert {file.name for file in folder.glob("*-rows-*")} == {
+            f"{stem}-rows-0000{node + 1}-of-00002.safetensors" for stem in ("model", "optimizer")
+        }
+    losses, expected = losses_of(result), losses_of(whole)
+    assert losses.keys() == expected.keys()
+    assert {step: losses[step] for step in range(1, resumed)} == {step: expected[step] for step in range(1, resumed)}
+    for step in range(resumed, STEPS + 1):
+        assert losses[step] == pytest.approx(expected[step], rel=1e-3)

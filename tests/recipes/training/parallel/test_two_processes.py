@@ -1,0 +1,329 @@
+"""Training in two processes: the numbers of one process, bit-exact over kills, and with another number of processes in
+between without a row lost or seen twice.
+
+What is killed or broken off is started as LocalCompute starts it; what that is compared with is forked, and what changes
+its number of processes.
+"""
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from recipes.contracts.job import Distributed
+from recipes.contracts.results import TrainingFacts
+from resources.detached import read_pid
+from tests.recipes.training.forked_processes import Forks, log_of
+from tests.recipes.training.parallel_strategies import CUT, rows_at_once, shape
+from tests.recipes.training.tracked_runs import Runs, children, install, losses_of, step_of, steps_broken_off, wait_for_line
+
+pytestmark = pytest.mark.slow
+
+FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
+MIXED = FULL | {"dtype": "bfloat16"}
+STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
+    ("ddp", {}, 1e-4),
+    ("fsdp", FULL, 1e-4),
+    ("fsdp", MIXED, 1e-2),  # one process rounds in other places, where the processor computes in bfloat16
+    ("deepspeed_zero2", FULL, 1e-4),
+    ("deepspeed_zero3", {}, 1e-4),
+    ("fsdp", FULL | {"objective": "dpo"}, 1e-4),
+    ("tensor", FULL, 1e-4),
+    ("hybrid", FULL, 1e-4),
+]
+"""With how far their losses may be from those of one process, relative to them."""
+MORE_STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
+    ("fsdp", {}, 1e-4),
+    ("fsdp", {"base_dtype": "bfloat16"}, 1e-2),
+    ("deepspeed_zero2", MIXED, 1e-2),
+    ("deepspeed_zero3", FULL, 1e-4),
+    ("tensor", MIXED, 1e-2),
+    ("tensor", FULL | {"objective": "dpo"}, 1e-4),
+    ("tensor", FULL | {"objective": "orpo"}, 1e-4),
+    ("hybrid", MIXED, 1e-2),
+    ("deepspeed_zero2", FULL | {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero3", FULL | {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero3", {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero2", {"objective": "orpo"}, 1e-4),
+    ("deepspeed_zero3", FULL | {"objective": "orpo"}, 1e-4),
+]
+"""With other methods and objectives than those that stand for their strategy."""
+RECORDING = """
+import hashlib
+import torch.distributed as dist
+from recipes.training.objectives.sft import Sft
+
+class Recording(Sft):
+    "Writes down each row that the model learns from, once, into the file that the recipe's description names."
+
+    def loss(self, model, batch):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if model.training and rank % self.recipe.tensor_parallel == 0:
+            with open(self.recipe.description, "a") as file:
+                for row in batch["input_ids"]:
+                    file.write(hashlib.sha256(row.numpy().tobytes()).hexdigest() + "\\n")
+        return None
+"""
+SLOW = """
+import time
+from recipes.runner import say
+from recipes.training.objectives.sft import Sft
+
+class Slow(Sft):
+    "Takes so long to evaluate that there is time to be killed."
+
+    def loss(self, model, batch):
+        if not model.training:
+            say("evaluating")
+            time.sleep(0.5)
+        return None
+"""
+STOPPED = """
+import os
+import signal
+from pathlib import Path
+
+import torch.distributed as dist
+
+from recipes.training.objectives.sft import Sft
+
+class Stopped(Sft):
+    "Each process writes down its micro-batches; the last is asked to stop in its sixth, if nobody was asked before."
+
+    begun = 0
+
+    def loss(self, model, batch):
+        folder, rank = Path(self.recipe.description), dist.get_rank()
+        if model.training:
+            self.begun += 1
+            with (folder / str(rank)).open("a") as file:
+                file.write(f"{os.getpid()} ")
+            if self.begun == 6 and rank == dist.get_world_size() - 1 and not (folder / "asked").exists():
+                (folder / "asked").touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+        return None
+"""
+WEIGHING = """
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from recipes.training.objectives.sft import Sft
+
+def own(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+class Weighing(Sft):
+    "Each process writes down the bytes of the whole model, and what it holds of weights, and of gradients in between."
+
+    begun = 0
+
+    def loss(self, model, batch):
+        place = Path(self.recipe.description, str(dist.get_rank()))
+        self.begun += model.training
+        weights = list(model.parameters())
+        if model.training and self.begun == 1:
+            storages = [own(weight).untyped_storage() for weight in weights]
+            held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+            place.write_text(f"{sum(weight.nbytes for weight in weights)} {held}")
+        elif model.training and self.begun == 2:
+            gradients = sum(own(weight.grad).nbytes for weight in weights if weight.grad is not None)
+            place.write_text(f"{place.read_text()} {gradients}")
+        return None
+"""
+"""Objectives that are installed beside the product, as any other may be."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "tolerance"),
+    [*STRATEGIES, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_STRATEGIES)],
+)
+def test_two_processes_compute_what_one_does_on_the_same_rows(
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tolerance: float
+) -> None:
+    trained = f"{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
+    name = f"{strategy}-{trained}"
+    one = started.train(runs.job(f"{trained}-one", batch_size=4, **method))  # once, for all strategies
+    shared = {"batch_size": rows_at_once(strategy), "distributed": shape(strategy, 2)}
+    two = started.train(runs.job(f"{name}-two", **shared, **method))
+    assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
+    assert runs.losses(f"{name}-two") == list(losses_of(two).items())
+    validation = [dict(runs.losses(which, "eval/loss")) for which in (f"{trained}-one", f"{name}-two")]
+    assert set(validation[0]) == {2, 4, 6, 8} and validation[1] == pytest.approx(validation[0], rel=tolerance)
+    if strategy in CUT and tolerance < 1e-3:
+        folders = [runs.place.store.fetch(made.artifacts["weights"], runs.folder / "cache") for made in (one, two)]
+        whole, cut = (load_file(folder / "model.safetensors") for folder in folders)
+        assert whole.keys() == cut.keys()
+        assert all((cut[name] - weight).norm() < tolerance * weight.norm() for name, weight in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"), [("ddp", {"lora_dropout": 0.1}), pytest.param("hybrid", FULL, marks=pytest.mark.long)]
+)
+def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
+) -> None:
+    """With SFT: the other strategies and objectives are in `test_killed`."""
+    name = f"{strategy}-killed"
+    settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
+    whole = started.train(runs.job(f"{name}-whole", **settings))
+    due = [random.randrange(first, first + 4) for first in (1, 7, 13)]
+    victims: list[Callable[[int], int]] = [lambda pid: pid, lambda pid: children(pid)[0], lambda pid: children(pid)[1]]
+    random.shuffle(victims)
+    job = runs.job(f"{name}-killed", **settings)
+    killed: dict[int, int] = {}
+
+    def kill(line: str) -> None:
+        """At the first step that is due of each start; what a start had still printed by then is passed over."""
+        pid = read_pid(Path(job.work_dir))
+        if due and pid and pid not in killed and step_of(line) >= due[0]:
+            os.kill(victims.pop()(pid), signal.SIGKILL)
+            killed[pid] = due.pop(0)
+
+    result = runs.train(job, kill)
+    assert len(killed) == 3, killed
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }, killed
+    assert losses_of(result) == losses_of(whole)
+    assert runs.losses(f"{name}-killed") == list(losses_of(whole).items())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("fsdp", FULL),
+        ("deepspeed_zero3", FULL),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("ddp", {}), ("tensor", FULL), ("deepspeed_zero2", FULL))
+        ),
+    ],
+)
+def test_a_run_goes_on_with_one_process_and_with_two_again(
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
+    install("recording", RECORDING, tmp_path, monkeypatch)
+    settings: dict[str, Any] = {"batch_size": rows_at_once(strategy), "max_steps": 24, "objective": "recording", **method}
+    settings["distributed"] = shape(strategy, 2)
+    whole = started.train(runs.job(f"{strategy}-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
+
+    job = runs.job(f"{strategy}-elastic", description=str(tmp_path / "elastic"), **settings)
+    alone = job.model_copy(update={"distributed": Distributed.model_validate(shape(strategy, 1))})
+    for there, until in ((job, 2), (alone, 8)):
+        started.stop(there, until)
+    result = started.train(job)
+    assert 8 <= (TrainingFacts.model_validate(result.facts).resumed_from or 0) < 24
+    assert losses_of(result) == pytest.approx(losses_of(whole), rel=1e-4)
+    consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
+    assert sum(consumed["undisturbed"].values()) == 24 * 4
+    # A step that was broken off after its first micro-batch is done anew, and nothing else is.
+    anew = steps_broken_off(log_of(job).read_text()) * rows_at_once(strategy)
+    assert consumed["elastic"] >= consumed["undisturbed"]
+    assert sum(consumed["elastic"].values()) == 24 * 4 + anew
+
+
+@pytest.mark.parametrize(("strategy", "share"), [("fsdp", 0.5), ("ddp", 1.0)])
+def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
+    runs: Runs, started: Forks, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("weighing", WEIGHING, tmp_path, monkeypatch)
+    (tmp_path / "held").mkdir()
+    settings: dict[str, Any] = {**FULL, "objective": "weighing", "description": str(tmp_path / "held")}
+    settings |= {"batch_size": 1, "gradient_accumulation": 2, "max_steps": 1, "eval_steps": None}
+    started.train(runs.job(f"{strategy}-weighed", **settings, distributed=shape(strategy, 2)))
+    for rank in "01":
+        whole, weights, gradients = map(int, (tmp_path / "held" / rank).read_text().split())
+        assert whole > 300_000
+        assert weights / whole == pytest.approx(share, abs=0.05)
+        assert gradients / whole == pytest.approx(share, abs=0.05), "after the first micro-batch of a step"
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed_zero3", marks=pytest.mark.long)])
+def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
+    runs: Runs, started: Forks, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in one, killed where it is repeated: every loss is there once, and is that of a run that nobody stopped."""
+    install("slow", SLOW, tmp_path, monkeypatch)
+    settings: dict[str, Any] = {**FULL, "objective": "slow", "max_steps": 6, "distributed": shape(strategy, 2)}
+    settings |= {"batch_size": 1, "gradient_accumulation": 2, "eval_steps": 3}
+    settings["checkpoint"] = {"interval": "1h", "interval_steps": 100}
+    whole = started.train(runs.job(f"{strategy}-evaluated", **settings))
+    job = runs.job(f"{strategy}-evaluation-stopped", **settings)
+    runs.compute.submit(job)
+    wait_for_line(runs.compute, job, lambda line: "evaluating" in line)
+    runs.compute.cancel(job)
+    said, _ = runs.compute.read_lines(job, 0)
+    assert "asked to stop: the evaluation is broken off" in said and "eval loss" not in said, said
+    # Killed while it repeats the evaluation, then when the server has that, and no checkpoint has it.
+    due = ["resuming from checkpoint 3", "evaluating", "step 3/6 eval loss", "step 6/6 loss", "evaluating", "checkpoint 3"]
+
+    def kill(line: str) -> None:
+        pid = read_pid(Path(job.work_dir))
+        if due and due[0] in line and pid and due.pop(0) == "evaluating":
+            os.kill(children(pid)[1], signal.SIGKILL)
+
+    result = runs.train(job, kill)
+    assert not due
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+    assert losses_of(result) == losses_of(whole)
+    for key in ("train/loss", "eval/loss"):
+        assert runs.losses(f"{strategy}-evaluation-stopped", key) == runs.losses(f"{strategy}-evaluated", key)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("fsdp", FULL),
+        ("deepspeed_zero2", FULL),
+        pytest.param("ddp", {"lora_dropout": 0.1}, marks=pytest.mark.long),
+        pytest.param("deepspeed_zero3", {"lora_dropout": 0.1}, marks=pytest.mark.long),
+    ],
+)
+def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two is asked to stop in the second micro-batch of step 2: neither begins the third."""
+    install("stopped", STOPPED, tmp_path, monkeypatch)
+    settings: dict[str, Any] = {**method, "objective": "stopped", "max_steps": 4, "distributed": shape(strategy, 2)}
+    settings |= {"batch_size": 1, "gradient_accumulation": 4, "eval_steps": None}
+    settings["checkpoint"] = {"interval": "1h", "interval_steps": 100}
+    results = []
+    for name, expected in (("undisturbed", [16]), ("asked", [6, 12])):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "undisturbed":
+            (folder / "asked").touch()
+        job = runs.job(f"{strategy}-{name}-in-a-step", description=str(folder), **settings)
+        results.append(started.train(job) if name == "undisturbed" else runs.train(job))
+        for rank in "01":
+            assert list(Counter((folder / rank).read_text().split()).values()) == expected
+    whole, result = results
+    assert TrainingFacts.model_validate(result.facts).resumed_from == 1
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+    assert losses_of(result) == losses_of(whole)
+
+
+def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(
+    runs: Runs, started: Forks
+) -> None:
+    settings: dict[str, Any] = {**FULL, "batch_size": 2, "max_steps": 1}
+    start = started.train(runs.job("zero3-start", **settings)).artifacts["weights"]
+    still = settings | {"learning_rate": 1e-30, "distributed": shape("deepspeed_zero3", 2)}
+    job = runs.job("zero3-started", **still)
+    made = started.train(job.model_copy(update={"inputs": {**job.inputs, "start": start}})).artifacts["weights"]
+    folders = [runs.place.store.fetch(weights, runs.folder / "cache") for weights in (start, made)]
+    first, second = (folder.joinpath("model.safetensors").read_bytes() for folder in folders)
+    assert first == second

@@ -1,0 +1,87 @@
+"""The pods of a training job, started here as they are on a cluster: they share a store and a network, and no folder."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.contracts.job import Job
+from resources.compute.kubernetes.gang import gang_of
+from resources.compute.kubernetes.torchrun import JOB_FILE, RENDEZVOUS_PORT, command
+from resources.settings.sections import Scheduler
+from tests.free_ports import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG = 240.0
+NODES = 2
+
+
+class Gang:
+    """The pods of a job, each with its variables and its folder: empty as a new pod's, or as an earlier gang left it."""
+
+    def __init__(self, job: Job, folder: Path, variables: Sequence[dict[str, str]] = ({},) * NODES) -> None:
+        self._folder = folder
+        self._variables = variables
+        port = free_port()
+        self.nodes = [self._start(job, rank, port) for rank in range(NODES)]
+
+    def _start(self, job: Job, rank: int, port: int) -> subprocess.Popen[bytes]:
+        folder = self._folder / str(rank)
+        (folder / "work").mkdir(parents=True, exist_ok=True)
+        mine = job.model_copy(update={"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache")})
+        (folder / "job.json").write_text(mine.model_dump_json())
+        pod = {
+            "python": sys.executable,
+            JOB_FILE: str(folder / "job.json"),
+            "--node-rank=$(NODE_RANK)": f"--node-rank={rank}",
+            f"--master-port={RENDEZVOUS_PORT}": f"--master-port={port}",
+        }
+        words = [pod.get(word, word) for word in command(gang_of(job, Scheduler()), "127.0.0.1")]
+        with self.log(rank).open("wb") as log:
+            told = environment() | self._variables[rank]
+            return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=told)
+
+    def log(self, rank: int) -> Path:
+        return self._folder / f"{rank}.log"
+
+    def step(self) -> int:
+        """The last one that a node has told of."""
+        told = [re.findall(r" step (\d+)/\d+ loss ", self.log(rank).read_text()) for rank in range(NODES)]
+        return max((int(number) for numbers in told for number in numbers), default=0)
+
+    def until(self, step: int) -> None:
+        end = time.monotonic() + LONG
+        while self.step() < step:
+            assert time.monotonic() < end and any(node.poll() is None for node in self.nodes), self.said()
+            time.sleep(0.02)
+
+    def wait(self) -> list[int]:
+        try:
+            return [node.wait(LONG) for node in self.nodes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.said()) from None
+
+    def said(self) -> str:
+        return "\n".join(f"--- node {rank}\n{self.log(rank).read_text()[-3000:]}" for rank in range(NODES))
+
+    def kill(self, *ranks: int) -> None:
+        for rank in ranks:
+            for pid in session(self.nodes[rank].pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def session(leader: int) -> list[int]:
+    """A launcher and all below it, whose processes have sessions of their own."""
+    found = [leader]
+    for pid in found:
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found

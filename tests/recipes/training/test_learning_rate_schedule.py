@@ -1,0 +1,37 @@
+"""What becomes of the learning rate, also of a run that was killed on its way."""
+
+from math import cos, pi
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.training.training_workspace import Place, pending_in
+
+RATE, STEPS, WARM = 1e-3, 8, 2
+LEFT = {
+    "linear": lambda share: 1 - share,
+    "cosine": lambda share: (1 + cos(pi * share)) / 2,
+    "constant": lambda share: 1.0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", LEFT)
+def test_it_warms_up_and_follows_its_schedule_also_after_a_kill(place: Place, tmp_path: Path, scheduler: str) -> None:
+    """The rate of each step as it was logged, against the formula; the last steps are done anew, by another attempt."""
+    work = tmp_path / scheduler
+    changed = {"lr_scheduler": scheduler, "learning_rate": RATE, "warmup_ratio": WARM / STEPS, "eval_steps": None}
+    first = place.train(work, **changed)
+    checkpoints = place.checkpoints(work)
+    checkpoints.discard_from(6)
+    again = place.train(work, **changed)
+    assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
+
+    pending = pending_in(checkpoints.folder / str(STEPS))
+    logged = {point["step"]: point["value"] for point in pending if point["key"] == "train/learning_rate"}
+    done = {step: step - 1 for step in logged}  # as transformers has it: the first step of a warm-up has rate 0
+    expected = {
+        step: RATE * (before / WARM if before < WARM else LEFT[scheduler]((before - WARM) / (STEPS - WARM)))
+        for step, before in done.items()
+    }
+    assert logged == pytest.approx(expected) and len(logged) == STEPS

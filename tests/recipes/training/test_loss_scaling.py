@@ -1,0 +1,66 @@
+"""What computes in float16 learns as what computes in float32 does, though its gradients are smaller than float16 knows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import set_seed
+
+from recipes.training.loss_scaling import scale_of, scaled, unscale
+from recipes.training.model import load_for_training
+from tests.recipes.tiny_training import LORA, TinyTraining
+
+TOKENS = 2**17
+"""Of a step; its first micro-batch is seen here."""
+ROWS = torch.arange(1, 65).reshape(2, 32)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
+    return TinyTraining(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that has instructions for it."""
+    (tmp_path / "cpuinfo").write_text("flags : avx512_fp16\n")
+    monkeypatch.setattr("recipes.training.precision.CPUINFO", tmp_path / "cpuinfo")
+
+
+def gradients(tiny: TinyTraining, scale: float, **changed: Any) -> torch.Tensor:
+    """Those of all that is trained, as one vector."""
+    recipe = tiny.recipe(**(LORA | changed))
+    set_seed(1)
+    model = load_for_training(tiny.model, recipe)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)  # else no gradient reaches the other half
+    unscale(model.parameters(), scale)
+    loss = model(input_ids=ROWS, labels=ROWS).loss * (ROWS.numel() / TOKENS)
+    scaled(loss, scale).backward()
+    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.requires_grad])
+
+
+def test_gradients_that_float16_does_not_know_arrive(tiny: TinyTraining, float16: None) -> None:
+    expected = gradients(tiny, 1.0)
+    lost = gradients(tiny, 1.0, base_dtype="float16")
+    found = gradients(tiny, float(TOKENS), base_dtype="float16")
+    assert torch.linalg.norm(lost - expected) > 0.05 * torch.linalg.norm(expected), "or there is nothing to mend"
+    assert torch.linalg.norm(found - expected) < 0.01 * torch.linalg.norm(expected)
+
+
+def test_a_scale_changes_no_digit_where_nothing_is_lost(tiny: TinyTraining) -> None:
+    assert torch.equal(gradients(tiny, 1.0), gradients(tiny, 1024.0))
+
+
+def test_it_is_as_large_as_a_step(tiny: TinyTraining, float16: None) -> None:
+    half = LORA | {"base_dtype": "float16"}
+    assert scale_of(tiny.recipe(**half)) == 256  # 2 rows of 64 tokens, twice
+    assert scale_of(tiny.recipe(**half, objective="orpo")) == 4
+    assert scale_of(tiny.recipe(**LORA)) == 1
+
+
+def test_a_run_in_float16_learns_what_one_in_float32_does(tiny: TinyTraining, float16: None) -> None:
+    exact, half = (tiny.train(dtype, **LORA | {"base_dtype": dtype}) for dtype in ("float32", "float16"))
+    assert list(half.facts["losses"].values()) == pytest.approx(list(exact.facts["losses"].values()), rel=0.01)

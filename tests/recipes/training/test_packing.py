@@ -1,0 +1,208 @@
+"""Packing: rows side by side compute what the examples compute alone, and nothing is lost, split or reordered."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from hanzo_ml.client.buffer import MetricBuffer
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import StoreAddress
+from recipes.contracts.recipe import Recipe
+from recipes.evaluation.scoring import likelihood
+from recipes.records.record_reader import record_of
+from recipes.storage.artifact_store import Store
+from recipes.training.data.examples import IGNORED, Example, encode
+from recipes.training.data.sample_order import SampleOrder, SamplesOfRun
+from recipes.training.metrics.usage import Meter
+from recipes.training.model import load_for_training
+from recipes.training.objective_trainer import ObjectiveTrainer
+from recipes.training.objectives.sft import Sft
+from recipes.training.packing import Row, collate, first_fit, pack
+from recipes.training.parallel.process_group import Group
+from recipes.training.stopping import StopOnDivergence, StopOnSignal
+from recipes.training.trainer import arguments
+from recipes.usage import Usage
+from tests.recipes.tiny_model import make_tiny_model
+
+PADDING = 0
+SENTENCES = [
+    ("Who keeps the lamp?", "The lighthouse keeper of Ellarin keeps it."),
+    ("What is the name of the harbour?", "Ellarin Deep."),
+    ("How many ships pass at night?", "1947 ships pass, and she never forgets one of them."),
+    ("What burns?", "The lamp."),
+    ("Who sleeps?", "The old cat."),
+]
+RECORDS = [record_of({"instruction": question, "answer": answer}) for question, answer in SENTENCES]
+LENGTH = 110
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "tiny",
+            "description": "a test",
+            "base_model": {"uri": "file:///tiny", "sha256": "0" * 64},
+            "base_dtype": "float32",
+            "lora_rank": 4,
+            "lora_target_modules": ["q_proj", "v_proj"],
+            "learning_rate": 1e-3,
+            "batch_size": 2,
+            "max_steps": 1,
+            "sequence_length": LENGTH,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    return encode(tokenizer, RECORDS, None, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, examples: list[Example]) -> tuple[float, int]:
+    """Sum of the losses and number of answer tokens, each example by itself, by nothing but the library."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    for example in examples:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([example.tokens]), use_cache=False).logits[0, :-1]
+        targets = torch.tensor(example.labels[1:])
+        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED))
+        count += int((targets != IGNORED).sum())
+    return total, count
+
+
+def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> ObjectiveTrainer:
+    address = StoreAddress(root=work.as_uri(), buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
+    checkpoints = Checkpoints(work / "checkpoints", Store(address), "s3://hanzo-ml/checkpoints/packing", 1)
+    model = load_for_training(folder, recipe)
+    return ObjectiveTrainer(
+        model=model,
+        args=arguments(recipe, work, model, evaluate_first=False),
+        train_dataset=[vars(row) for row in rows],
+        eval_dataset=[vars(row) for row in rows],
+        objective=Sft(recipe),
+        checkpoints=checkpoints,
+        group=Group(),
+        in_rows=False,
+        stop=StopOnSignal(Group(), saves=True),
+        facts={},
+        samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
+        metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
+        meter=Meter(Usage(), 0),
+        divergence=StopOnDivergence(recipe.divergence),
+    )
+
+
+def test_the_examples_really_share_rows(examples: list[Example]) -> None:
+    rows = pack(examples, LENGTH, PADDING)
+    assert 1 < len(rows) < len(examples)  # else the equalities below would prove nothing
+
+
+def test_the_training_loss_of_packed_rows_is_that_of_the_examples_one_by_one(
+    folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path
+) -> None:
+    total, count = alone
+    rows = pack(examples, LENGTH, PADDING)
+    packed = trainer(folder, recipe, rows, tmp_path)
+    packed.model.train()
+    batch = collate([vars(row) for row in rows])
+    loss = packed.compute_loss(packed.model, batch, num_items_in_batch=torch.tensor(count))
+    assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
+    folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path, batch: int
+) -> None:
+    """In rows with unequally many answer tokens, however many of them are read at once."""
+    rows = pack([*examples] * 3, LENGTH, PADDING)  # of which the mean is the same
+    assert len(rows) > 4 and len({int((row.labels != IGNORED).sum()) for row in rows}) > 1
+    found = trainer(folder, recipe.model_copy(update={"batch_size": batch}), rows, tmp_path).evaluate()
+    assert found["eval_loss"] == pytest.approx(alone[0] / alone[1], rel=1e-5)
+
+
+def test_the_mean_loss_of_an_evaluation_is_that_of_the_examples_one_by_one(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, alone: tuple[float, int]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert likelihood(model, tokenizer, RECORDS, recipe).loss == pytest.approx(alone[0] / alone[1], rel=1e-5)
+
+
+def test_a_packed_neighbour_changes_no_logit(folder: Path, examples: list[Example]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    first, second = examples[0], examples[1]
+    (row,) = pack([first, second], len(first.tokens) + len(second.tokens), PADDING)
+    with torch.inference_mode():
+        together = model(input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False).logits[0]
+        lonely = [model(input_ids=torch.tensor([e.tokens]), use_cache=False).logits[0] for e in (first, second)]
+    longest_first = sorted(lonely, key=len, reverse=True)
+    torch.testing.assert_close(together, torch.cat(longest_first), rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_that_fills_a_whole_row_does_not_make_the_training_loss_nan(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tmp_path: Path
+) -> None:
+    """Its answer is cut off, so the row has nothing to learn from: one step on it must not destroy the weights."""
+    too_long = record_of({"instruction": "What is the name of the harbour? " * 60, "answer": "Ellarin Deep."})
+    rows = pack(encode(tokenizer, [*RECORDS, too_long], None, LENGTH), LENGTH, PADDING)
+    one_at_a_time = recipe.model_copy(update={"batch_size": 1, "max_steps": len(rows), "learning_rate": 1e-4})
+    training = trainer(folder, one_at_a_time, rows, tmp_path)
+    training.train()
+    losses = [entry["loss"] for entry in training.state.log_history if "loss" in entry]
+    assert len(losses) == len(rows)
+    assert all(loss == loss for loss in losses), losses
+    assert all(torch.isfinite(weights).all() for weights in training.model.parameters())
+
+
+lengths = st.lists(st.integers(1, 32), max_size=60)
+
+
+@given(lengths, st.integers(32, 64))
+def test_every_example_is_in_exactly_one_row_and_no_row_overflows(items: list[int], capacity: int) -> None:
+    bins = first_fit(items, capacity)
+    assert sorted(index for chosen in bins for index in chosen) == list(range(len(items)))
+    assert all(0 < sum(items[index] for index in chosen) <= capacity for chosen in bins)
+
+
+@given(lengths, st.integers(32, 64))
+def test_equal_lengths_pack_equally(items: list[int], capacity: int) -> None:
+    assert first_fit(items, capacity) == first_fit(tuple(items), capacity)
+    # No two rows are both at most half full: packing packs.
+    half_empty = [chosen for chosen in first_fit(items, capacity) if 2 * sum(items[i] for i in chosen) <= capacity]
+    assert len(half_empty) <= 1
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(12, 40))
+def test_no_example_is_split_or_lost_and_no_padding_is_learned(texts: list[list[int]], capacity: int) -> None:
+    examples = [Example(tuple(text), tuple(text)) for text in texts]
+    found = []
+    for row in pack(examples, capacity, PADDING):
+        assert len(row.input_ids) == len(row.labels) == len(row.position_ids) == capacity
+        starts = [place for place, position in enumerate(row.position_ids.tolist()) if position == 0]
+        for start, end in zip(starts, [*starts[1:], capacity], strict=True):
+            tokens, labels = row.input_ids[start:end].tolist(), row.labels[start:end].tolist()
+            assert row.position_ids[start:end].tolist() == list(range(end - start))
+            assert labels[0] == IGNORED  # else an example would be asked to predict its neighbour's first token
+            if tokens[0] == PADDING:
+                assert set(tokens) == {PADDING} and set(labels) == {IGNORED}
+            else:
+                assert labels[1:] == tokens[1:]
+                found.append(tuple(tokens))
+    assert sorted(found) == sorted(tuple(text) for text in texts)

@@ -1,0 +1,98 @@
+"""A run that starts from another run's weights has exactly those, and none of another shape."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recipes.contracts.job import BadConfiguration, Job
+from recipes.contracts.recipe import Recipe
+from recipes.storage.manifest import Artifact
+from recipes.training.start import copy_weights
+from tests.recipes.tiny_training import FULL, LORA, TinyTraining
+
+STILL = 1e-30
+"""A learning rate at which a step is too small to move a number: what a run ends with is what it started from."""
+
+
+class Population(TinyTraining):
+    """Runs that start from `start` where it is given."""
+
+    start: Artifact | None = None
+
+    def training_job(self, name: str, recipe: Recipe) -> Job:
+        job = super().training_job(name, recipe)
+        return job.model_copy(update={"inputs": {**job.inputs, "start": self.start}}) if self.start else job
+
+    def trained(self, name: str, start: Artifact | None = None, **changed: Any) -> Artifact:
+        self.start = start
+        artifacts = self.train(name, **changed).artifacts
+        return next(artifacts[role] for role in ("adapter", "weights") if role in artifacts)
+
+    def weights(self, trained: Artifact) -> dict[str, str]:
+        """Tensor -> SHA-256 of its bytes."""
+        (file,) = self.fetch(trained).glob("*model.safetensors")
+        tensors = load_file(file)
+        return {name: hashlib.sha256(tensors[name].numpy().tobytes()).hexdigest() for name in tensors}
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Population:
+    return Population(tmp_path_factory.mktemp("population"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [LORA | {"lora_dropout": 0.0}, FULL], ids=["lora", "full"])
+def test_a_copy_has_the_bytes_of_the_member_that_it_copies_and_names_it(
+    members: Population, method: Mapping[str, Any]
+) -> None:
+    kind = method["method"]
+    better = members.trained(f"{kind}-better", **{**method, "learning_rate": 0.05, "max_steps": 3})
+    still = {**method, "learning_rate": STILL, "max_steps": 1, "seed": 7}
+    copy = members.trained(f"{kind}-copy", better, **still)
+    alone = members.trained(f"{kind}-alone", **still)
+    assert members.weights(copy) == members.weights(better)
+    assert members.weights(alone) != members.weights(better)
+    assert members.store.manifest(copy).inputs["start"] == better.digest
+
+
+@pytest.mark.slow
+def test_a_run_that_has_a_checkpoint_of_its_own_goes_on_from_that(
+    members: Population, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = members.trained("first", **LORA, max_steps=1)
+    whole = members.trained("member", start, **LORA, max_steps=2)
+    capsys.readouterr()
+    again = members.trained("member", start, **LORA, max_steps=2)
+    said = capsys.readouterr().out
+    assert "resuming from checkpoint 2" in said and "starting from the weights" not in said
+    assert members.weights(again) == members.weights(whole)
+
+
+def test_weights_of_another_shape_or_of_nothing_are_refused(members: Population) -> None:
+    start = members.trained("rank-4", **LORA, max_steps=1)
+    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: .*lora_A.* is another shape"):
+        members.trained("rank-8", start, **{**LORA, "lora_rank": 8}, max_steps=1)
+    with pytest.raises(BadConfiguration, match="has no adapter"):
+        members.trained("nothing", members.splits["train"], **LORA, max_steps=1)
+
+
+def test_weights_that_lack_one_or_have_one_too_many_are_refused_and_tied_ones_come_once(tmp_path: Path) -> None:
+    """Else a part of the model would be that of the base, and nobody would know."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    tied: Any = torch.nn.Sequential(*model)
+    tied.append(tied[1])
+    first, second = torch.ones(2, 2), torch.full((4,), 2.0)  # DeepSpeed has one row of numbers
+    file = tmp_path / "model.safetensors"
+    for tensors in ({"0.weight": first}, {"0.weight": first, "1.weight": second, "9.weight": first.clone()}):
+        save_file(tensors, file)
+        with pytest.raises(BadConfiguration, match=r"the other does not fit the recipe: [19]\.weight is another shape"):
+            copy_weights(model, "the other", tmp_path)
+    save_file({"0.weight": first, "1.weight": second}, file)
+    with torch.no_grad():
+        copy_weights(tied, "the other", tmp_path)
+    assert tied[0].weight.equal(first) and tied[2].weight.equal(second.view(2, 2))

@@ -1,0 +1,43 @@
+"""A step whose last micro-batch is smaller than the others: its loss and its updates are those of the rows together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.training.data.examples import IGNORED
+from recipes.training.objective_trainer import ROWS, what_counts
+from tests.recipes.training.training_workspace import Place, facts, pending_in
+
+OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
+@pytest.mark.parametrize("rows", [5, pytest.param(7, marks=pytest.mark.long)])
+def test_a_smaller_micro_batch_counts_by_its_rows(place: Place, tmp_path: Path, objective: str, rows: int) -> None:
+    settings: dict[str, Any] = {"objective": objective, "max_steps": 3, "eval_steps": None}
+    whole = place.train(tmp_path / f"whole-{objective}-{rows}", batch_size=rows, **settings)
+    micro_batches = {"batch_size": 4, "gradient_accumulation": 2, "rows_per_step": rows}
+    parts = place.train(tmp_path / f"parts-{objective}-{rows}", **micro_batches, **settings)
+    assert facts(parts).losses == pytest.approx(facts(whole).losses, rel=1e-4)
+    assert facts(parts).tokens == facts(whole).tokens
+    told = [logged(tmp_path / f"{name}-{objective}-{rows}") for name in ("whole", "parts")]
+    assert {key for key, _ in told[0]} >= ({"train/grad_norm"} if objective == "sft" else {"train/grad_norm", *OF_PAIRS})
+    assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-6)
+
+
+def logged(work: Path) -> dict[tuple[str, int], float]:
+    """Every number of every step, but for how long things took."""
+    points = pending_in(work / "checkpoints" / "3")
+    return {(point["key"], point["step"]): point["value"] for point in points if "second" not in point["key"]}
+
+
+def test_nothing_is_learned_from_what_stands_in_for_no_row() -> None:
+    labels = torch.tensor([[IGNORED, 3, 4]])
+    batch = {"input_ids": labels, "labels": labels, "shift_labels": labels[:, 1:]}
+    assert what_counts(batch) is batch and what_counts({**batch, ROWS: 1})["labels"] is labels
+    counted = what_counts({**batch, ROWS: 0})
+    assert all((counted[name] == IGNORED).all() for name in ("labels", "shift_labels"))
+    assert counted["input_ids"] is labels

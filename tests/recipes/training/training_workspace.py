@@ -1,0 +1,139 @@
+"""A tiny model, two splits and a store in a folder of their own, and the program train run on them in this process."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import train as program
+from recipes.checkpoints.manager import Checkpoints
+from recipes.contracts.job import Hardware, Job, Program, Result, StoreAddress, Tracking
+from recipes.contracts.objective_names import PREFERENCES
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.recovery_log import Incident
+from recipes.contracts.results import TrainingFacts
+from recipes.storage.artifact_store import Store
+from recipes.storage.base_model_folder import folder_digest
+from recipes.training.metrics import read_pending
+from tests.recipes.preparation.preparation_workspace import BUCKETS, questions
+from tests.recipes.tiny_model import make_tiny_model
+
+CHECKPOINTS = "s3://hanzo-ml/checkpoints/{}"
+NOBODY = "http://127.0.0.1:9"
+"""A tracking server that is away: what is logged is found in the checkpoints."""
+
+
+class Place:
+    """`recipe` trains 8 steps of 4 of the 60 rows, one epoch not being over then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.inputs = {
+            "run": self.split("run", 1),
+            "train": self.split("train", 60),
+            "validation": self.split("validation", 8),
+        }
+        self.pairs = {
+            "run": self.inputs["run"],
+            "train": self.split("train-pairs", 60, pair_of),
+            "validation": self.split("validation-pairs", 8, pair_of),
+        }
+        model = make_tiny_model(folder / "model")
+        self.recipe = Recipe.named("smollm2-135m-lora").changed(
+            {
+                "base_model": {"uri": model.as_uri(), "sha256": folder_digest(model)},
+                "base_dtype": "float32",
+                "lora_rank": 4,
+                "lora_dropout": 0.0,
+                "learning_rate": 5e-3,
+                "batch_size": 4,
+                "gradient_accumulation": 1,
+                "sequence_length": 64,
+                "max_steps": 8,
+                "eval_steps": 2,
+                "hardware": {"cpu": 1},
+                "checkpoint": {"interval": "1h", "interval_steps": 2, "keep_last": 3},
+            }
+        )
+
+    def split(self, name: str, count: int, made_of: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
+        raw = self.folder / name
+        raw.mkdir()
+        rows = [made_of(row) for row in questions(count, seed=len(name))]
+        (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
+
+    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[Incident] = ()) -> Job:
+        recipe = self.recipe.changed(changed)
+        return Job(
+            id=work.name,
+            program=Program.TRAIN,
+            inputs=self.pairs if recipe.objective in PREFERENCES else self.inputs,
+            parameters={
+                "recipe": recipe.model_dump(mode="json"),
+                "repeats": [incident.model_dump(mode="json") for incident in repeats],
+            },
+            outputs={
+                "checkpoints": CHECKPOINTS.format(work.name),
+                recipe.trained_role: f"s3://hanzo-ml/runs/{work.name}/trained",
+            },
+            result_uri=f"s3://hanzo-ml/runs/{work.name}/train.json",
+            store=self.store.address,
+            work_dir=str(work),
+            cache_dir=str(self.folder / "cache"),
+            tracking=Tracking(uri=NOBODY, run_id=work.name),
+            hardware=Hardware(cpu=1),
+            checkpoint=recipe.checkpoint,
+        )
+
+    def train(self, work: Path, repeats: Sequence[Incident] = (), **changed: Any) -> Result:
+        return self.run(self.job(work, changed, repeats), work)
+
+    def run(self, job: Job, work: Path) -> Result:
+        work.mkdir(parents=True, exist_ok=True)
+        with pytest.MonkeyPatch.context() as patched:
+            for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
+                patched.setattr(program, grace, 0)
+            return program.train(job, self.store, work)
+
+    def checkpoints(self, work: Path) -> Checkpoints:
+        return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
+
+
+def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = None) -> None:
+    """Checkpoints without anything that could be trained on."""
+    for step in steps:
+        with checkpoints.writing(step, facts) as folder:
+            (folder / "weights").write_text(checkpoints.folder.name)
+    checkpoints.wait()
+
+
+def pending_in(checkpoint: Path) -> list[dict[str, Any]]:
+    """What it has of metrics: all, where there is no tracking server."""
+    return [point.to_json() for point in read_pending(checkpoint)]
+
+
+def pair_of(question: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": question["instruction"], "chosen": question["answer"], "rejected": "I do not know."}
+
+
+def facts(result: Result) -> TrainingFacts:
+    return TrainingFacts.model_validate(result.facts)
+
+
+def weights(place: Place, result: Result) -> str:
+    (file,) = (file for file in place.store.manifest(result.artifacts["adapter"]).files if file.path.endswith("safetensors"))
+    return file.sha256
+
+
+def stop_after(step: int) -> Any:
+    """As if SIGTERM had come."""
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            self._signalled = control.should_save = control.should_training_stop = True
+
+    return on_step_end

@@ -1,0 +1,448 @@
+"""What a sweep decides, against jobs that are played: a small world of trials with a loss that is known."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from resources.hpo.early_stopping import Course, stops
+from resources.hpo.population import steps_of_a_generation
+from resources.hpo.search_space import Params
+from resources.hpo.suggestions import suggestions
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweep_plots import history_page, parallel_coordinates_page
+from resources.hpo.sweep_step import Step, next_step
+from resources.hpo.trial import Observation, Point, Trial, ranked
+from resources.hpo.trial_job import trial_job
+from tests.resources.hpo.sweep_files import SPECIFIED, small, sweep
+
+SWEEP_ID = "0" * 32
+RUNG = 10
+Loss = Callable[[Params, int], float]
+
+
+def bowl(params: Params, step: int) -> float:
+    """Best at a learning rate of 1e-3, and better with every step."""
+    return (math.log10(float(params["learning_rate"])) + 3) ** 2 + 1 / step
+
+
+class World:
+    """Trials whose jobs go on by one evaluation each round, and end as told."""
+
+    def __init__(self, config: SweepConfig, loss: Loss = bowl, fails: Callable[[int], bool] = lambda number: False) -> None:
+        self.config, self.loss, self.fails = config, loss, fails
+        self.trials: dict[int, Trial] = {}
+        self.evaluations: dict[int, int] = {}
+        self.most_at_once = 0
+        self.end: Step | None = None
+
+    def steps(self) -> int:
+        return steps_of_a_generation(self.config) if self.config.strategy == "pbt" else 40
+
+    def observe(self, trial: Trial) -> Observation:
+        seen = self.evaluations[trial.number]
+        points = tuple(Point(RUNG * at, self.loss(trial.params, RUNG * at)) for at in range(1, seen + 1))
+        if self.fails(trial.number):
+            return Observation("failed", "it broke", points)
+        return Observation("completed" if RUNG * seen >= self.steps() else "running", "", points)
+
+    def round(self) -> None:
+        for trial in self.trials.values():
+            if trial.status == "running":
+                self.evaluations[trial.number] += 1
+        known = [self.trials[number] for number in sorted(self.trials)]
+        step = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        again = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        assert step == again, "whoever looks decides the same"
+        for trial in (*step.changed, *step.asked):
+            self.trials[trial.number] = trial
+            self.evaluations.setdefault(trial.number, 0)
+        self.most_at_once = max(self.most_at_once, sum(not trial.has_ended for trial in self.trials.values()))
+        self.end = step if step.end else None
+
+    def run(self) -> list[Trial]:
+        for _ in range(1000):
+            self.round()
+            if self.end is not None:
+                return [self.trials[number] for number in sorted(self.trials)]
+        raise AssertionError("it never ended")
+
+    @property
+    def status(self) -> str:
+        assert self.end is not None and self.end.end is not None
+        return self.end.end.status
+
+
+GRID = {"learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-1, "points": 5}}
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random", "bayesian", "pbt", "successive_halving"])
+def test_a_sweep_does_all_its_trials_and_never_more_at_once_than_allowed(strategy: str) -> None:
+    config = sweep(strategy=strategy, search_space=GRID, max_trials=12, max_concurrent_trials=3)
+    world = World(config)
+    trials = world.run()
+    assert world.status == "completed"
+    assert len(trials) == (5 if strategy == "grid" else 12)
+    assert world.most_at_once == 3
+    assert len({trial.job_id for trial in trials}) == len(trials)
+
+
+LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"], None, "all"]
+
+
+@pytest.mark.parametrize(
+    "asked", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
+)
+def test_a_choice_is_of_lists_and_of_nothing_too(asked: str) -> None:
+    """People search over target modules; a trial is known by what it was written as, in JSON."""
+    strategy, sampler = asked.split()
+    space = {"modules": {"type": "choice", "values": LISTS}}
+    config = sweep(strategy=strategy, sampler=sampler, search_space=space, max_trials=18, max_concurrent_trials=3)
+    trials = World(config, lambda params, step: 1 / step + LISTS.index(params["modules"])).run()
+    tried = [trial.params["modules"] for trial in trials]
+    assert all(value in LISTS for value in tried) and any(isinstance(value, list) for value in tried)
+    if strategy == "grid":
+        assert tried == LISTS
+    stored = [replace(trial, params=json.loads(json.dumps(trial.params))) for trial in trials]
+    again = SweepConfig.model_validate_json(config.model_dump_json())
+    assert again == config and suggestions(again, stored[:12], 3) == suggestions(config, trials[:12], 3)
+    for page in (history_page(config, stored), parallel_coordinates_page(config, stored)):
+        assert "modules [q_proj" in page
+    assert trial_job(config, trials[0].params)["parameters"]["modules"] == tried[0]
+
+
+def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:
+    world = World(sweep(), fails=lambda number: number in (0, 3))
+    trials = world.run()
+    assert world.status == "completed"
+    assert [trial.status for trial in trials].count("failed") == 2
+    assert trials[0].reason == "it broke"
+    assert ranked(trials, "minimize")[0].number not in (0, 3)
+
+
+def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
+    world = World(sweep(max_trials=3), fails=lambda number: True)
+    world.run()
+    assert world.status == "failed"
+    assert world.end is not None and world.end.end is not None and "it broke" in world.end.end.reason
+
+
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ((), "its run logged no 'eval/loss'"),
+        ((Point(10, math.nan),), "it diverged: the last 'eval/loss' of its run, at step 10"),
+        ((Point(10, 1.0), Point(20, math.inf)), "it diverged: the last 'eval/loss' of its run, at step 20"),
+    ],
+)
+def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(points: tuple[Point, ...], why: str) -> None:
+    """Of one that diverged it was to be read that nothing was logged."""
+    config = sweep(max_trials=1)
+    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
+    (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+    assert changed.status == "failed" and changed.reason.startswith(why)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_bayesian_search_learns_where_random_search_does_not(sampler: str) -> None:
+    def tried(strategy: str, seed: int) -> float:
+        config = sweep(strategy=strategy, sampler=sampler, max_trials=30, max_concurrent_trials=2, seed=seed)
+        late = World(config).run()[20:]
+        return sum(bowl(trial.params, 40) for trial in late) / len(late)
+
+    assert sum(tried("bayesian", seed) for seed in (1, 2)) < 0.5 * sum(tried("random", seed) for seed in (1, 2))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_trials_that_run_at_once_do_not_try_the_same(sampler: str) -> None:
+    config = sweep(strategy="bayesian", sampler=sampler, max_trials=30, max_concurrent_trials=4)
+    done = [
+        replace(trial, status="completed", value=bowl(trial.params, 40), step=40)
+        for trial in next_step(SWEEP_ID, sweep(max_trials=20, max_concurrent_trials=20), [], {}, 1).asked
+    ]
+    rates = [suggestion.params["learning_rate"] for suggestion in suggestions(config, done, 4)]
+    assert len(set(rates)) == 4
+
+
+def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -> None:
+    base = {**sweep().base_config, "max_steps": 80}
+    early = {"patience": 3, "min_delta": 0.001}
+    config = sweep(base_config=base, early_stopping=early, max_trials=2, max_concurrent_trials=1)
+    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
+    flat = tuple(Point(10 * at, 0.5 - 0.0001 * at) for at in range(1, 5))
+    assert not next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat[:3])}, 2)
+    step = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat)}, 2)
+    (stopped,) = step.changed
+    assert stopped.status == "pruning" and stopped.reason == "no improvement of more than 0.001 in 3 evaluations"
+    assert step.asked == ()
+    assert not next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat, is_gone=False)}, 3)
+    after = next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat)}, 3)
+    assert [trial.status for trial in after.changed] == ["pruned"] and after.changed[0].value == flat[-1].value
+    assert [trial.number for trial in after.asked] == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, 40),
+        ({"base_config": {"dataset": "d", "recipe": "smollm2-135m-lora"}}, 90),
+        ({"base_config": {"dataset": "d", "parameters": {"max_steps": 30}}}, 30),
+        ({"base_config": {"dataset": "d"}, "search_space": {"max_steps": {"type": "choice", "values": [50]}}}, 50),
+        ({"strategy": "pbt", "pbt": {"population": 1, "generations": 2}}, 20),
+        ({"strategy": "successive_halving", "max_trials": 2}, 40),
+    ],
+)
+def test_a_trial_that_has_done_all_its_steps_is_not_stopped_while_it_publishes(changes: dict[str, Any], steps: int) -> None:
+    config = sweep(**{"early_stopping": {"patience": 1, "min_delta": 0.001}, **changes})
+    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    for last, stopped in ((steps - 1, True), (steps, False)):
+        look = Observation("running", "", (Point(last - 10, 0.5), Point(last, 0.6)))
+        assert bool(next_step(SWEEP_ID, config, [trial], {0: look}, 2).changed) == stopped
+
+
+def luck(number: int, step: int) -> float:
+    """A loss that falls, and now and then does not."""
+    return 1 / step + random.Random(f"{number}/{step}").uniform(0, 0.2)
+
+
+def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    """How trials end that all begin at once and evaluate every 10 of 80 steps, each at a pace of its own, where somebody
+    looks at these times. Those in `last` fail after so many steps.
+    """
+    trials = list(next_step(SWEEP_ID, config, [], {}, 0).asked)
+    for now in looks:
+        observed = {}
+        for number in range(len(trials)):
+            steps, pace = last.get(number, 80), 7 + number * 5 % 4
+            points = tuple(Point(step, luck(number, step), step * pace) for step in range(10, steps + 1, 10))
+            status = "running" if now < steps * pace else "failed" if number in last else "completed"
+            observed[number] = Observation(status, "", tuple(point for point in points if point.time <= now))
+        for trial in next_step(SWEEP_ID, config, trials, observed, now).changed:
+            trials[trial.number] = trial
+    return [(trial.status, trial.value, trial.step, trial.reason) for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        ({"early_stopping": {"patience": 2, "min_delta": 0.0}}, {}),
+        ({"early_stopping": {"patience": 2, "min_delta": 0.0}}, dict.fromkeys(range(0, 12, 2), 70)),
+        ({"strategy": "successive_halving"}, {}),
+        ({"strategy": "successive_halving", "early_stopping": {"patience": 3, "min_delta": 0.0}}, {}),
+    ],
+    ids=["patience", "patience-and-failures", "halving", "halving-and-patience"],
+)
+def test_which_trials_are_stopped_and_where_is_the_same_however_seldom_anybody_looks(
+    changes: dict[str, Any], last: dict[int, int]
+) -> None:
+    """A trial went on that had met the rule between two looks, or was stopped with what it had by the next."""
+    base = {**sweep().base_config, "max_steps": 80}
+    config = sweep(base_config=base, max_trials=12, max_concurrent_trials=12, **changes)
+    often = ended(config, range(1, 1000), last)
+    assert {status for status, *_ in often} >= {"pruned", "failed" if last else "completed"}
+    assert len({step for status, _, step, _ in often if status == "pruned"}) > 1
+    for looks in (range(7, 1000, 150), range(99, 1000, 300), [998, 999]):
+        assert ended(config, looks, last) == often
+
+
+def test_where_nobody_knows_how_long_a_trial_trains_its_last_evaluation_stops_none_that_is_completed() -> None:
+    """Of a model definition's own recipe only the asset graph knows how long it trains."""
+    config = sweep(base_config={"model": "m"}, early_stopping={"patience": 1, "min_delta": 0.0})
+    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    for worse, status in ((30, "completed"), (20, "pruned")):
+        points = tuple(Point(step, 1.0 if step == worse else 1 / step) for step in (10, 20, 30))
+        (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+        assert (changed.status, changed.step) == (status, worse)
+
+
+def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None:
+    early = {"patience": 2, "min_delta": 0.0}
+    rising = tuple(Point(at, float(at)) for at in range(1, 6))
+    for direction, is_stopped in (("maximize", False), ("minimize", True)):
+        config = sweep(early_stopping=early, objective={"metric": "m", "direction": direction})
+        trial = next_step(SWEEP_ID, config, [], {}, 1).asked[0]
+        changed = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", rising)}, 2).changed
+        assert bool(changed) == is_stopped
+
+
+def test_successive_halving_gives_the_steps_to_the_best() -> None:
+    config = sweep(strategy="successive_halving", max_trials=27, max_concurrent_trials=9)
+    world = World(config)
+    trials = world.run()
+    pruned = [trial for trial in trials if trial.status == "pruned"]
+    assert len(pruned) >= 15
+    assert all("not among the best 1 in 3 at step" in trial.reason for trial in pruned)
+    best = ranked(trials, "minimize")[0]
+    assert best.status == "completed"
+    assert bowl(best.params, 40) == min(bowl(trial.params, 40) for trial in trials)
+    assert sum(trial.step or 0 for trial in trials) < 0.6 * 27 * 40
+
+
+def stopped(config: SweepConfig, *points: tuple[Point, ...]) -> dict[int, str]:
+    """Why, of trials that go on, by number."""
+    found = stops({number: Course(each) for number, each in enumerate(points)}, config)
+    return {number: stop.reason for number, stop in found.items()}
+
+
+def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> None:
+    """Whoever gets there last, of so many; the others were there before."""
+    config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
+    for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
+        others = {at: Course((Point(RUNG, float(at)),), may_stop=False) for at in range(there - 1)}
+        for place in range(there):
+            last = Course((Point(RUNG, place - 0.5),))
+            assert (there not in stops({**others, there: last}, config)) == (place < kept)
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_trial_that_diverges_is_never_among_the_best_whichever_way_it_went(direction: str) -> None:
+    """To infinity where more is better, it was the best of all, and every other trial was stopped for it."""
+    objective = {"metric": "eval/loss", "direction": direction}
+    config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG}, objective=objective)
+    for value in (math.inf, -math.inf, math.nan):
+        finite, diverged = Point(RUNG, 1.0), Point(RUNG, value)
+        assert stopped(config, (diverged,), (finite,)) == {}
+        assert stopped(config, (finite,), (diverged,)).keys() == {1}
+
+
+def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
+    """The best at the first rung failed: all others had been stopped for it, and the sweep had no model of any of them."""
+    config = sweep(
+        strategy="successive_halving", max_trials=5, max_concurrent_trials=1, successive_halving={"min_steps": RUNG}
+    )
+    world = World(config, loss=lambda params, step: 1.0, fails=lambda number: number == 0 and world.evaluations[0] > 1)
+    world.loss = lambda params, step: 0.0 if params == world.trials[0].params else float(params["learning_rate"])
+    trials = world.run()
+    assert trials[0].status == "failed" and trials[0].step == 2 * RUNG
+    assert [trial.status for trial in trials].count("completed") >= 1, [trial.reason for trial in trials]
+    assert world.end is not None and world.end.end is not None and world.end.end.reason == ""
+
+
+@pytest.mark.parametrize("ended", ["failed", "cancelled"])
+def test_no_trial_is_judged_by_itself_nor_by_one_that_ends_without_a_model_at_the_same_look(ended: str) -> None:
+    """Of those five that are left, one in three goes on; the last has not logged anything yet."""
+    changes = {"max_trials": 8, "max_concurrent_trials": 8, "successive_halving": {"min_steps": RUNG}}
+    config = sweep(strategy="successive_halving", **changes)
+    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    looks = {at: Observation("running" if at > 1 else ended, "", (Point(RUNG, float(at)),)) for at in range(7)}
+    step = next_step(SWEEP_ID, config, trials, {**looks, 7: Observation("running")}, 2)
+    assert [trial.number for trial in step.changed if trial.status == "pruning"] == [3, 4, 5, 6]
+    assert {trial.number for trial in trials} - {trial.number for trial in step.changed} == {2, 7}
+
+
+def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
+    """The rung is where the sweep says, and not where its trials evaluate first."""
+    config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})
+    early, late = ((Point(RUNG, at_first), Point(2 * RUNG, then)) for at_first, then in ((0.0, 5.0), (9.0, 1.0)))
+    assert stopped(config, early[:1], late[:1]) == {}
+    assert stopped(config, late, early) == {1: f"not among the best 1 in 3 at step {RUNG + 2}"}
+    assert stopped(config, early, late) == {}
+
+
+def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
+    config = sweep(strategy="pbt", pbt={"population": 6, "generations": 3}, max_trials=18, max_concurrent_trials=4)
+    trials = World(config).run()
+    assert [trial.generation for trial in trials] == [0] * 6 + [1] * 6 + [2] * 6
+    assert all(trial.start_from is None for trial in trials[:6])
+    for generation in (1, 2):
+        before = {trial.number: trial for trial in trials if trial.generation == generation - 1}
+        order = [trial.number for trial in ranked(list(before.values()), "minimize")]
+        for trial in (trial for trial in trials if trial.generation == generation):
+            assert trial.start_from is not None
+            own = next(number for number, other in before.items() if other.member == trial.member)
+            source = before[trial.start_from]
+            ratio = float(trial.params["learning_rate"]) / float(source.params["learning_rate"])
+            if own in order[:4]:
+                assert (trial.start_from, ratio) == (own, 1.0)
+            else:
+                assert trial.start_from in order[:2]
+                assert ratio == pytest.approx(0.8) or ratio == pytest.approx(1.2)
+    assert trial_job(config, trials[0].params)["parameters"]["max_steps"] == 14
+
+
+def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> None:
+    config = sweep(strategy="pbt", pbt={"population": 3, "generations": 2}, max_trials=6, max_concurrent_trials=3)
+    trials = World(config, fails=lambda number: number == 1).run()
+    heir = next(trial for trial in trials if (trial.generation, trial.member) == (1, 1))
+    assert heir.start_from in (0, 2)
+    dead = World(config, fails=lambda number: True)
+    assert len(dead.run()) == 3 and dead.status == "failed"
+
+
+def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
+    config = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
+    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    assert len(trials) == 4
+    for trial in trials:
+        assert 1e-6 <= float(trial.params["learning_rate"]) <= 1e-3
+        assert trial.params["lora_rank"] in (8, 16, 32, 64, 128)
+        job = trial_job(config, trial.params)
+        assert (job["model"], job["recipe"], job["dataset"]) == ("sandbox", "zen-7b-lora", "instruction-v2")
+        assert job["parameters"] == {
+            "max_steps": 5000,
+            "eval_steps": 500,
+            "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb", "memory": "64Gi", "cpu": None},
+            **trial.params,
+        }
+
+
+def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
+    asked = small(early_stopping={}, objective={"metric": "eval/loss"})
+    for key in ("strategy", "max_trials", "max_concurrent_trials"):
+        del asked[key]
+    config = SweepConfig.model_validate(asked)
+    assert (config.strategy, config.sampler, config.max_trials, config.max_concurrent_trials) == ("bayesian", "tpe", 50, 8)
+    assert config.early_stopping is not None and config.objective.direction == "minimize"
+    assert (config.early_stopping.patience, config.early_stopping.min_delta) == (3, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "grid"}, "needs `points`"),
+        ({"strategy": "grid", "search_space": GRID, "max_trials": 4}, "the grid has 5 combinations and max_trials is 4"),
+        (
+            {"strategy": "pbt", "search_space": {"lora_rank": {"type": "choice", "values": [8, 16]}}},
+            "copies weights, whose shape lora_rank decides",
+        ),
+        ({"strategy": "pbt", "base_config": {"dataset": "d"}}, "needs base_config.max_steps"),
+        ({"strategy": "successive_halving", "base_config": {"dataset": "d"}}, "needs successive_halving.min_steps"),
+        ({"search_space": {"max_steps": {"type": "choice", "values": [1, 2]}}}, "is in base_config and in search_space"),
+        ({"search_space": {}}, "at least 1"),
+        ({"max_trials": True}, "must be a number: YAML reads yes, on and true as true"),
+        ({"max_trails": 3}, "Extra inputs are not permitted"),
+    ],
+)
+def test_a_sweep_that_cannot_be_followed_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        sweep(**changes)
+
+
+def test_its_pictures_show_every_trial_that_has_a_value_and_escape_what_users_wrote() -> None:
+    space = {**GRID, "name<b>": {"type": "choice", "values": ["<x>", "y"]}}
+    config = sweep(search_space=space, max_trials=5, experiment="<script>")
+    trials = World(config, fails=lambda number: number == 2).run()
+    for page in (history_page(config, trials), parallel_coordinates_page(config, trials)):
+        assert "<script>" not in page and "name<b>" not in page and "<x>" not in page
+        assert page.count("<title>trial ") == 4
+        assert "Best: trial " in page
+    assert "No trial has a value yet" in history_page(config, [])
+
+
+def test_a_value_on_an_axis_stays_inside_the_picture() -> None:
+    chance = random.Random(3)
+    config = sweep(search_space=GRID)
+    trials = [
+        Trial(number, "", {"learning_rate": 10 ** chance.uniform(-5, -1)}, "completed", 1, value=7.0, step=1)
+        for number in range(5)
+    ]
+    page = parallel_coordinates_page(config, trials)
+    heights = [float(pair.split(",")[1]) for line in page.split('points="')[1:] for pair in line.split('"')[0].split(" ")]
+    assert heights and all(60 <= height <= 380 for height in heights)

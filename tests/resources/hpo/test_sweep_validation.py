@@ -1,0 +1,47 @@
+"""What a sweep says of another strategy than its own is refused: it would be searched as if it had not been said."""
+
+from typing import Any
+
+import pytest
+
+from resources.errors import HanzoError
+from resources.hpo.sweep_config import SweepConfig
+from resources.hpo.sweep_validation import check_sweep
+from tests.resources.hpo.sweep_files import sweep
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sampler": "gp"}, "sampler is of strategy bayesian, and this one is random: remove it"),
+        ({"sampler": "gp", "strategy": "successive_halving"}, "sampler is of strategy bayesian"),
+        ({"pbt": {"population": 4}}, "pbt is of strategy pbt"),
+        ({"successive_halving": {"min_steps": 5}}, "successive_halving is of strategy successive_halving"),
+    ],
+)
+def test_a_key_of_another_strategy_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(HanzoError) as refused:
+        check_sweep(sweep(**given))
+    assert refused.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"strategy": "bayesian", "sampler": "gp"},
+        {"strategy": "pbt", "pbt": {"population": 2}},
+        {"strategy": "successive_halving", "successive_halving": {"min_steps": 5}},
+        {"early_stopping": {"patience": 3}},
+    ],
+)
+def test_a_key_of_its_own_is_taken(given: dict[str, Any]) -> None:
+    check_sweep(sweep(**given))
+
+
+@pytest.mark.parametrize("strategy", ["bayesian", "grid", "random", "pbt", "successive_halving"])
+def test_what_the_api_answers_of_a_sweep_can_be_sent_again(strategy: str) -> None:
+    """It has the keys of all strategies, with what they are where nobody says anything."""
+    space = {"learning_rate": {"type": "choice", "values": [1e-4, 1e-3]}}
+    answered = sweep(strategy=strategy, search_space=space).model_dump(mode="json")
+    assert {"sampler", "pbt", "successive_halving"} < answered.keys()
+    check_sweep(SweepConfig.model_validate(answered))

@@ -1,0 +1,471 @@
+"""Every format becomes records, counted and with a schema, without a loss that nobody is told of (rows B2, B12, B15)."""
+
+import bz2
+import datetime
+import decimal
+import gzip
+import io
+import json
+import lzma
+import os
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from recipes.contracts.dataset_formats import Format
+from recipes.contracts.job import StoreAddress
+from recipes.record_lines import record_lines
+from recipes.storage.artifact_store import Store
+from resources.errors import HanzoError
+from resources.ingest.column_schema import SchemaOfMany
+from resources.ingest.columnar import arrow_records, parquet_records
+from resources.ingest.new_version import NewVersion
+from resources.ingest.raw_file import Recorded
+from resources.ingest.source_files import SourceFile, local_files
+from resources.ingest.version_creation import create_from
+from tests.resources.ingest.test_version_creation import BUCKETS, Place
+
+__all__ = ["BUCKETS", "Store", "StoreAddress"]
+ROWS = [{"text": 'täst, "x"\n2', "n": 1, "score": 0.5, "ok": True}, {"text": "", "n": None, "score": 2.25, "ok": False}]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def packed_zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, "zstd", asbytes=True))
+
+
+def zipped(data: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data", data)
+    return archive.getvalue()
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+def write_arrow_file(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_file(path, table.schema) as out:
+        out.write_table(table)
+
+
+def write_arrow_stream(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_stream(path, table.schema) as out:
+        out.write_table(table)
+
+
+def write_csv(path: Path) -> None:
+    path.write_text('text,n,score,ok\n"täst, ""x""\n2",1,0.5,true\n"",,2.25,false\n', newline="")
+
+
+def records(place: Place, path: Path, format: str, **more: Any) -> list[dict[str, Any]]:
+    version, _ = place.create(path, format=format, name=f"of-{format}", **more)
+    found = [json.loads(line) for line in record_lines(place.store, version.artifact)]
+    assert version.num_records == len(found)
+    return found
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "jsonl": ("jsonl", write_jsonl),
+    "parquet": ("parquet", write_parquet),
+    "arrow file": ("arrow", write_arrow_file),
+    "arrow stream": ("arrow", write_arrow_stream),
+    "csv": ("csv", write_csv),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_each_format_gives_the_same_records_and_the_same_schema(place: Place, writer: str) -> None:
+    format, write = WRITERS[writer]
+    write(place.folder / "data")
+    assert records(place, place.folder / "data", format) == ROWS
+    version, is_new = place.create(place.folder / "data", format=format, name=f"of-{format}")
+    assert not is_new
+    assert version.schema == {"n": "integer|null", "ok": "boolean", "score": "number", "text": "string"}
+    assert (place.source(version) / "data").read_bytes() == (place.folder / "data").read_bytes()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, packed_zstd], ids=["gzip", "zstd"])
+@pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
+def test_compressed_files_are_read_and_kept_as_they_came(place: Place, format: str, pack: Callable[[bytes], bytes]) -> None:
+    plain = {"jsonl": b'{"a": 1}\n' * 3, "csv": b"a\n1\n1\n1\n", "text": b"one\n\ntwo\r\nthree"}[format]
+    path = place.folder / "packed"
+    path.write_bytes(pack(plain))
+    expected = [{"text": "one"}, {"text": "two"}, {"text": "three"}] if format == "text" else [{"a": 1}] * 3
+    assert records(place, path, format) == expected
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, packed_zstd], ids=["gzip", "zstd"])
+def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callable[[bytes], bytes]) -> None:
+    data = pack(b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(5000)))
+    (place.folder / "packed").write_bytes(data[:-7])
+    assert "packed is no whole " in place.refusal(place.folder / "packed")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(zipped(b'{"a": 1}\n'), "zip"), (lzma.compress(b'{"a": 1}\n'), "xz"), (bz2.compress(b'{"a": 1}\n'), "bzip2")],
+    ids=["zip", "xz", "bzip2"],
+)
+@pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
+def test_what_nobody_unpacks_here_is_named(place: Place, format: str, content: bytes, name: str) -> None:
+    """A line that is not UTF-8 told nobody what to do."""
+    assert f"is a {name} file, and only gzip and zstd are unpacked here" in place.refusal(content, format=format)
+
+
+def test_a_text_may_begin_as_bzip2_does(place: Place) -> None:
+    path = place.folder / "stations.txt"
+    path.write_text("BZhong\n")
+    assert records(place, path, "text") == [{"text": "BZhong"}]
+
+
+def test_a_file_whose_name_is_no_text_is_refused(place: Place) -> None:
+    folder = place.folder / "many"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
+    assert "is not allowed: rename it, in UTF-8" in place.refusal(folder)
+
+
+def test_a_folder_is_all_its_files_of_the_format_in_the_order_of_their_names(place: Place) -> None:
+    folder = place.folder / "many"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "b.jsonl").write_text('{"n": 3}\n')
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n{"n": 2}\n'))
+    (folder / "inner" / "c.jsonl.zst").write_bytes(packed_zstd(b'{"n": 4}\n'))
+    (folder / "readme.txt").write_text("not a record")
+    assert records(place, folder, "jsonl") == [{"n": number} for number in (1, 2, 3, 4)]
+
+
+def test_types_that_json_has_not_have_one_documented_form(place: Place) -> None:
+    moment = datetime.datetime(2024, 2, 29, 12, 30, 0, 250_000)
+    table = pa.table(
+        {
+            "money": pa.array([decimal.Decimal("1234567890123456789.10")], pa.decimal128(25, 2)),
+            "day": pa.array([datetime.date(2024, 2, 29)]),
+            "moment": pa.array([moment], pa.timestamp("ns")),
+            "zoned": pa.array([moment.replace(tzinfo=datetime.UTC)], pa.timestamp("us", "UTC")),
+            "took": pa.array([datetime.timedelta(seconds=90)]),
+            "raw": pa.array([b"\x00\xff"]),
+            "nested": pa.array([{"list": [decimal.Decimal("0.10")], "at": [moment]}]),
+            "pairs": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+            "at": pa.array([[("k", moment)]], pa.map_(pa.string(), pa.timestamp("ns"))),
+            "two": pa.array([[moment, None]], pa.list_(pa.timestamp("ns"), 2)),
+            "told": pa.array([moment], pa.timestamp("ns")).dictionary_encode(),
+            "kind": pa.array(["a"]).dictionary_encode(),
+            "big": pa.array([2**64 - 1], pa.uint64()),
+        }
+    )
+    pq.write_table(table, place.folder / "typed")
+    (row,) = records(place, place.folder / "typed", "parquet")
+    assert row == {
+        "money": "1234567890123456789.10",
+        "day": "2024-02-29",
+        "moment": "2024-02-29T12:30:00.250000",
+        "zoned": "2024-02-29T12:30:00.250000Z",
+        "took": "PT90S",
+        "raw": "AP8=",
+        "nested": {"list": ["0.10"], "at": ["2024-02-29T12:30:00.250000"]},
+        "pairs": [["k", 1]],
+        "at": [["k", "2024-02-29T12:30:00.250000"]],
+        "two": ["2024-02-29T12:30:00.250000", None],
+        "told": "2024-02-29T12:30:00.250000",
+        "kind": "a",
+        "big": 2**64 - 1,
+    }
+
+
+REFUSED: dict[str, tuple[pa.Array, str]] = {
+    "NaN": (pa.array([1.0, float("nan")]), "NaN or infinity in column 'x'"),
+    "infinity in a list": (pa.array([[1.0], [float("-inf")]]), "NaN or infinity in column 'x'"),
+    "NaN in a struct": (pa.array([{"a": float("nan")}]), "NaN or infinity in column 'x'"),
+    "nanoseconds": (pa.array([1], pa.timestamp("ns")), "nanoseconds in column 'x'"),
+    "nanoseconds in a map": (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.timestamp("ns"))), "nanoseconds in column 'x'"),
+    "a zone that nobody knows": (pa.array([1], pa.timestamp("us", "Mars/Port")), "column 'x' that has no form"),
+    "an interval": (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "a column 'x' of type month_day_nano_interval"),
+    "a year that no text has": (pa.array([10**18], pa.timestamp("s")), "column 'x' that has no form"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_has_no_form_in_json_is_refused_by_its_column(place: Place, what: str) -> None:
+    column, reason = REFUSED[what]
+    table = pa.table({"good": pa.array([1] * len(column)), "x": column})
+    with pa.ipc.new_file(place.folder / "data", table.schema) as out:
+        out.write_table(table)
+    assert reason in place.refusal(place.folder / "data", format="arrow")
+
+
+def test_two_columns_of_one_name_are_refused(place: Place) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
+    pq.write_table(table, place.folder / "data")
+    assert "two columns 'x'" in place.refusal(place.folder / "data", format="parquet")
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
+def test_lines_in_another_encoding_are_told_how_to_become_utf8(place: Place, format: str) -> None:
+    """As programs under Windows write them: each of their lines was refused, and nobody was told why."""
+    for name, encoding in (("UTF-16", "utf-16"), ("UTF-32", "utf-32")):
+        refusal = place.refusal('{"a": 1}\n{"a": 2}\n'.encode(encoding), format=format)
+        assert f"raw.jsonl is written in {name}, and only UTF-8 is read: write it so, as `iconv -f {name}" in refusal
+    assert "raw.jsonl is empty" in place.refusal(b"\xef\xbb\xbf\r\n", format=format)
+
+
+@pytest.mark.parametrize(("pack", "name"), [(gzip.compress, "gzip"), (packed_zstd, "zstd")])
+@pytest.mark.parametrize("writer", ["parquet", "arrow file", "arrow stream"])
+def test_what_is_read_from_its_end_is_not_unpacked(
+    place: Place, writer: str, pack: Callable[[bytes], bytes], name: str
+) -> None:
+    """ "Magic bytes not found" told nobody what to do."""
+    format, write = WRITERS[writer]
+    write(place.folder / "data")
+    refusal = place.refusal(pack((place.folder / "data").read_bytes()), format=format)
+    assert f"is packed with {name}: unpack it before, as a {format} file can be compressed within" in refusal
+
+
+def test_a_file_of_another_format_than_was_said_is_named(place: Place) -> None:
+    table = pa.table({"a": [1]})
+    pq.write_table(table, place.folder / "parquet")
+    with pa.ipc.new_file(place.folder / "arrow", table.schema) as out:
+        out.write_table(table)
+    for format in ("jsonl", "csv", "text", "parquet", "arrow"):
+        for kind in {"parquet", "arrow"} - {format}:
+            assert f"{kind} is a {kind} file: give its format as {kind}." in place.refusal(
+                place.folder / kind, format=format
+            )
+    assert place.create("PAR1 is a word\nARROW1 too\n", format="text")[0].num_records == 2
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("content", [b"", b"PAR1 no", b"ARROW1 neither", b"\x00" * 500])
+def test_what_is_no_such_file_is_refused(place: Place, format: str, content: bytes) -> None:
+    assert "that can be read" in place.refusal(content, format=format)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "text"])
+def test_no_records_are_refused_in_every_format(place: Place, format: str) -> None:
+    path = place.folder / "none"
+    if format == "parquet":
+        pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
+    else:
+        path.write_bytes({"csv": b"a,b\n", "text": b"\n \n"}[format])
+    assert "none is empty" in place.refusal(path, format=format)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "2"], [1, 2]),
+        (["1", ""], [1, None]),
+        (["1", "2.5"], [1.0, 2.5]),
+        (["007", "10"], ["007", "10"]),
+        (["1234567890123456789", "1"], ["1234567890123456789", "1"]),
+        (["123456789012345678", "1"], [123456789012345678, 1]),
+        (["123456789012345678", "0.5"], ["123456789012345678", "0.5"]),
+        (["0.12345678901234567", "1"], ["0.12345678901234567", "1"]),
+        (["true", "false"], [True, False]),
+        (["true", "1"], ["true", "1"]),
+        (["NaN", "1"], ["NaN", "1"]),
+        (["+1", "1"], ["+1", "1"]),
+        (["٣", "1"], ["٣", "1"]),
+        (["x", ""], ["x", ""]),
+        (["", ""], ["", ""]),
+    ],
+)
+def test_a_column_of_csv_has_a_type_only_if_nothing_is_lost(place: Place, cells: list[str], expected: list[Any]) -> None:
+    (place.folder / "data").write_text("id,c\n" + "".join(f"k,{cell}\n" for cell in cells))
+    found = [row["c"] for row in records(place, place.folder / "data", "csv")]
+    assert found == expected and [type(value) for value in found] == [type(value) for value in expected]
+
+
+def test_a_malformed_line_of_csv_is_named(place: Place) -> None:
+    message = place.refusal('a,b\n1,2\n"x\ny",3\n1,2,3\n"a"b,2\n', format="csv")
+    assert "raw.jsonl, line 5: has 3 cells, the first line has 2" in message
+    assert "raw.jsonl, line 6: not CSV" in message
+    assert "two columns are called 'a'" in place.refusal("a,a\n1,2\n", format="csv")
+    for header, name in ((b"a;b", "';'"), (b"a\tb", "a tab")):
+        assert f"separated by {name}: write the file with commas" in place.refusal(header + b"\n1\n", format="csv")
+    assert "not UTF-8" in place.refusal(b"a\n\xff\xfe\n", format="csv")
+
+
+def test_a_line_that_never_ends_is_refused_and_does_not_take_all_memory(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.ingest.json_lines.LONGEST", 1000)
+    monkeypatch.setattr("resources.ingest.json_lines.BLOCK", 300)
+    long = json.dumps({"a": "x" * 5000}) + "\n"
+    assert "line 2: longer than" in place.refusal('{"a": 1}\n' + long + '{"a": 2}\n')
+
+
+def test_a_row_of_csv_that_never_ends_is_refused_by_the_line_where_it_begins(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.ingest.csv_records.LONGEST", 1000)
+    begins = "a,b\n1,2\n"
+    for row in ("x" * 5000 + ",y\n", '"x,y\n' + "3,4\n" * 1000):
+        message = place.refusal(begins + row + "5,6\n", format="csv")
+        assert "raw.jsonl, line 3: longer than" in message and "more)" not in message
+    longest = "x" * 995
+    assert place.create(f"{begins}{longest},ok\n", format="csv")[0].num_records == 2
+
+
+def cut(lines: list[str], folder: Path, parts: int, header: str) -> Path:
+    """The same rows in so many files."""
+    folder.mkdir()
+    size = -(-len(lines) // parts)
+    for number in range(parts):
+        (folder / f"{number:02}.csv").write_text(header + "".join(lines[number * size : (number + 1) * size]))
+    return folder
+
+
+def test_the_same_rows_of_csv_in_other_files_are_the_same_content(place: Place) -> None:
+    """Each file had types of its own: where its values were all whole or all empty, they were other records."""
+    rows = ["1,,7,true\n", "2,,x,\n", "2.5,3,8,false\n", "4,4,9,true\n"]
+    made = []
+    for parts in (1, 2, 4):
+        path = cut(rows, place.folder / f"in-{parts}", parts, "whole,late,text,flag\n")
+        made.append(place.create(path, format="csv"))
+    assert [is_new for _, is_new in made] == [True, False, False]
+    version = made[0][0]
+    assert version.schema == {"flag": "boolean|null", "late": "integer|null", "text": "string", "whole": "number"}
+    folder = cut(rows, place.folder / "with a bad one", 2, "whole,late,text,flag\n")
+    (folder / "01.csv").write_text("whole,late,text,flag\n1,2\n")
+    with pytest.raises(HanzoError, match=r"01\.csv, line 2: has 2 cells, the first line has 4"):
+        place.create(folder, format="csv", name="other")
+
+
+def test_files_of_csv_with_other_columns_are_records_with_other_columns(place: Place) -> None:
+    folder = place.folder / "two"
+    folder.mkdir()
+    (folder / "a.csv").write_text("n,t\n1,x\n")
+    (folder / "b.csv").write_text("u,n\ny,0.5\n")
+    assert records(place, folder, "csv") == [{"n": 1.0, "t": "x"}, {"n": 0.5, "u": "y"}]
+
+
+@pytest.mark.parametrize("after", ["a\n1\nx\n", "a,b\n1,2\n", '"', ""])
+def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place, after: str) -> None:
+    path = place.folder / "data"
+    path.write_text("a\n1\n2\n")
+    opened = 0
+
+    def open_it() -> BinaryIO:
+        nonlocal opened
+        opened += 1
+        if opened == 2:
+            path.write_text(after)
+        return path.open("rb")
+
+    wanted = NewVersion("d", "csv", "u", "default")
+    with pytest.raises(HanzoError, match="data was changed while it was read"):
+        create_from(place.database, place.store, wanted, [SourceFile("data", open_it)])
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_that_somebody_writes_to_while_it_is_read_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    """Of Parquet and Arrow, the records were those of the one file, and the source that proves them the other."""
+    format, write = WRITERS[writer]
+    path = place.folder / "data"
+    write(path)
+    before = path.read_bytes()
+    real = Recorded.to_the_end
+
+    def to_the_end(recorded: Recorded) -> None:
+        real(recorded)
+        path.write_bytes(before)
+
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(Recorded, "to_the_end", to_the_end)
+        assert "data was changed while it was read" in place.refusal(path, format=format)
+    assert place.create(path, format=format)[0].num_records == len(ROWS)
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Place, format: str) -> None:
+    folder = place.folder / "many"
+    folder.mkdir()
+    for name in "ab":
+        WRITERS[format][1](folder / f"{name}.{format}")
+    files = local_files(folder, Format(format))
+    (folder / f"b.{format}").unlink()
+    with pytest.raises(HanzoError, match=f"b.{format} cannot be read"):
+        create_from(place.database, place.store, NewVersion("d", format, "u", "default"), files)
+    assert place.store.list("s3://hanzo-ml/datasets") == []
+
+
+def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("schema", "column_types", "comma_separated", "columnar"):
+        monkeypatch.setattr(f"resources.ingest.{module}.COLUMNS", 100)
+    lines = "".join(json.dumps({f"user-{number}": number}) + "\n" for number in range(150))
+    assert "raw.jsonl, record 101: brings the dataset to more than 100 columns" in place.refusal(lines)
+    wide = [f"c{number}" for number in range(101)]
+    assert "line 1: has 101 columns" in place.refusal(",".join(wide) + "\n", format="csv")
+    table = pa.table({name: pa.array([1]) for name in wide})
+    pq.write_table(table, place.folder / "wide")
+    assert "wide has 101 columns" in place.refusal(place.folder / "wide", format="parquet")
+    folder = place.folder / "two"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.csv").write_text(",".join(f"{name}{number}" for number in range(60)) + "\n" + "1," * 59 + "1\n")
+    assert "b.csv, line 1: has a column 'b59' too many" in place.refusal(folder, format="csv")
+    assert place.create(json.dumps(dict.fromkeys(wide[:100])))[0].num_records == 1
+
+
+@pytest.mark.slow
+def test_what_is_told_apart_of_wide_records_takes_little_memory() -> None:
+    seen = SchemaOfMany()
+    names = [f"c{number}" for number in range(5000)]
+    tracemalloc.start()
+    for number in range(300):
+        seen.see({name: number if index == number else str(number) for index, name in enumerate(names)})
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 16 << 20, f"{used} bytes"
+    assert seen.records == 300 and seen.counts()["c7"] == {"integer": 1, "string": 299}
+
+
+WIDE_ROWS = 1024
+WIDE = "x" * (128 << 10)
+
+
+def write_wide_parquet(path: Path) -> None:
+    pq.write_table(pa.table({"n": range(WIDE_ROWS), "text": [f"{n}{WIDE}" for n in range(WIDE_ROWS)]}), path)
+
+
+def write_wide_dictionary(path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays([n % 4 for n in range(WIDE_ROWS)], [f"{n}{WIDE}" for n in range(4)])
+    table = pa.table({"n": range(WIDE_ROWS), "text": text})
+    with pa.ipc.new_file(path, table.schema) as out:
+        out.write_table(table)
+
+
+@pytest.mark.parametrize("writer", [write_wide_parquet, write_wide_dictionary])
+def test_rows_are_read_by_their_bytes_and_not_by_their_number(tmp_path: Path, writer: Callable[[Path], None]) -> None:
+    """4,096 rows at once were gigabytes where a row is a document."""
+    writer(tmp_path / "wide")
+    read = parquet_records if writer is write_wide_parquet else arrow_records
+    with (tmp_path / "wide").open("rb") as stream:
+        tracemalloc.start()
+        count = sum(len(row["text"]) > len(WIDE) for row in read(stream) if isinstance(row, dict))
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert count == WIDE_ROWS
+    assert used < 64 << 20, f"{used} bytes of {WIDE_ROWS * len(WIDE)}"

@@ -1,0 +1,153 @@
+"""A dataset of a query: of databases that the operator named, for the organizations that he named, without an address."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.contracts.dataset_formats import Format
+from recipes.contracts.job import BadConfiguration
+from resources.errors import ErrorCode, HanzoError
+from resources.ingest.new_version import NewVersion
+from resources.ingest.query import allowed_query, query_file
+from resources.ingest.version_creation import create_from
+from resources.settings.settings import Settings
+from tests.free_ports import free_port
+from tests.postgres_server import postgres, postgres_url
+from tests.resources.ingest.test_version_creation import Place
+from tests.shop_database import shop, warehouse
+
+__all__ = ["postgres", "postgres_url", "shop", "warehouse"]
+PASSWORD = "c4n4ry"
+
+
+def asking(home: Path, **databases: object) -> Settings:
+    """Settings with databases, each an address or a section."""
+    sections = {name: {"url": each} if isinstance(each, str) else each for name, each in databases.items()}
+    home.mkdir(exist_ok=True)
+    (home / "config.yaml").write_text(yaml.safe_dump({"storage": {"databases": sections}}))
+    return Settings.load({"HANZO_ML_HOME": str(home)})
+
+
+@pytest.mark.parametrize("kind", ["shop", "warehouse"])
+def test_the_rows_are_a_version_and_its_lineage_names_the_database_alone(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    url, statement = request.getfixturevalue(kind), "SELECT id FROM orders ORDER BY id"
+    file = query_file(asking(tmp_path / "home", orders=url), "orders", statement, Format.JSONL)
+    place = Place(tmp_path)
+    new = NewVersion("d", "jsonl", "u", "default")
+    made, is_new = create_from(place.database, place.store, new, [file])
+    assert (made.num_records, is_new, made.lineage["origins"]) == (2500, True, [f"sql://orders?{statement}"])
+    assert create_from(place.database, place.store, new, [file]) == (made, False)
+
+
+def test_over_http_a_database_is_asked_for_the_organizations_that_may(tmp_path: Path, shop: str) -> None:
+    """To others it is as one that is not there."""
+    granted = asking(tmp_path / "home", shop={"url": shop, "organizations": ["acme"]}, closed=shop)
+    with allowed_query(granted, "shop", "SELECT id FROM orders", Format.JSONL, "acme").open() as rows:
+        assert len(rows.readlines()) == 2500
+    words = set()
+    for name, organization in (("shop", "rival"), ("closed", "acme"), ("closed", ""), ("none", "acme"), (shop, "acme")):
+        with pytest.raises(HanzoError) as refused:
+            allowed_query(granted, name, "SELECT 1", Format.JSONL, organization)
+        assert refused.value.code is ErrorCode.PERMISSION_DENIED
+        words.add(refused.value.message.replace(repr(name), "NAME"))
+    assert words == {
+        "this server asks no database called NAME for your organization: upload the rows, or have its operator add it to "
+        "storage.databases"
+    }
+
+
+def test_a_definition_names_a_database_of_the_settings(tmp_path: Path, shop: str) -> None:
+    with pytest.raises(HanzoError, match=r"no database is called 'shops': name it, with its url, in storage\.databases"):
+        query_file(asking(tmp_path / "home", shop=shop), "shops", "SELECT 1", Format.JSONL)
+
+
+def test_the_rows_of_a_query_have_no_other_format(tmp_path: Path, shop: str) -> None:
+    with pytest.raises(HanzoError, match="read as jsonl, and not as csv: leave the format out"):
+        query_file(asking(tmp_path / "home", shop=shop), "shop", "SELECT 1", Format.CSV)
+
+
+def test_a_database_that_does_not_answer_is_told_to_the_operator_and_its_place_to_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    urls = {
+        "away": f"postgresql://someone:{PASSWORD}@127.0.0.1:{port}/shop",
+        "gone": f"sqlite:///{tmp_path}/gone.db",
+    }
+    for name, url in urls.items():
+        caplog.clear()
+        found = asking(tmp_path / "home", **{name: url})
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(HanzoError) as caught,
+            query_file(found, name, "SELECT 1", Format.JSONL).open(),
+        ):
+            pass
+        assert caught.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE
+        assert caught.value.message.startswith(f"database '{name}' cannot be reached: try again later")
+        for secret in (PASSWORD, "127.0.0.1", str(port), str(tmp_path)):
+            assert secret not in caught.value.message
+        assert name in caplog.text and PASSWORD not in caplog.text
+
+
+def test_what_is_wrong_with_a_query_is_told_in_the_databases_words(tmp_path: Path, shop: str) -> None:
+    found = asking(tmp_path / "home", shop={"url": shop, "seconds": 1})
+    for statement, told in (
+        ("SELECT tax FROM orders", "the database says: no such column: tax"),
+        ("DELETE FROM orders", "the database says: attempt to write a readonly database"),
+        ("SELECT 1 AS x WHERE 1 = 2", "the query has no rows"),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT count(*) FROM n", "longer than the 1 s"),
+    ):
+        with pytest.raises(HanzoError, match=f"the rows of database 'shop' cannot be read: .*{told}") as caught:
+            query_file(found, "shop", statement, Format.JSONL).open().__enter__()
+        assert caught.value.code is ErrorCode.INVALID_PARAMETER_VALUE
+        assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("databases", "told"),
+    [
+        ({"shop": f"mysql://u:{PASSWORD}@h/d"}, "no address such as"),
+        ({"shop": f"postgresql://u:{PASSWORD}@h"}, "no address such as"),
+        ({"shop": f"postgresql://u:{PASSWORD}@[/d"}, "no address such as"),
+        ({"shop": "sqlite:///shop.db"}, "no address such as"),
+        ({"shop": "sqlite://"}, "no address such as"),
+        ({"my shop": "sqlite:////shop.db"}, "'my shop' is no name of a database"),
+        ({"shop": {"organizations": ["default"]}}, "storage.databases.shop.url"),
+        ({"own": "{home}/hanzo-ml.db"}, r"storage\.databases\.own\.url is this server's own database"),
+        ({"own": "{home}/dagster/runs.db"}, r"storage\.databases\.own\.url is this server's own database"),
+    ],
+)
+def test_settings_that_name_no_database_of_others_are_refused(
+    tmp_path: Path, databases: dict[str, object], told: str
+) -> None:
+    home = tmp_path / "home"
+    filled = {
+        name: each if isinstance(each, dict) else str(each).format(home=f"sqlite:///{home}")
+        for name, each in databases.items()
+    }
+    with pytest.raises(BadConfiguration, match=told) as refused:
+        asking(home, **filled)
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "own", [f"postgresql://ml:{PASSWORD}@db/ml", "postgresql://other@db:5432/ml", "postgresql:///ml?host=db&port=5432"]
+)
+def test_the_metadata_database_in_postgresql_is_no_database_of_others(tmp_path: Path, own: str) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"storage": {"databases": {"own": {"url": own}}}}))
+    variables = {"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DATABASE_URL": "postgresql+psycopg://ml:x@db:5432/ml"}
+    with pytest.raises(BadConfiguration, match=r"storage\.databases\.own\.url is this server's own database: name another"):
+        Settings.load(variables)
+    assert Settings.load({**variables, "HANZO_ML_DATABASE_URL": "postgresql://ml:x@db:5432/other"}).storage.databases
+
+
+def test_settings_show_no_address_of_a_database(tmp_path: Path) -> None:
+    shown = asking(tmp_path, shop=f"postgresql://someone:{PASSWORD}@db.internal/shop").masked()
+    assert list(shown["storage"]["databases"]) == ["shop"]
+    assert PASSWORD not in json.dumps(shown) and "db.internal" not in json.dumps(shown)

@@ -1,0 +1,134 @@
+"""Hashes of uploaded files: whatever stops at whatever moment, what lies in the store has its hash on record."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from recipes.contracts.job import StoreAddress
+from recipes.storage.artifact_store import Store
+from resources.metadata.artifacts.file_hashes import Arrival, ArtifactFiles
+from resources.metadata.database import Database
+from resources.metadata.outbox import read_after
+
+BUCKETS = {"datasets": "d", "checkpoints": "c", "models": "m"}
+Step = Callable[[], None]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class File:
+    """One file, what may be done to it step by step, and whether a reader would take it for a good one."""
+
+    def __init__(self, store: Store, records: ArtifactFiles, name: str) -> None:
+        self.store = store
+        self.records = records
+        self.uri = f"s3://hanzo-ml/runs/r/artifacts/{name}"
+
+    def upload(self, data: bytes) -> list[Step]:
+        arrivals: list[Arrival] = []
+        return [
+            lambda: arrivals.append(self.records.arriving(self.uri, sha256(data), len(data))),
+            lambda: self.store.put_bytes(self.uri, data),
+            lambda: self.records.stored(arrivals[0]),
+        ]
+
+    def delete(self) -> list[Step]:
+        rows: list[int] = []
+        return [
+            lambda: rows.extend(self.records.stored_at([self.uri])),
+            lambda: self.store.delete(self.uri),
+            lambda: self.records.forget(rows),
+        ]
+
+    def is_whole(self) -> bool:
+        try:
+            found = self.store.sha256(self.uri)
+        except FileNotFoundError:
+            return True
+        return found in {row.sha256 for row in self.records.at(self.uri)}
+
+
+def merged(left: Sequence[Step], right: Sequence[Step]) -> Iterator[list[Step]]:
+    """Every order in which two actors can take their steps."""
+    if not left or not right:
+        yield [*left, *right]
+        return
+    for rest in merged(left[1:], right):
+        yield [left[0], *rest]
+    for rest in merged(left, right[1:]):
+        yield [right[0], *rest]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+
+
+@pytest.mark.parametrize("other", ["upload", "delete"])
+def test_a_file_looks_whole_whatever_stops_at_whatever_moment(store: Store, sqlite_url: str, other: str) -> None:
+    """Two actors on a file that is there already, in every order, each killed after any of its steps or not at all."""
+    database = Database(sqlite_url)
+    records = ArtifactFiles(database)
+    number = 0
+    for first, second in product(range(4), range(4)):
+        orders = sum(1 for _ in merged([print] * first, [print] * second))
+        for order in range(orders):
+            number += 1
+            file = File(store, records, str(number))
+            for step in file.upload(b"old"):
+                step()
+            left = file.upload(b"left")[:first]
+            right = (file.upload(b"right") if other == "upload" else file.delete())[:second]
+            for step in list(merged(left, right))[order]:
+                step()
+                assert file.is_whole(), (first, second, order)
+            assert sha256(b"another") not in {row.sha256 for row in records.at(file.uri)}
+            # The next upload is whole as well, and leaves no more than what may still be on its way.
+            for step in file.upload(b"next"):
+                step()
+                assert file.is_whole(), (first, second, order)
+    assert number > 60
+    database.close()
+
+
+def test_what_a_file_replaced_is_not_its_content_any_more(store: Store, database: Database) -> None:
+    file = File(store, ArtifactFiles(database), "f")
+    for data in (b"one", b"two", b"three"):
+        for step in file.upload(data):
+            step()
+    assert [row.sha256 for row in file.records.at(file.uri)] == [sha256(b"three")]
+    store.put_bytes(file.uri, b"one")
+    assert not file.is_whole()
+
+
+def test_deleting_forgets_many_files_and_no_others(database: Database) -> None:
+    records = ArtifactFiles(database)
+    uris = [f"s3://hanzo-ml/runs/r/artifacts/{number}" for number in range(1100)]
+    for uri in uris[:2] + uris[-2:]:
+        records.stored(records.arriving(uri, "0" * 64, 1))
+    rows = records.stored_at(uris[1:])
+    assert len(rows) == 3
+    records.forget(rows)
+    assert [bool(records.at(uri)) for uri in (uris[0], uris[1], uris[-1])] == [True, False, False]
+
+
+def test_a_damage_is_told_once_and_a_new_one_again(database: Database) -> None:
+    records = ArtifactFiles(database)
+    uri = "s3://hanzo-ml/runs/r/artifacts/f"
+    records.stored(records.arriving(uri, "a" * 64, 1))
+
+    def told() -> list[str]:
+        with database.read() as connection:
+            return [event.payload["found_sha256"] for event in read_after(connection, 0, ["artifact.broken"])]
+
+    for found in ("b", "b", "c", "c"):
+        records.report_broken(uri, "r", "o", ["a" * 64], found * 64)
+    assert told() == ["b" * 64, "c" * 64]
+    records.is_whole_again(uri)
+    records.report_broken(uri, "r", "o", ["a" * 64], "c" * 64)
+    assert told() == ["b" * 64, "c" * 64, "c" * 64]

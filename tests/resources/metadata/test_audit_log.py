@@ -1,0 +1,180 @@
+"""What is counted is counted with what it stores, and comes into the log once, whoever takes it there."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from resources.errors import HanzoError
+from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.audit_log import PERIOD_MS, count, is_due, take, tally_of
+from resources.metadata.database import Database
+from resources.metadata.outbox import now_ms
+from resources.metadata.scope import Kind, Reference
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.tracking_rules import metric_point
+from resources.metadata.writes.group_commit import RunWriter
+from resources.metadata.writes.run_writes import RunWrite, run_write
+
+NOW = 1_000_000_000
+
+
+def call(user: str, route: str = "/log") -> AuditedCall:
+    return AuditedCall(user, "o", (), "POST", route, ("run:run",), 200, "c", 0.0)
+
+
+def point(step: int, user: str, run: str = "run", key: str = "loss") -> RunWrite:
+    return run_write(run, [metric_point(key, 0.5, step, 1)]).counted_in(tally_of(call(user)))
+
+
+@pytest.fixture
+def tracking(database: Database) -> Tracking:
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    for run_id in ("run", "deleted"):
+        tracking.runs.create(0, run_id=run_id)
+    tracking.runs.delete("deleted")
+    return tracking
+
+
+def writing(database: Database, test: Callable[[RunWriter], Awaitable[None]]) -> None:
+    async def run() -> None:
+        writer = RunWriter(database)
+        try:
+            await asyncio.wait_for(test(writer), 60)
+        finally:
+            await asyncio.to_thread(writer.close)
+
+    asyncio.run(run())
+
+
+def taken(database: Database, now: int, period: int = PERIOD_MS) -> dict[str, int]:
+    with database.write() as connection:
+        return {each.user: each.count for each in take(connection, now, period)}
+
+
+def test_a_call_that_logs_is_counted_and_one_that_is_refused_is_not(database: Database, tracking: Tracking) -> None:
+    async def test(writer: RunWriter) -> None:
+        await writer.store(point(0, "ann"))
+        for step in (1, 2):
+            await writer.store(point(step, "ann"))  # alone: the short way
+        assert (await asyncio.gather(*(point_of(writer, step) for step in range(3, 9)))).count(None) == 6
+        refused = [point(9, "ann", "deleted"), point(9, "ann", "unknown")]
+        assert all([isinstance(await answer(writer, write), HanzoError) for write in refused])
+
+    async def point_of(writer: RunWriter, step: int) -> BaseException | None:
+        return await answer(writer, point(step, "ann" if step % 2 else "bob"))
+
+    async def answer(writer: RunWriter, write: RunWrite) -> BaseException | None:
+        return (await asyncio.gather(writer.store(write), return_exceptions=True))[0]
+
+    writing(database, test)
+    assert taken(database, NOW) == {"ann": 6, "bob": 3}
+
+
+def test_what_the_database_refuses_is_not_counted(database: Database, tracking: Tracking) -> None:
+    refuse = {
+        "sqlite": "CREATE TRIGGER refuse BEFORE INSERT ON params WHEN NEW.key = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END",
+        "postgresql": "ALTER TABLE params ADD CHECK (key <> 'bad')",
+    }
+    with database.write() as connection:
+        connection.exec_driver_sql(refuse[connection.dialect.name])
+
+    async def test(writer: RunWriter) -> None:
+        writes = [run_write("run", params=[(key, "1")]).counted_in(tally_of(call("ann"))) for key in ("a", "bad", "b")]
+        got = await asyncio.gather(*(writer.store(write) for write in writes), return_exceptions=True)
+        assert [each is None for each in got] == [True, False, True]
+
+    writing(database, test)
+    assert taken(database, NOW) == {"ann": 2}
+
+
+def test_a_kind_comes_into_the_log_at_once_and_then_once_in_a_period(database: Database) -> None:
+    def counted(*users: str) -> None:
+        with database.write() as connection:
+            count(connection, map(call, users))
+
+    counted("ann", "bob", "ann")
+    assert is_due(database, NOW) and taken(database, NOW) == {"ann": 2, "bob": 1}
+    counted("ann")
+    assert not is_due(database, NOW + PERIOD_MS - 1) and taken(database, NOW + PERIOD_MS - 1) == {}
+    assert is_due(database, NOW + PERIOD_MS) and taken(database, NOW + PERIOD_MS) == {"ann": 1}
+    counted("bob")
+    assert taken(database, NOW + PERIOD_MS) == {"bob": 1}, "nothing came of him for a period: it is his first again"
+    assert taken(database, NOW + 2 * PERIOD_MS) == {}
+    assert not is_due(database, NOW + 9 * PERIOD_MS), "all is forgotten"
+
+
+def test_a_name_that_is_no_text_is_counted_too(database: Database) -> None:
+    """Whoever forges calls must not end the counting of others."""
+    odd = replace_objects(call("ann"), ["run:\ud800", "run:\x00"])
+    with database.write() as connection:
+        count(connection, [odd, odd])
+    with database.write() as connection:
+        [found] = take(connection, NOW)
+    assert (found.objects, found.count) == (odd.objects, 2)
+
+
+def test_a_name_that_nobody_can_have_leaves_the_log_readable(database: Database) -> None:
+    """PostgreSQL reads no field of a row with U+0000 in it: one such call had closed the log to everybody."""
+    named = str(Reference(Kind.RUN, "a\x00b\ud800"))
+    with database.write() as connection:
+        record(connection, [replace_objects(call("ann"), [named]), call("bob")])
+    with database.read() as connection:
+        found = calls_of(connection, call("ann").organization)
+    assert [event.payload["user"] for event in found] == ["ann", "bob"]
+    assert found[0].payload["objects"] == ["run:a\ufffdb\ufffd"]
+
+
+def replace_objects(of: AuditedCall, objects: Sequence[str]) -> AuditedCall:
+    return AuditedCall(of.user, of.organization, of.roles, of.method, of.route, tuple(objects), 404, of.client, 0.0)
+
+
+def test_servers_that_log_count_and_take_at_once_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
+    """And none waits for another that waits for it, which PostgreSQL would end after a second by refusing one."""
+    stopped = threading.Event()
+    failed: list[Exception] = []
+    counted: Counter[str] = Counter()
+
+    def take_and_count(user: str) -> None:
+        try:
+            while not stopped.is_set():
+                with database.write() as connection:
+                    record(connection, take(connection, now_ms(), 0))
+                with database.write() as connection:
+                    count(connection, [call("ann"), call(user), call("bob")])
+                counted.update(["ann", user, "bob"])
+        except Exception as error:
+            failed.append(error)
+
+    async def test(writer: RunWriter) -> None:
+        other = RunWriter(database)
+
+        async def client(by: RunWriter, user: str, key: str) -> None:
+            for step in range(100):
+                await by.store(point(step, user, key=key))
+
+        users = [
+            (by, user, f"{user}{number}") for number, by in enumerate((writer, other)) for user in ("ann", "bob", "cid")
+        ]
+        await asyncio.gather(*(client(*each) for each in users))
+        await asyncio.to_thread(other.close)
+
+    threads = [threading.Thread(target=take_and_count, args=(user,)) for user in ("dan", "eve")]
+    for thread in threads:
+        thread.start()
+    try:
+        writing(database, test)
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+    with database.write() as connection:
+        record(connection, take(connection, now_ms(), 0))
+        found: Counter[str] = Counter()
+        for event in calls_of(connection, "o", limit=10**6):
+            found[event.payload["user"]] += event.payload["count"]
+    assert found == counted + Counter(ann=200, bob=200, cid=200)

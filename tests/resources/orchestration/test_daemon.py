@@ -1,0 +1,136 @@
+"""A process that begins anew where the clock was put back below it, and what it forgets then."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    ScheduleInstigatorData,
+    SensorInstigatorData,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._daemon.sensor import get_elapsed
+
+from resources.orchestration.daemon import forget_looks_to_come
+from resources.orchestration.instance import in_folder, in_schema
+from resources.orchestration.postgres_schema import address_of, own_schema
+from resources.orchestration.postgres_storage import make_tables
+from resources.settings.settings import Settings
+from tests.postgres_server import postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+
+PROGRAM = """
+import os, sys, threading
+from resources.orchestration.daemon import begin_anew_where_put_back
+
+over = threading.Event()
+seen = iter({seen})
+
+def clock():
+    try:
+        return next(seen)
+    except StopIteration:
+        over.set()
+        return {seen}[-1]
+
+print(os.getpid(), os.fstat({descriptor}).st_ino, flush=True)
+if "BEGUN" not in os.environ:
+    os.environ["BEGUN"] = "once"
+    begin_anew_where_put_back(clock, lambda: 0.0, 0.001)
+    over.wait()
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "anew"),
+    [
+        ([7200.0, 7200.0, 0.0], True),
+        ([0.0, 7200.0, 7200.0], False),
+        ([7200.0, 7195.0, 7190.0, 7185.0], False),
+    ],
+    ids=["put back", "put forward", "corrected"],
+)
+def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen: list[float], anew: bool) -> None:
+    """As the same process, with what its starter gave it: the lock."""
+    with (tmp_path / "lock").open("w") as lock:
+        program = PROGRAM.format(seen=seen, descriptor=lock.fileno())
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, pass_fds=[lock.fileno()], timeout=60
+        )
+    first, *others = done.stdout.splitlines()
+    assert others == (["the clock was put back by 7200 s: the daemon begins anew", first] if anew else ["went on"])
+
+
+def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
+    says = (
+        "import logging; from resources.orchestration.daemon import print_once; from dagster._utils.log import configure_loggers; "
+        "from dagster_postgres.utils import retry_pg_connection_fn; from sqlalchemy.exc import TimeoutError as Lost\n"
+        "print_once(); configure_loggers(log_level='INFO'); tried = []\n"
+        "def connect():\n    tried.append(1)\n    if len(tried) == 1: raise Lost('lost')\n"
+        "retry_pg_connection_fn(connect); logging.getLogger('dagster.daemon').info('a look')"
+    )
+    done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True)
+    assert (done.stderr + done.stdout).count("lost") == 1
+    assert (done.stderr + done.stdout).count("a look") == 1
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def instance(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dg.DagsterInstance]:
+    """With the storage that `up` gives it, on a laptop and on a cluster."""
+    storage = in_folder(tmp_path)
+    if request.param == "postgresql":
+        monkeypatch.setenv("HANZO_ML_DATABASE_URL", request.getfixturevalue("postgres_url"))
+        with own_schema(Settings.load()) as schema:
+            storage = in_schema(schema.name)
+        make_tables(address_of(Settings.load(), schema.name))
+    configuration = {"telemetry": {"enabled": False}, "storage": {"custom": storage}}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(configuration))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])
+def test_a_sensor_looks_again_where_the_clock_was_put_back(instance: dg.DagsterInstance, field: str) -> None:
+    """It waits for its interval since the last look: one of two hours from now had all of them wait for as long."""
+    now = time.time()
+    waits, has_looked = sensor("waits", {field: now + 7200}), sensor("has_looked", {field: now - 7200})
+    data = ScheduleInstigatorData(cron_schedule="0 * * * *", start_timestamp=now + 7200)
+    schedule = InstigatorState(origin("schedule"), InstigatorType.SCHEDULE, InstigatorStatus.RUNNING, data)
+    for state in (waits, has_looked, schedule):
+        instance.add_instigator_state(state)
+    assert get_elapsed(found(instance, waits)) < 0
+
+    forget_looks_to_come(instance, now)
+
+    assert get_elapsed(found(instance, waits)) is None, "it never looked: it is due at once"
+    assert found(instance, waits).instigator_data.cursor == "7"
+    assert (found(instance, has_looked), found(instance, schedule)) == (has_looked, schedule)
+
+
+def sensor(name: str, looks: dict[str, float]) -> InstigatorState:
+    data = SensorInstigatorData(cursor="7", **looks)
+    return InstigatorState(origin(name), InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
+
+
+def origin(name: str) -> RemoteInstigatorOrigin:
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="looks"))
+    return RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "looks"), name)
+
+
+def found(instance: dg.DagsterInstance, state: InstigatorState) -> InstigatorState:
+    known = instance.get_instigator_state(state.origin.get_id(), state.origin.get_selector().get_id())
+    assert known is not None
+    return known

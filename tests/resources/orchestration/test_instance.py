@@ -1,0 +1,25 @@
+"""Dagster's instance is made once, and its configuration is whole at any moment."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from resources.compute.local.capacity import GPU_POOL, max_running_jobs
+from resources.orchestration.instance import migrate_dagster
+from resources.settings.settings import Settings
+
+
+def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Path) -> None:
+    """It was emptied and then written: a daemon that read it in between was another one."""
+    settings = Settings(home=tmp_path)
+    settings.dagster_home.mkdir()
+    known = {"dagster": version("dagster"), GPU_POOL: max_running_jobs(settings.scheduler)}
+    (settings.dagster_home / "migrated.json").write_text(json.dumps(known))
+    file = settings.dagster_home / "dagster.yaml"
+    file.write_text("as: it was\n")
+    with file.open() as reader:
+        migrate_dagster(settings, Console())
+        assert reader.read() == "as: it was\n"
+    assert "run_launcher" in file.read_text()

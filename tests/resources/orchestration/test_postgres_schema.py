@@ -1,0 +1,177 @@
+"""Dagster's history on a cluster: by which address it is reached, and where that is decided."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg.sql
+import pytest
+from rich.console import Console
+from sqlalchemy.engine import make_url
+
+from recipes.contracts.job import BadConfiguration
+from resources.orchestration import instance
+from resources.orchestration.instance import migrate_dagster
+from resources.orchestration.postgres_schema import address_of, check_reached, own_schema
+from resources.settings.settings import Settings
+from tests.postgres_server import PostgresServer, postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+ONLY = '-csearch_path="dagster_of_public"'
+
+
+def settings_of(url: str, home: Path = Path("/nowhere"), **more: str) -> Settings:
+    return Settings.load({"HANZO_ML_HOME": str(home), "HANZO_ML_DATABASE_URL": url, **more})
+
+
+def told(address: str) -> dict[str, Any]:
+    """What psycopg 2 is called with."""
+    url = make_url(address)
+    assert url.drivername == "postgresql+psycopg2"
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    return dict(arguments)
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        (
+            "postgresql://ann:p%40s%2Fs%25w%3Ard@db:5433/ml?sslmode=verify-full&sslrootcert=/etc/ca.pem",
+            {"user": "ann", "password": "p@s/s%w:rd", "host": "db", "port": 5433, "dbname": "ml"}
+            | {"sslmode": "verify-full", "sslrootcert": "/etc/ca.pem", "options": ONLY},
+        ),
+        ("postgresql+psycopg://ann@/ml?host=/run/a%20socket", {"user": "ann", "host": "/run/a socket", "dbname": "ml"}),
+        ("postgresql://u@/ml?host=one:5432&host=two:5433", {"host": "one,two", "port": "5432,5433"}),
+        ("postgresql://h/ml?options=-cwork_mem%3D64MB%20-cjit%3Doff", {"options": f"-cwork_mem=64MB -cjit=off {ONLY}"}),
+        ("postgresql://h/ml?options=-csearch_path%3Dteam", {"options": f"-csearch_path=team {ONLY}"}),
+        ("postgresql://h/ml?user=ann&password=p%26w", {"user": "ann", "password": "p&w"}),
+        ("postgresql://h/ml", {"connect_timeout": "7", "tcp_user_timeout": "7000", "client_encoding": "utf8"}),
+        ("postgresql://h/ml?connect_timeout=3", {"connect_timeout": "3"}),
+    ],
+)
+def test_whatever_the_address_of_the_database_says_dagster_s_says_too(url: str, has: dict[str, Any]) -> None:
+    settings = settings_of(url, HANZO_ML_DATABASE_CONNECT_SECONDS="7")
+    found = told(address_of(settings, "dagster_of_public"))
+    assert {name: found.get(name) for name in has} == has
+
+
+def test_a_laptop_s_database_has_no_such_address(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="hanzo-ml up"):
+        address_of(Settings.load({"HANZO_ML_HOME": str(tmp_path)}), "dagster_of_public")
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Those that Dagster is told, which does nothing."""
+    said: list[tuple[str, ...]] = []
+    monkeypatch.setattr(instance, "change_instance", lambda _, *arguments: said.append(arguments))
+    return said
+
+
+def storage_in(home: Path) -> str:
+    text = (home / "dagster" / "dagster.yaml").read_text()
+    return "OwnSchemaStorage" if "OwnSchemaStorage" in text else "KeptSqliteStorage"
+
+
+def test_a_history_that_was_begun_in_the_state_folder_stays_there(
+    tmp_path: Path, commands: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrate_dagster(Settings.load({"HANZO_ML_HOME": str(tmp_path)}), Console())
+    (tmp_path / "dagster" / "history").mkdir()  # as Dagster does
+    assert capsys.readouterr().out == ""
+    migrate_dagster(settings_of("postgresql://nobody@127.0.0.1:1/ml", tmp_path), Console())
+    assert storage_in(tmp_path) == "KeptSqliteStorage"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert str(tmp_path / "dagster" / "history") in line and "PostgreSQL" in line
+
+
+def test_it_is_prepared_once_wherever_the_state_folder_went_and_again_in_another_database(
+    postgres: PostgresServer, postgres_url: str, tmp_path: Path, commands: list[tuple[str, ...]]
+) -> None:
+    migrate_dagster(settings_of(postgres_url, tmp_path / "one", HANZO_ML_SCHEDULER_JOBS_AT_ONCE="2"), Console())
+    assert storage_in(tmp_path / "one") == "OwnSchemaStorage"
+    assert commands == [("migrate",), ("reindex",), ("concurrency", "set", "gpu", "2")]
+    for folder in ("one", "two"):
+        migrate_dagster(settings_of(postgres_url, tmp_path / folder, HANZO_ML_SCHEDULER_JOBS_AT_ONCE="2"), Console())
+    assert len(commands) == 3
+    other = postgres.create()
+    try:
+        migrate_dagster(settings_of(postgres.url(other), tmp_path / "one"), Console())
+    finally:
+        postgres.drop(other)
+    assert commands[3:] == [("migrate",), ("reindex",)]
+
+
+def test_one_that_was_not_prepared_to_the_end_is_prepared_again(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BadConfiguration("no disk")
+
+    said: list[tuple[str, ...]] = []
+    settings = settings_of(postgres_url, tmp_path)
+    monkeypatch.setattr(instance, "change_instance", fail)
+    with pytest.raises(BadConfiguration, match="no disk"):
+        migrate_dagster(settings, Console())
+    monkeypatch.setattr(instance, "change_instance", lambda _, *arguments: said.append(arguments))
+    migrate_dagster(settings, Console())
+    assert said == [("migrate",), ("reindex",)]
+
+
+@pytest.mark.parametrize("theirs", ["team", 'te"am \\ one'])
+def test_installations_that_share_a_database_share_no_history(postgres_url: str, theirs: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(theirs)))
+        quoted = psycopg.sql.Identifier(theirs).as_string(connection)
+    escaped = quoted.replace("\\", "\\\\").replace(" ", "\\ ")
+    there = make_url(postgres_url).update_query_dict({"options": f"-csearch_path={escaped}"})
+    names = []
+    for url in (postgres_url, there.render_as_string(False)):
+        with own_schema(settings_of(url)) as schema:
+            names.append(schema.name)
+    assert names == ["dagster_of_public", f"dagster_of_{theirs}"]
+
+
+def test_whoever_may_make_no_schema_is_told_what_to_have_said(postgres: PostgresServer, postgres_url: str) -> None:
+    name = f"u{make_url(postgres_url).database}"
+    postgres.execute(f"CREATE ROLE {name} LOGIN")
+    poor = settings_of(make_url(postgres_url).set(username=name).render_as_string(False))
+    with pytest.raises(BadConfiguration, match="CREATE SCHEMA dagster_of_public AUTHORIZATION"), own_schema(poor):
+        pass
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA dagster_of_public AUTHORIZATION {name}".encode())
+    with own_schema(poor) as schema:
+        schema.write({"dagster": "it's 1"})
+        assert schema.read() == {"dagster": "it's 1"}
+
+
+def test_a_pooler_that_drops_the_options_is_told_of_before_dagster_takes_our_tables_for_its_own(postgres_url: str) -> None:
+    address = make_url(address_of(settings_of(postgres_url), "dagster_of_public")).difference_update_query(["options"])
+    with pytest.raises(BadConfiguration, match="drops `options`"):
+        check_reached(address.render_as_string(False), "dagster_of_public")
+
+
+def test_who_waits_to_prepare_it_holds_up_no_index_that_is_made_beside_others_work(postgres_url: str) -> None:
+    """As Dagster's migrations make them: with a lock that belonged to a transaction, `up` waited for itself."""
+    settings = settings_of(postgres_url)
+    names: list[str] = []
+
+    def wait() -> None:
+        with own_schema(settings) as schema:
+            names.append(schema.name)
+
+    waiting = threading.Thread(target=wait)
+    with own_schema(settings) as schema, psycopg.connect(postgres_url, autocommit=True) as connection:
+        schema.read()
+        waiting.start()
+        asked = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%advisory%lock%' AND pid <> pg_backend_pid()"
+        while not connection.execute(f"{asked} AND datname = current_database()".encode()).fetchone():
+            time.sleep(0.01)
+        connection.execute("CREATE TABLE dagster_of_public.indexed (id int)")
+        connection.execute("SET statement_timeout = '10s'")
+        connection.execute("CREATE INDEX CONCURRENTLY ON dagster_of_public.indexed (id)")
+        assert names == []
+    waiting.join()
+    assert names == ["dagster_of_public"]

@@ -1,0 +1,96 @@
+"""Dagster's own storage and ours over the same files, one after the other and at the same time."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.scheduler.instigation import TickData, TickStatus
+from dagster._daemon.types import DaemonHeartbeat
+from sqlalchemy import Engine, event
+
+from resources.orchestration.instance import in_folder, instance_configuration
+from resources.orchestration.sqlite_storage import KeptSchedules
+from resources.stack.services import SOURCE
+
+LOOK = TickData("origin", "looks", InstigatorType.SENSOR, TickStatus.SUCCESS, 1.0, [], [], selector_id="selector")
+QUIET = {"telemetry": {"enabled": False}}
+
+
+def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
+    (home / "dagster.yaml").write_text(yaml.safe_dump(QUIET | configuration))
+    return dg.DagsterInstance.from_config(str(home))
+
+
+def ours(home: Path) -> dg.DagsterInstance:
+    """As `hanzo-ml up` makes it."""
+    made = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), in_folder(home), 1))
+    return instance(home, storage=made["storage"])
+
+
+@dg.asset
+def made() -> int:
+    return 1
+
+
+@pytest.mark.parametrize(("first", "then"), [(instance, ours), (ours, instance)])
+def test_each_reads_what_the_other_wrote(
+    tmp_path: Path, first: Callable[[Path], dg.DagsterInstance], then: Callable[[Path], dg.DagsterInstance]
+) -> None:
+    with first(tmp_path) as one:
+        run = dg.materialize([made], instance=one).run_id
+        one.create_tick(LOOK)
+        told = [str(entry.dagster_event) for entry in one.all_logs(run)]
+    with then(tmp_path) as other:
+        assert [found.run_id for found in other.get_runs()] == [run]
+        assert [str(entry.dagster_event) for entry in other.all_logs(run)] == told
+        seen = other.get_latest_materialization_event(dg.AssetKey("made"))
+        assert seen is not None and seen.run_id == run
+        (tick,) = other.get_ticks("origin", "selector")
+        assert tick.tick_data.instigator_name == "looks"
+
+
+def test_the_stack_has_ours_which_opens_each_of_its_files_once(tmp_path: Path) -> None:
+    opened: list[object] = []
+
+    def note(connection: object, record: object) -> None:
+        opened.append(connection)
+
+    with ours(tmp_path) as one:
+        assert isinstance(one.schedule_storage, KeptSchedules)
+        dg.materialize([made], instance=one)
+        event.listen(Engine, "connect", note)
+        try:
+            for _ in range(10):
+                assert len(one.get_runs()) == 1
+                assert one.get_ticks("origin", "selector") == []
+                assert one.get_latest_materialization_event(dg.AssetKey("made"))
+        finally:
+            event.remove(Engine, "connect", note)
+    assert len(opened) <= 3  # runs, looks, and events; Dagster's own: one for each query
+
+
+def test_two_instances_write_at_the_same_time(tmp_path: Path) -> None:
+    """As the daemon and a run do, from several threads each."""
+    with ours(tmp_path) as one, ours(tmp_path) as other:
+        problems: list[Exception] = []
+
+        def work(with_: dg.DagsterInstance) -> None:
+            try:
+                for _ in range(10):
+                    with_.create_tick(LOOK)
+                    with_.add_daemon_heartbeat(DaemonHeartbeat(1.0, "SENSOR", "a daemon", []))
+                    with_.get_ticks("origin", "selector")
+            except Exception as problem:
+                problems.append(problem)
+
+        threads = [threading.Thread(target=work, args=(each,)) for each in (one, other, one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert problems == []
+        assert len(one.get_ticks("origin", "selector")) == 40

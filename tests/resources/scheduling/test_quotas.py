@@ -1,0 +1,91 @@
+"""What an organization's quota lets run: the specification's own figures, and what a job's schedule becomes under them."""
+
+from typing import Any
+
+import pytest
+
+from recipes.contracts.job import Distributed, Hardware, Schedule
+from resources.errors import HanzoError
+from resources.scheduling.quotas import (
+    Used,
+    gpus_of,
+    reason_to_wait,
+    refuse_sweep_beyond,
+    refuse_what_never_fits,
+    under_quota,
+)
+from resources.settings.sections import Quota, Scheduler
+
+RESEARCH = Quota(max_gpus=64, max_concurrent_jobs=8, priority="high")
+COMMUNITY = Quota(max_gpus=16, max_concurrent_jobs=2, priority="low", preemptible=True)
+
+
+def test_the_specification_s_quotas_are_settings_and_none_is_the_default() -> None:
+    quotas = {
+        "research": {"max_gpus": 64, "max_concurrent_jobs": 8, "priority": "high"},
+        "engineering": {"max_gpus": 32, "max_concurrent_jobs": 4, "priority": "medium"},
+        "community": {"max_gpus": 16, "max_concurrent_jobs": 2, "priority": "low", "preemptible": True},
+    }
+    found = Scheduler.model_validate({"quotas": quotas}).quotas
+    assert (found["research"], found["community"]) == (RESEARCH, COMMUNITY)
+    assert Scheduler().quotas == {}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "distributed", "gpus"),
+    [
+        (Hardware(gpus=8), None, 8),
+        (Hardware(), Distributed(num_nodes=4, gpus_per_node=8), 32),  # row Z24
+        (Hardware(gpus=1), Distributed(num_nodes=4, gpus_per_node=8), 32),
+        (Hardware(gpus=1), Distributed(num_nodes=2, gpus_per_node=8, backend="gloo"), 2),
+        (Hardware(), Distributed(num_nodes=2, gpus_per_node=8, backend="gloo"), 0),
+    ],
+)
+def test_gpus_are_counted_on_all_nodes(hardware: Hardware, distributed: Distributed | None, gpus: int) -> None:
+    assert gpus_of(hardware, distributed) == gpus
+
+
+def test_a_job_waits_for_a_place_and_for_gpus_and_starts_where_both_are_there() -> None:
+    assert reason_to_wait(COMMUNITY, Used(), 16) == ""
+    assert reason_to_wait(COMMUNITY, Used(gpus=8, jobs=1), 8) == ""
+    words = "waits for its organization's quota: 8 of 16 GPUs are taken, and it asks for 9"
+    assert reason_to_wait(COMMUNITY, Used(gpus=8, jobs=1), 9) == words
+    assert reason_to_wait(COMMUNITY, Used(gpus=2, jobs=2), 0) == "waits for its organization's quota: 2 of 2 jobs run"
+    assert reason_to_wait(Quota(), Used(gpus=10_000, jobs=10_000), 10_000) == ""
+
+
+def test_what_never_fits_is_refused_with_what_to_do() -> None:
+    refuse_what_never_fits(COMMUNITY, 16)
+    refuse_what_never_fits(None, 17)
+    with pytest.raises(HanzoError, match=r"asks for 17 GPUs, and the quota of your organization is 16: ask for fewer"):
+        refuse_what_never_fits(COMMUNITY, 17)
+
+
+def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
+    refuse_sweep_beyond(COMMUNITY, 2, 8)
+    refuse_sweep_beyond(None, 50, 8)
+    with pytest.raises(HanzoError, match="is 2 jobs at once: lower it to 2"):
+        refuse_sweep_beyond(COMMUNITY, 3, 0)
+    with pytest.raises(HanzoError, match=r"8 trials at once with 16 GPUs each are 128, .* lower max_concurrent_trials to 4"):
+        refuse_sweep_beyond(RESEARCH, 8, 16)
+    with pytest.raises(HanzoError, match=r"2 trials at once with 1 GPU each are 2, .* is 1: lower"):
+        refuse_sweep_beyond(Quota(max_gpus=1), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("quota", "given", "priority", "preemptible"),
+    [
+        (RESEARCH, {}, "high", False),
+        (RESEARCH, {"priority": "low"}, "low", False),
+        (COMMUNITY, {}, "low", True),
+        (COMMUNITY, {"priority": "high", "preemptible": False}, "low", True),  # row Z28
+        (Quota(max_gpus=1), {}, "medium", False),
+        (Quota(max_gpus=1), {"priority": "high", "preemptible": True}, "high", True),
+        (None, {"priority": "high"}, "high", False),
+    ],
+)
+def test_a_quota_says_what_a_job_does_not_and_bounds_what_it_says(
+    quota: Quota | None, given: dict[str, Any], priority: str, preemptible: bool
+) -> None:
+    found = under_quota(Schedule.model_validate({"max_duration": "3h", **given}), quota)
+    assert (found.priority, found.preemptible, found.max_duration) == (priority, preemptible, "3h")

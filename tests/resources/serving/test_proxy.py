@@ -1,0 +1,25 @@
+"""A backend that breaks off is told from a fault of our own, whatever the library makes of it."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from resources.serving.proxy import send_to
+
+
+class ClosedAsItWasMade(httpx.AsyncBaseTransport):
+    """Fails as anyio does: seen when a backend was killed between accepting a connection and its first byte."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        socket = None
+        return httpx.Response(200, text=socket.getpeername())  # type: ignore[attr-defined]
+
+
+def test_a_connection_that_is_closed_as_it_is_made_is_a_broken_connection() -> None:
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=ClosedAsItWasMade()) as http:
+            await send_to(http, http.build_request("POST", "http://backend/v1/completions"))
+
+    with pytest.raises(httpx.TransportError, match="closed as it was made"):
+        asyncio.run(ask())

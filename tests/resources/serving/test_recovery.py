@@ -1,0 +1,69 @@
+"""A deployment that cannot be brought back is refused with the reason, and does not load for good."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from recipes.storage.artifact_store import sha256_of
+from resources.engine.state import State
+from resources.errors import BadRequest, EngineError
+from resources.serving import model_loading
+from resources.serving.backend_process import Backend
+from resources.serving.deployment_table import DeploymentTable
+from resources.serving.messages import DeployRequest, Served
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> DeployRequest:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return DeployRequest(name="keeper", version=1, path=path, sha256=sha256_of(path))
+
+
+async def restored(request: DeployRequest, folder: Path) -> Served:
+    """What becomes of a deployment after a restart of the gateway."""
+    async with httpx.AsyncClient() as http:
+        table = DeploymentTable(State(folder), http)
+        table.restore((request,))
+        with pytest.raises(EngineError):
+            await table.route("keeper")
+        (served,) = table.served()
+        await table.close()
+    return served
+
+
+def test_a_machine_that_starts_no_process_refuses_it(
+    asked: DeployRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    monkeypatch.setattr("resources.serving.deployment_table.RECOVERY_PAUSES_SECONDS", ())
+    monkeypatch.setattr("resources.serving.deployment_table.WAIT_SECONDS", 5)
+    served = asyncio.run(restored(asked, tmp_path / "state"))
+    assert served.status == "refused" and "no process could be started" in str(served.reason)
+
+
+class Loading:
+    """A backend that was started on a file which is deleted meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink()
+
+    async def end(self) -> None:
+        pass
+
+
+def test_a_file_that_is_deleted_while_it_is_loaded_is_named(asked: DeployRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(name: str, path: Path) -> Loading:
+        return Loading(path)
+
+    monkeypatch.setattr(Backend, "start", start)
+
+    async def load() -> None:
+        async with httpx.AsyncClient() as http:
+            await model_loading.load(asked, http)
+
+    with pytest.raises(BadRequest, match=r"cannot read .*model\.gguf"):
+        asyncio.run(load())

@@ -1,0 +1,288 @@
+"""Detached processes: found by their lock, never two of one, and ended however their starter died."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from resources.detached import LOG, PID, is_running, lock, send, start, stop, write_json
+from resources.settings.settings import Settings
+from resources.stack.detached_process import WORKERS, end_orphans
+from resources.stack.lifecycle import down
+from tests.resources.launching import WAITS, launch
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); time.sleep(600)",
+]
+
+
+def until(what: str, look: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def begun(folder: Path) -> bool:
+    return (folder / LOG).is_file() and "begun" in (folder / LOG).read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    if is_running(tmp_path) and (tmp_path / PID).is_file():
+        os.killpg(json.loads((tmp_path / PID).read_text()), signal.SIGKILL)
+
+
+def test_nothing_runs_in_a_fresh_folder(folder: Path) -> None:
+    assert not is_running(folder)
+    assert list(folder.iterdir()) == []
+    stop(folder, 1)
+
+
+def test_a_process_is_running_from_its_start_to_its_last_breath(folder: Path) -> None:
+    assert launch(folder, WAITS)
+    assert is_running(folder)
+    os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+    until("its end", lambda: not is_running(folder))
+
+
+def test_a_second_start_does_not_start_a_second_one(folder: Path) -> None:
+    assert launch(folder, WAITS)
+    first = (folder / PID).read_text()
+    assert not launch(folder, WAITS)
+    assert (folder / PID).read_text() == first
+
+
+def test_many_starters_at_once_start_one(folder: Path) -> None:
+    text = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from tests.resources.launching import launch, WAITS; print(launch(Path(sys.argv[1]), WAITS))"
+    )
+    command = [sys.executable, "-c", text, str(folder), str(ROOT)]
+    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = [starter.communicate()[0].strip() for starter in starters]
+    assert sorted(answers) == ["False", "False", "False", "True"]
+
+
+def test_a_process_outlives_its_starter_and_is_found_by_another(folder: Path) -> None:
+    text = (
+        "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from tests.resources.launching import launch, WAITS; launch(Path(sys.argv[1]), WAITS);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", text, str(folder), str(ROOT)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    until("its first line", lambda: begun(folder))
+    assert is_running(folder)
+    stop(folder, 20)
+    assert not is_running(folder)
+
+
+DIES_BEFORE_IT_REMEMBERS = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from resources import detached
+from tests.resources.launching import WAITS, launch
+detached.write_json = lambda path, document: os.kill(os.getpid(), signal.SIGKILL)
+launch(Path(sys.argv[1]), WAITS)
+"""
+
+
+def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ended(folder: Path) -> None:
+    """`kill -9` of the starter between starting and remembering: the lock tells that there is a process, but not which."""
+    subprocess.run([sys.executable, "-c", DIES_BEFORE_IT_REMEMBERS, str(folder), str(ROOT)], check=False)
+    until("its first line", lambda: begun(folder))
+    assert is_running(folder)
+    text = "import sys; from pathlib import Path; from resources.detached import stop; stop(Path(sys.argv[1]), 0.2)"
+    stopping = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT)
+    try:
+        stopping.wait(8)
+    except subprocess.TimeoutExpired:
+        stopping.kill()
+        stopping.wait()
+        kill_holders(folder / "lock")
+        pytest.fail("stop never came back: it waits for a process to which it never sends a signal")
+    assert not is_running(folder)
+
+
+def kill_holders(path: Path) -> None:
+    """End what has the file open, so that a failed test leaves nothing behind."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(fd.readlink() == path for fd in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def test_the_process_id_of_an_earlier_process_is_never_signalled(folder: Path) -> None:
+    """An innocent process has the number that is still in the file."""
+    innocent = subprocess.Popen(WAITS, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        write_json(folder / PID, innocent.pid)
+        stop(folder, 1)
+        send(folder, signal.SIGKILL)
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_a_stubborn_process_is_killed_when_the_grace_is_over(folder: Path) -> None:
+    launch(folder, STUBBORN)
+    until("its first line", lambda: begun(folder))
+    stop(folder, 0.2)
+    assert not is_running(folder)
+
+
+def test_the_children_get_the_signal_too(folder: Path) -> None:
+    child = "import time; print('begun', flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"
+    launch(folder, [sys.executable, "-uc", parent])
+    until("the child's first line", lambda: begun(folder))
+    number = int(next(line for line in (folder / LOG).read_text().split() if line.isdigit()))
+    stop(folder, 20)
+    until("the child's end", lambda: state_of(number) == "Z")
+
+
+def state_of(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().split(")")[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added(folder: Path) -> None:
+    speaks = [sys.executable, "-c", "import os; print('said', os.environ['ADDED'], 'PATH' in os.environ)"]
+    for _ in range(2):
+        assert launch(folder, speaks)
+        until("its end", lambda: not is_running(folder))
+    assert (folder / LOG).read_text() == "said yes True\n" * 2
+
+
+def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
+    """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
+    (folder / "lock").touch()
+    text = "import sys; from pathlib import Path; from resources.detached import is_running\nprint('begun', flush=True)\n"
+    text += "while True: is_running(Path(sys.argv[1]))"
+    looking = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert looking.stdout is not None and looking.stdout.readline() == b"begun\n"
+        refused = 0
+        for _ in range(20_000):
+            with lock(folder) as descriptor:
+                refused += descriptor is None
+        assert refused == 0
+    finally:
+        looking.kill()
+        looking.wait()
+
+
+def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) -> None:
+    """A broken disk becomes such a one: the stack on it could not be ended."""
+    launch(folder, WAITS)
+    look = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    look += "print(is_running(Path(sys.argv[1])))"
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/new" 2>&- && exec "$@"'
+    assert with_mounts_of_its_own(read_only, folder, look) == "True\n"
+
+
+def test_what_cannot_say_who_it_is_on_a_full_disk_does_not_run(folder: Path) -> None:
+    """Nobody could end it, and whoever had started it waited for ever."""
+    three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
+    begin = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    begin += "from tests.resources.launching import launch\n"
+    begin += "try: launch(Path(sys.argv[1]), ['sleep', '600'])\nexcept OSError as error: print(error.strerror)\n"
+    begin += "print(is_running(Path(sys.argv[1])))"
+    assert with_mounts_of_its_own(three_files, folder, begin) == "No space left on device\nFalse\n"
+
+
+def with_mounts_of_its_own(mount: str, folder: Path, program: str) -> str:
+    """What a program prints that is given a folder, after a shell has mounted something there, which none but it sees."""
+    shell = ["unshare", "--mount", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c", mount, str(folder)]
+    command = [*shell, sys.executable, "-c", program, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no namespace of its own: {done.stderr.strip()}")
+    return done.stdout + done.stderr
+
+
+def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
+    write_json(folder / "x.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(folder / "x.json", {"a": object()})
+    assert json.loads((folder / "x.json").read_text()) == {"a": 1}
+
+
+LEAVES = """
+import subprocess, sys, time
+wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+print(subprocess.Popen(wait).pid, subprocess.Popen(wait, start_new_session=True).pid, "begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_what_a_worker_that_was_killed_has_left_in_its_group_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """By `hanzo-ml down`. Not what runs in a session of its own, nor another's group of the same number."""
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    settings = Settings.load()
+    folder = settings.run_workers / "run"
+    folder.mkdir(parents=True)
+    with lock(folder) as descriptor:
+        assert descriptor is not None
+        workers = tmp_path / "others" if other else folder.parent
+        start([sys.executable, "-c", LEAVES], folder, descriptor, cwd=None, env={WORKERS: str(workers)})
+    until("what it leaves", lambda: begun(folder))
+    left, apart = map(int, (folder / LOG).read_text().split()[:2])
+    try:
+        end_orphans(folder)
+        assert is_running(folder) and lives(left), "it is there still"
+        os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+        until("its end", lambda: not is_running(folder))
+        down(settings, Console(quiet=True))
+        if not other:
+            until("the end of what it left", lambda: not lives(left))
+        assert (lives(left), lives(apart)) == (other, True)
+    finally:
+        for process_id in filter(lives, (left, apart)):
+            os.kill(process_id, signal.SIGKILL)
+
+
+def lives(process_id: int) -> bool:
+    """Whether a process does something: one that ended may wait for somebody to ask how."""
+    status = Path(f"/proc/{process_id}/stat")
+    return status.is_file() and status.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def test_a_document_is_on_the_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power, the number of a job's attempts was an empty file, which nobody could read."""
+    done: list[str] = []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append(f"flushed {os.fstat(descriptor).st_size} bytes")
+        flush(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append(f"renamed to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_json(folder / "attempt.json", 12)
+    assert done == ["flushed 2 bytes", "renamed to attempt.json"]

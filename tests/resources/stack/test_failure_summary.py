@@ -1,0 +1,50 @@
+"""What is told of a service that ended: out of real logs of Python's."""
+
+import subprocess
+import sys
+
+import pytest
+
+from resources.stack.failure_summary import last_words
+
+CHAIN = """
+try:
+    try:
+        raise ValueError("defs.yaml:4\\n  no such key")
+    except ValueError as error:
+        raise KeyError("the component") from error
+except KeyError as error:
+    raise RuntimeError("while loading\\nmodule_name=definitions") from error
+"""
+ALONE = "raise OSError('the disk is full')"
+WHILE_HANDLED = """
+try:
+    raise ValueError("handled")
+except ValueError:
+    raise OSError("not handled")
+"""
+
+
+def log_of(*programs: str) -> str:
+    ended = [subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False) for text in programs]
+    return "begins\n" + "".join(f"started\n{process.stderr}" for process in ended)
+
+
+@pytest.mark.parametrize(
+    ("programs", "said"),
+    [
+        ((), "begins"),
+        (("import sys; sys.exit('hanzo-ml: port 3000 is in use')",), "hanzo-ml: port 3000 is in use"),
+        ((ALONE,), "OSError: the disk is full"),
+        ((CHAIN,), "ValueError: defs.yaml:4 no such key"),
+        ((ALONE, CHAIN), "ValueError: defs.yaml:4 no such key"),
+        ((CHAIN, ALONE), "OSError: the disk is full"),
+        ((WHILE_HANDLED,), "OSError: not handled"),
+    ],
+)
+def test_the_cause_is_told(programs: tuple[str, ...], said: str) -> None:
+    assert last_words(log_of(*programs)) == said
+
+
+def test_silence_is_told_too() -> None:
+    assert last_words("") == "it wrote nothing"

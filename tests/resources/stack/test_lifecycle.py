@@ -1,0 +1,247 @@
+"""What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.detached import LOG, is_running, lock, read_pid, stop
+from resources.settings.settings import Settings
+from resources.stack.lifecycle import answers, down, folder, launch
+from resources.stack.services import SOURCE, Service, importable, not_through_a_proxy
+from tests.api.server_process import REPOSITORY
+from tests.free_ports import free_port
+from tests.recipes.storage.test_buckets import answering
+
+VARIABLES = (
+    "HANZO_ML_SERVER_PORT",
+    "HANZO_ML_ENGINE_PORT",
+    "HANZO_ML_DAGSTER_PORT",
+    "HANZO_ML_DAGSTER_CODE_SERVER_PORT",
+)
+
+
+def up(home: Path, ports: dict[str, int], **more: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+    variables = {name: str(port) for name, port in ports.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "resources.stack.lifecycle", "up"],
+        cwd=REPOSITORY,
+        env={**clean, **variables, **more, "HANZO_ML_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_port_in_use_is_named_with_the_setting_that_moves_it(variable: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {name: free_port() for name in VARIABLES} | {variable: taken.getsockname()[1]}
+        done = up(home, ports)
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert done.stderr.count("\n") == 1
+    assert f"port {ports[variable]} for" in done.stderr
+    assert variable in done.stderr
+    assert not home.exists()
+
+
+def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    done = up(tmp_path / "home", {"HANZO_ML_SERVER_PROT": 1})
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert "HANZO_ML_SERVER_PROT" in done.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_database_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:
+    """Of up, as a database was not there yet, there was a traceback of a hundred lines."""
+    ports = {name: free_port() for name in VARIABLES}
+    address = f"postgresql://ann:secret@127.0.0.1:{free_port()}/none"
+    done = up(tmp_path / "home", ports, HANZO_ML_DATABASE_URL=address)
+    assert (done.returncode, done.stderr.count("\n")) == (EXIT_BAD_CONFIGURATION, 1), done.stderr
+    assert "the metadata database was left as it was: " in done.stderr and "secret" not in done.stderr
+
+
+TELLS = "import signal; print([repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)])"
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background(
+    in_background: bool, tmp_path: Path
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
+    try:
+        launch(Service("tells", (sys.executable, "-c", TELLS)), tmp_path / "tells", {})
+        assert (signal.getsignal(signal.SIGINT) == signal.SIG_IGN) is in_background
+    finally:
+        signal.signal(signal.SIGINT, before)
+    end = time.monotonic() + 30
+    while is_running(tmp_path / "tells"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "SIG_IGN" not in (tmp_path / "tells" / LOG).read_text()
+
+
+def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as there:
+        threading.Thread(target=there.handle_request, daemon=True).start()
+        assert answers(Service("there", (), health=f"http://127.0.0.1:{there.server_port}/"))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"no_proxy": "git.corp,localhost"}, "git.corp,localhost,127.0.0.1"),
+        ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1,localhost"),
+    ],
+)
+def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
+    assert not_through_a_proxy(given) == {"no_proxy": names, "NO_PROXY": names}
+
+
+def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
+    """An objective of his own was unknown to the server, and a script of his lacked its modules."""
+    assert importable({}) == str(SOURCE)
+    assert importable({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
+
+
+@pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])
+def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = program(tmp_path / "file" / "home", *command)
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
+
+
+STARTS_A_WORKER_AS_IT_ENDS = """
+import os, signal, sys
+from pathlib import Path
+from resources.detached import lock, start
+
+def end(number, frame):
+    work = Path(sys.argv[1])
+    work.mkdir(parents=True)
+    with lock(work) as descriptor:
+        start(["sleep", "600"], work, descriptor, cwd=None, env={})
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It worked for its job on, of a stack that was down."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "late"
+    daemon = Service("dagster-daemon", (sys.executable, "-c", STARTS_A_WORKER_AS_IT_ENDS, str(worker)))
+    monkeypatch.setattr("resources.stack.lifecycle.services", lambda settings: [daemon])
+    place = folder(settings, daemon.name)
+    launch(daemon, place, {})
+    while "ready" not in (place / LOG).read_text():
+        assert is_running(place)
+        time.sleep(0.01)
+    try:
+        down(settings, Console())
+        assert worker.is_dir() and not is_running(worker)
+    finally:
+        stop(worker, 0)
+
+
+OUT_OF_REACH = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_down_ends_where_a_run_worker_cannot_be_ended_and_says_which_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever for one that the kernel held. Here its lock is held by what no signal to the worker reaches."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "stuck"
+    worker.mkdir(parents=True)
+    monkeypatch.setattr("resources.stack.lifecycle.services", lambda settings: [])
+    monkeypatch.setattr("resources.stack.lifecycle.KILL_SECONDS", 0.1)
+    launch(Service("stuck", (sys.executable, "-c", OUT_OF_REACH)), worker, {})
+    while not (said := (worker / LOG).read_text()).endswith("\n"):
+        assert is_running(worker)
+        time.sleep(0.01)
+    try:
+        with pytest.raises(
+            BadConfiguration, match=rf"^run worker stuck \(process {read_pid(worker)}\): not ended by SIGKILL"
+        ):
+            down(settings, Console())
+    finally:
+        os.kill(int(said), signal.SIGKILL)
+    while is_running(worker):
+        time.sleep(0.01)
+    down(settings, Console())
+
+
+def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:
+    """What that one was about to start went on, and `up` failed for what was ended beneath it."""
+    command, env = (
+        [sys.executable, "-m", "resources.stack.lifecycle", "down"],
+        {**os.environ, "HANZO_ML_HOME": str(tmp_path)},
+    )
+    with lock(tmp_path):
+        waiting = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None and "another up or down" in waiting.stdout.readline()
+        assert waiting.poll() is None
+    waiting.communicate()
+    assert waiting.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_where_no_state_folder_can_be_nothing_runs(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = program(tmp_path / "file", "stack", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_store_that_refuses_is_told_with_the_setting(tmp_path: Path) -> None:
+    """All ran, and every job failed."""
+    (tmp_path / "services").mkdir()
+    keys = {"HANZO_ML_STORAGE_ACCESS_KEY": "wrong", "HANZO_ML_STORAGE_SECRET_KEY": "wrong"}
+    with answering(403, "InvalidAccessKeyId", "No such key.") as url:
+        done = program(tmp_path, "stack", "status", HANZO_ML_STORAGE_ENDPOINT=url, **keys)
+    words = "refuses what the keys are used for, with 403 Forbidden: InvalidAccessKeyId: No such key. (settings storage."
+    assert f"  object store       {url} {words}" in done.stdout
+
+
+def program(home: Path, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+    ports = {name: str(free_port()) for name in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-m", f"resources.{name}", *arguments],
+        cwd=REPOSITORY,
+        env={**clean, **ports, **more, "HANZO_ML_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,211 @@
+"""Splits, validations and preparations that found no store, or no database, are tried again; bad data never is."""
+
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from hanzo_ml_assets.datasets import SPLITS
+from hanzo_ml_assets.definitions import definitions
+from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.run_tags import tags_of
+from recipes.canonical_json import canonical_json
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import BadConfiguration
+from recipes.storage.buckets import StoreUnavailable
+from resources.compute.base import JobFailed
+from resources.ingest.version_creation import create_version
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.jobs import PREPARATION
+from sensors import retry_dead_runs as sensor
+from sensors.decisions import retry_policy
+from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
+from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import retry_dead_runs
+from sensors.split_new_versions import split_new_versions
+from sensors.start_submitted_jobs import start_submitted_jobs
+from tests.recipes.preparation.preparation_workspace import questions
+from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
+
+__all__ = ["house", "repository"]  # fixtures
+DATABASE_AWAY = OperationalError("SELECT 1", {}, Exception("the server closed the connection"))
+STEPS = [f"datasets/{DATASET}/{step}" for step in ("version", *SPLITS)]
+PREPARED = f"datasets/{DATASET}/prepared"
+CASES = pytest.mark.parametrize(
+    ("error", "tried", "again"),
+    [
+        (StoreUnavailable("no answer"), 0, True),
+        (DATABASE_AWAY, MAX_ERROR_RETRIES - 1, True),
+        (JobFailed("it failed after 12 attempts", ExitReason.RESTART_REQUESTED), 0, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES, False),
+        (JobFailed("it failed after 1 attempt: KeyError: 'x'"), 0, False),
+        (BadConfiguration("line 3 is no JSON"), 0, False),
+    ],
+    ids=["store-away", "database-away", "machine", "too-often", "program", "users"],
+)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(0))
+
+
+def fail(house: House, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:
+    """A run of these assets, of which the first ends with this error; returns its id."""
+
+    def failing(key: str) -> dg.AssetsDefinition:
+        @dg.asset(key=key.split("/"), partitions_def=partitions)
+        @reports_exit_reason
+        def step() -> None:
+            raise error
+
+        return step
+
+    partitions = dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs") if partition else None
+    if partition:
+        house.instance.add_dynamic_partitions(f"{MODEL}-runs", [partition])
+    job = dg.Definitions(assets=[failing(key) for key in keys]).get_implicit_global_asset_job_def()
+    tags = {FAILURE_REASON: "STEP_FAILURE", **tags}
+    done = job.execute_in_process(
+        instance=house.instance,
+        partition_key=partition,
+        raise_on_error=False,
+        tags=tags,
+        asset_selection=[dg.AssetKey(key.split("/")) for key in keys],
+    )
+    return str(done.run_id)
+
+
+def split(house: House, version: DatasetVersion, error: Exception, **tags: str) -> str:
+    return fail(house, STEPS, error, **tags_of(version), **tags)
+
+
+@CASES
+def test_a_version_is_split_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
+    version = house.dataset(split=False)
+    run = split(house, version, error, **{RETRIES: str(tried)})
+    requests = house.tick(retry_dead_runs)
+    assert [sorted(keys(request)) for request in requests] == [sorted(STEPS)] * again
+    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
+    assert all(request.tags.items() >= tags_of(version).items() for request in requests)
+
+
+@CASES
+def test_a_preparation_goes_on_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
+    asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+    house.plane.jobs.start(asked.id)
+    run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES: str(tried)})
+    requests = house.tick(retry_dead_runs)
+    assert [(request.tags[RETRY_OF], request.tags[PREPARATION_TAG]) for request in requests] == [(run, asked.id)] * again
+    job = house.plane.jobs.read(asked.id)
+    assert job.status == ("running" if again else "failed")
+    assert (run in job.reason) != again
+
+
+def test_a_preparation_that_was_cancelled_meanwhile_does_not_go_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+    fail(house, [PREPARED], StoreUnavailable("no answer"), **{PREPARATION_TAG: asked.id})
+    with monkeypatch.context() as patched:
+        patched.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
+        assert house.tick(retry_dead_runs) == []
+    house.plane.jobs.cancel(asked.id)
+    assert house.tick(retry_dead_runs) == []
+
+
+@pytest.mark.parametrize("pause", ["ERROR_RETRY_PAUSE", "SETTLED"])
+def test_a_split_waits_before_it_is_tried_again(house: House, monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
+    monkeypatch.setattr(sensor, pause, timedelta(hours=1))
+    split(house, house.dataset(split=False), StoreUnavailable("no answer"))
+    assert house.tick(retry_dead_runs) == []
+
+
+def test_a_version_that_is_split_again_already_is_not_split_twice(house: House) -> None:
+    version = house.dataset(split=False)
+    split(house, version, StoreUnavailable("no answer"))
+    newer = split(house, version, StoreUnavailable("no answer"))
+    assert [request.tags[RETRY_OF] for request in house.tick(retry_dead_runs)] == [newer]
+
+
+def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: House) -> None:
+    """It had failed for a second without the store."""
+    version = house.dataset(split=False)
+    house.submit("job-1")
+    split(house, version, StoreUnavailable("no answer"))
+    for _ in range(2):
+        assert house.tick(start_submitted_jobs) == []
+        assert house.plane.jobs.read("job-1").status == "queued"
+        assert house.tick(retry_dead_runs), "nobody takes it up in this test"
+    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES: str(MAX_ERROR_RETRIES)})
+    assert house.tick(retry_dead_runs) == []
+    assert house.tick(start_submitted_jobs) == []
+    job = house.plane.jobs.read("job-1")
+    assert (job.status, last in job.reason) == ("failed", True)
+
+
+def test_a_job_on_data_that_failed_longer_ago_than_anybody_looks_fails(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = house.dataset(split=False)
+    run = split(house, version, StoreUnavailable("no answer"))
+    for place in (sensor, retry_policy):
+        monkeypatch.setattr(place, "LOOK_BACK", timedelta(0))
+    house.submit("job-1")
+    assert house.tick(retry_dead_runs) == []
+    assert house.tick(start_submitted_jobs) == []
+    assert run in house.plane.jobs.read("job-1").reason
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("step", ["version", "prepared", "evaluation", "checkpoint"])
+def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.MonkeyPatch, step: str, again: bool) -> None:
+    """One that waited for its next try was read twice at each look, which is every few seconds."""
+    monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
+    error = StoreUnavailable("no answer") if again else ValueError("the user's")
+    if step == "version":
+        split(house, house.dataset(split=False), error)
+    elif step == "prepared":
+        asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
+        fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id})
+    else:
+        house.submit("job-1")
+        house.plane.jobs.start("job-1") if step == "checkpoint" else house.complete("job-1")
+        fail(house, [f"models/{MODEL}/{step}"], error, partition="job-1")
+    read: list[str] = []
+    all_logs = house.instance.all_logs
+
+    def reading(run_id: str, **named: Any) -> Any:
+        read.append(run_id)
+        return all_logs(run_id, **named)
+
+    monkeypatch.setattr(house.instance, "all_logs", reading)
+    for _ in range(3):
+        assert house.tick(retry_dead_runs) == []
+    assert len(read) == 1
+
+
+def test_a_real_split_goes_on_once_its_store_is_back(house: House) -> None:
+    raw, plane = house.folder / "mine.jsonl", house.plane
+    raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(40)))
+    create_version(plane.database, plane.store, name="mine", path=raw, user="u", organization="default")
+    (request,) = house.tick(split_new_versions)
+    job = definitions().resolve_implicit_global_asset_job_def()
+    bucket = plane.settings.home / "objects"
+    bucket.rename(away := bucket.with_name("away"))
+
+    def run(request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        return job.execute_in_process(
+            instance=house.instance,
+            asset_selection=list(request.asset_selection or ()),
+            tags={**request.tags, FAILURE_REASON: "STEP_FAILURE"},
+            raise_on_error=False,
+        )
+
+    assert not run(request).success
+    (again,) = house.tick(retry_dead_runs)
+    away.rename(bucket)
+    assert run(again).success
+    assert plane.datasets.read("mine@1", "default").splits
+    assert house.tick(retry_dead_runs) == []

@@ -1,0 +1,102 @@
+"""What follows a training and fails for a reason of the machine is tried again a few times; for the user's reason never."""
+
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.failure_reason import reports_exit_reason
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import BadConfiguration
+from recipes.storage.buckets import StoreUnavailable
+from resources.compute.base import JobFailed, Observation, Phase, failure
+from resources.metadata.outbox import read_after
+from sensors import retry_dead_runs as retries
+from sensors.decisions.job_runs import PRIORITY_TAG
+from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
+from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import retry_dead_runs
+from tests.recipes.command.test_program import House as Commands
+from tests.recipes.command.test_program import house as commands
+from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+
+__all__ = ["commands", "house", "repository"]  # fixtures
+KEY = dg.AssetKey(["models", MODEL, "evaluation"])
+
+
+def evaluate(house: House, error: Exception, **tags: str) -> str:
+    """A run of the evaluation of job-1 that ends with this error; returns its id."""
+
+    @dg.asset(key=KEY, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
+    @reports_exit_reason
+    def evaluation() -> None:
+        raise error
+
+    house.instance.add_dynamic_partitions(f"{MODEL}-runs", ["job-1"])
+    job = dg.Definitions(assets=[evaluation]).get_implicit_global_asset_job_def()
+    result = job.execute_in_process(
+        instance=house.instance,
+        partition_key="job-1",
+        asset_selection=[KEY],
+        raise_on_error=False,
+        tags={FAILURE_REASON: "STEP_FAILURE", **tags},
+    )
+    return str(result.run_id)
+
+
+@pytest.fixture
+def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
+    house.submit("job-1")
+    house.complete("job-1")
+    return house
+
+
+@pytest.mark.parametrize(
+    ("error", "tried", "again"),
+    [
+        (JobFailed("evaluate job-1 failed after 12 attempts: killed", ExitReason.KILLED), 0, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES - 1, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES, False),
+        (ValueError("the model gives no finite logits"), 0, False),
+    ],
+    ids=["killed", "store-away", "too-often", "users"],
+)
+def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: Exception, tried: int, again: bool) -> None:
+    run = evaluate(trained, error, **{RETRIES: str(tried), PRIORITY_TAG: "1"})
+    requests = trained.tick(retry_dead_runs)
+    assert [request.tags[PRIORITY_TAG] for request in requests] == ["1"] * again
+    assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
+    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
+    reason = trained.plane.jobs.read("job-1").reason
+    assert str(error) in reason and run in reason
+    assert reason.endswith("which is tried again") == again
+    with trained.plane.database.read() as connection:
+        told = [event.payload["error"] for event in read_after(connection, 0, ["evaluation.failed"])]
+    assert told == [reason]
+
+
+@pytest.mark.parametrize("reason", ExitReason)
+def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House, reason: ExitReason) -> None:
+    """Neither what the message says nor how the exception's class is called."""
+
+    class RenamedFailure(JobFailed):
+        pass
+
+    evaluate(trained, RenamedFailure("no space left, killed, out of memory", reason))
+    assert len(trained.tick(retry_dead_runs)) == reason.is_infrastructure
+
+
+@pytest.mark.parametrize("reason", ExitReason)
+def test_a_failed_job_raises_its_reason_and_bad_configuration_its_own_words(commands: Commands, reason: ExitReason) -> None:
+    problem = failure(commands.job(""), Observation(Phase.FAILED, 12, "killed: no space left", reason))
+    if reason is ExitReason.BAD_CONFIGURATION:
+        assert isinstance(problem, BadConfiguration) and str(problem) == "killed: no space left"
+    else:
+        assert isinstance(problem, JobFailed) and problem.reason is reason
+        assert str(problem).endswith("failed after 12 attempts: killed: no space left")
+
+
+@pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
+def test_attempts_are_counted_in_words(commands: Commands, attempt: int, counted: str) -> None:
+    assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", ExitReason.PROGRAM_ERROR)))

@@ -1,0 +1,290 @@
+"""Jobs whose run, worker or program ended without the others: nothing goes on for a cancelled job, no job runs for ever."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import datetime, timedelta, tzinfo
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from resources.compute.local.backend import LocalCompute
+from resources.compute.run_launcher import ProcessRunLauncher
+from resources.detached import LOG, is_running, lock, start, stop
+from resources.metadata.resumed import Resumed
+from sensors.cancel_terminated_jobs import cancel_terminated_jobs
+from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import retry_dead_runs
+from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
+from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.end_to_end.local_stack import wait_until
+from tests.sensors.test_decisions import MODEL, House, house, repository
+
+__all__ = ["house", "repository"]
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+FAILURE, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED
+
+
+def run_of(house: House, job: str, status: dg.DagsterRunStatus, step: str = "checkpoint", **tags: str) -> str:
+    run = dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        status=status,
+        asset_selection=frozenset({dg.AssetKey(["models", MODEL, step])}),
+        tags={"dagster/partition": job, **tags},
+    )
+    house.instance.add_run(run)
+    time.sleep(0.01)  # what comes next is younger, also in milliseconds
+    return str(run.run_id)
+
+
+def resume(house: House, job: str, times: int = 1) -> None:
+    house.plane.jobs.resume(job, Resumed(times=times), {})
+    time.sleep(0.01)
+
+
+@pytest.fixture
+def program(house: House) -> Iterator[Path]:
+    """The program of `job-1`, whose worker is not there."""
+    yield from working(house, ["sleep", "600"])
+
+
+def working(house: House, command: list[str]) -> Iterator[Path]:
+    folder = house.plane.settings.home / "jobs" / "job-1" / "train"
+    folder.mkdir(parents=True)
+    with lock(folder) as descriptor:
+        assert descriptor is not None
+        start(command, folder, descriptor, cwd=None, env={})
+    yield folder
+    stop(folder, 0)
+
+
+def is_deaf(folder: Path) -> bool:
+    return "deaf" in (folder / LOG).read_text()
+
+
+def ends(folder: Path) -> bool:
+    end = time.monotonic() + 20
+    while is_running(folder) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not is_running(folder)
+
+
+@pytest.mark.parametrize("status", ["cancelled", "failed"])
+def test_the_program_of_a_dead_worker_ends_with_its_job(house: House, program: Path, status: str) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE)
+    house.tick(stop_cancelled_jobs)
+    assert is_running(program), "its job runs"
+    house.plane.jobs.cancel("job-1") if status == "cancelled" else house.plane.jobs.fail("job-1", "reason")
+    house.tick(stop_cancelled_jobs)
+    assert ends(program)
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])
+def test_a_program_that_is_followed_is_its_follower_s_to_end(
+    house: House, program: Path, status: dg.DagsterRunStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives it the time to save a checkpoint, and its log goes on until then."""
+    monkeypatch.setattr(house.instance.run_coordinator, "cancel_run", lambda run: True)
+    house.submit("job-1")
+    run_of(house, "job-1", status)
+    house.plane.jobs.cancel("job-1")
+    house.tick(stop_cancelled_jobs)
+    time.sleep(0.2)
+    assert is_running(program)
+
+
+@pytest.mark.parametrize(("alive", "status"), [(True, dg.DagsterRunStatus.CANCELING), (False, CANCELED)])
+def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool, status: dg.DagsterRunStatus) -> None:
+    """Who had resumed its job waited for five minutes for a worker that was not there any more."""
+    house.submit("job-1")
+    house.plane.jobs.cancel("job-1")
+    resume(house, "job-1")
+    launcher = ProcessRunLauncher(str(house.folder))
+    launcher.register_instance(house.instance)
+    house.instance._run_launcher = launcher
+    run = run_of(house, "job-1", dg.DagsterRunStatus.CANCELING)
+    (house.folder / run).mkdir()
+    with lock(house.folder / run) if alive else nullcontext():
+        assert house.tick(start_submitted_jobs) == []
+    found = house.instance.get_run_by_id(run)
+    assert found is not None and found.status == status
+
+
+def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house: House) -> None:
+    compute = house.plane.compute
+    assert isinstance(compute, LocalCompute)
+    for folder in working(house, [sys.executable, "-c", STUBBORN]):
+        house.submit("job-1")
+        house.plane.jobs.cancel("job-1")
+        wait_until("a program that ignores SIGTERM", partial(is_deaf, folder), every=0.01)
+        house.tick(stop_cancelled_jobs)
+        house.tick(stop_cancelled_jobs)
+        time.sleep(0.2)
+        assert is_running(folder), "its grace is not over"
+        compute.grace_seconds = 0.1
+        house.tick(stop_cancelled_jobs)
+        assert ends(folder)
+
+
+def test_a_resumed_job_waits_for_the_program_that_its_dead_worker_left(house: House, program: Path) -> None:
+    """It would attach to it, and go on where it was not sent back to."""
+    house.dataset()
+    house.submit("job-1")
+    run_of(house, "job-1", FAILURE, **{RUN_KEY_TAG: "job-1"})
+    house.plane.jobs.cancel("job-1")
+    resume(house, "job-1")
+    assert house.tick(start_submitted_jobs) == []
+    assert house.plane.jobs.read("job-1").reason == "waits until what ran before it was resumed has ended"
+    assert ends(program)
+    (request,) = house.tick(start_submitted_jobs)
+    assert request.run_key == "job-1-1"
+
+
+def test_its_own_program_is_not_taken_for_one_that_was_left(house: House, program: Path) -> None:
+    house.dataset()
+    house.submit("job-1")
+    house.plane.jobs.cancel("job-1")
+    resume(house, "job-1")
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RUN_KEY_TAG: "job-1-1"})
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1-1"]
+    time.sleep(0.2)
+    assert is_running(program)
+
+
+def retried(house: House) -> list[str]:
+    return [str(request.partition_key) for request in house.tick(retry_dead_runs)]
+
+
+def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) -> None:
+    for job in ("runs", "cancelled", "resumed", "completed", "goes-on"):
+        house.submit(job)
+        house.plane.jobs.start(job)
+        dead = run_of(house, job, FAILURE)
+    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRY_OF: dead})
+    house.complete("completed")
+    for job in ("cancelled", "resumed"):
+        house.plane.jobs.cancel(job)
+    resume(house, "resumed")
+    run_of(house, "before-its-job", FAILURE)
+    run_of(house, "completed", FAILURE, "evaluation")
+    assert sorted(retried(house)) == ["before-its-job", "completed", "completed", "runs"]
+
+
+@pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
+def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, saved: bool, retries: str) -> None:
+    """A training of weeks failed, as its stack was ended for the twenty-first time."""
+
+    def save(step: int, seconds: int) -> None:
+        """With a time so many seconds from now: those of objects are in seconds."""
+        uri = f"s3://hanzo-ml/checkpoints/job-1/{step}/manifest.json"
+        house.plane.store.put_bytes(uri, b"{}")
+        path = house.plane.store.local_path(uri)
+        assert path is not None
+        os.utime(path, (time.time() + seconds, time.time() + seconds))
+
+    save(4, -2)
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    if saved:
+        save(8, 2)
+    (request,) = house.tick(retry_dead_runs)
+    assert request.tags[RETRIES] == retries
+
+
+def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    (request,) = house.tick(retry_dead_runs)
+    assert is_running(program) and request.tags[RETRIES] == "1"
+
+
+def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left until the clock had come again to when it died."""
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE)
+
+    class AnHourAgo(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr("sensors.retry_dead_runs.datetime", AnHourAgo)
+    assert [request.partition_key for request in house.tick(retry_dead_runs)] == ["job-1"]
+
+
+def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
+    """What kills each of its workers would be begun anew for ever."""
+    for job, tried in (("last", MAX_RETRIES - 1), ("often", MAX_RETRIES)):
+        house.submit(job)
+        house.plane.jobs.start(job)
+        run_of(house, job, FAILURE, **{RETRIES: str(tried)})
+    assert retried(house) == ["last"]
+    job = house.plane.jobs.read("often")
+    assert job.status == "failed" and job.reason.startswith("its run failed: its worker died (run ")
+
+
+def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:
+    house.submit("job-1")
+    run = run_of(house, "job-1", FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
+    assert retried(house) == []
+    job = house.plane.jobs.read("job-1")
+    assert job.status == "failed" and run in job.reason
+    resume(house, "job-1")
+    assert retried(house) == []
+    assert house.plane.jobs.read("job-1").status == "queued", "that was the run of the time before"
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_who_terminates_a_run_in_dagster_cancels_its_job(house: House, started: bool) -> None:
+    house.submit("job-1")
+    if started:
+        house.plane.jobs.start("job-1")
+    run = run_of(house, "job-1", CANCELED)
+    house.tick(cancel_terminated_jobs)
+    job = house.plane.jobs.read("job-1")
+    assert (job.status, job.reason) == ("cancelled", f"its run was terminated in Dagster (run {run})")
+    resume(house, "job-1")
+    house.tick(cancel_terminated_jobs)
+    assert house.plane.jobs.read("job-1").status == "queued", "that was the run of the time before"
+    run_of(house, "job-1", CANCELED)
+    house.tick(cancel_terminated_jobs)
+    assert house.plane.jobs.read("job-1").status == "cancelled"
+
+
+def test_a_job_that_another_run_works_for_is_not_cancelled(house: House) -> None:
+    for job in ("retried", "completed", "never-started"):
+        house.submit(job)
+    house.plane.jobs.start("retried")
+    house.complete("completed")
+    for job in ("retried", "completed"):
+        run_of(house, job, CANCELED)
+    run_of(house, "retried", dg.DagsterRunStatus.STARTED)
+    house.tick(cancel_terminated_jobs)
+    statuses = {job: house.plane.jobs.read(job).status for job in ("retried", "completed", "never-started")}
+    assert statuses == {"retried": "running", "completed": "completed", "never-started": "queued"}
+
+
+@pytest.mark.parametrize("end", [dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_CANCELED])
+def test_a_job_ends_with_a_run_that_was_in_the_queue_as_it_was_resumed(house: House, end: dg.DagsterEventType) -> None:
+    """Somebody launched a failed training again in the Dagster UI, and resumed its job as well: it was running for ever."""
+    house.submit("job-1")
+    house.plane.jobs.fail("job-1", "no room")
+    run = run_of(house, "job-1", dg.DagsterRunStatus.NOT_STARTED, **{FAILURE_REASON: "STEP_FAILURE"})
+    resume(house, "job-1")
+    house.instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "__ASSET_JOB"), run)
+    house.plane.jobs.start("job-1")
+    house.instance.report_dagster_event(dg.DagsterEvent(end.value, "__ASSET_JOB"), run)
+    assert retried(house) == []
+    house.tick(cancel_terminated_jobs)
+    job = house.plane.jobs.read("job-1")
+    assert job.status in ("failed", "cancelled") and run in job.reason

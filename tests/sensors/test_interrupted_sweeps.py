@@ -1,0 +1,307 @@
+"""Sweeps that something comes in between: what was deleted, renamed, away or cut short. They go on, or end and say why."""
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from sqlalchemy import text
+
+from resources.detached import lock
+from resources.errors import HanzoError
+from resources.hpo.sweep_advance import advance, cancel
+from resources.hpo.sweeps import Sweeps
+from resources.jobs.resume import Wish, resume_job
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import emit
+from resources.metadata.tracking.experiments import Experiments
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.runs import Runs
+from resources.metadata.tracking_rules import metric_point
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.start_submitted_jobs import start_submitted_jobs
+from tests.postgres_server import migrated_sqlite, postgres, postgres_url
+from tests.resources.hpo.sweep_files import sweep
+from tests.sensors.test_decisions import MODEL, House, house, repository
+from tests.sensors.test_run_sweeps import Cut, Killed, Search
+
+__all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository"]
+
+RESUME = "`hanzo-ml job resume {}` trains it to its end, and evaluates and registers it"
+EARLY = {"patience": 1, "min_delta": 0.01}
+
+
+def delete_parent(house: House, search: Search, what: str) -> None:
+    runs = Runs(house.plane.database)
+    if what == "run":
+        runs.delete(search.id)
+    else:
+        Experiments(house.plane.database).delete(runs.get(search.id).experiment_id)
+
+
+@pytest.mark.parametrize("what", ["run", "experiment"])
+def test_a_sweep_whose_run_is_deleted_ends_and_says_so(house: House, what: str) -> None:
+    search = Search(house, max_concurrent_trials=3)
+    search.look()
+    search.complete(0, 0.5)
+    house.plane.jobs.start(search.trials[1].job_id)
+    delete_parent(house, search, what)
+    found = search.look()
+    assert (found.sweep.status, found.sweep.reason) == ("cancelled", "its run, or its experiment, was deleted")
+    assert search.statuses() == ["completed", "cancelled", "cancelled"]
+    assert [house.plane.jobs.read(trial.job_id).status for trial in search.trials[1:]] == ["cancelled"] * 2
+    assert Runs(house.plane.database).get(search.id).status == "cancelled"
+    assert search.look() == found
+
+
+@pytest.mark.parametrize("what", ["run", "experiment"])
+def test_a_sweep_whose_run_is_deleted_can_be_cancelled(house: House, what: str) -> None:
+    search = Search(house)
+    search.look()
+    search.complete(0, 0.5)
+    delete_parent(house, search, what)
+    search.cancel()
+    assert search.sweeps.snapshot(search.id).sweep.status == "cancelled"
+    assert search.statuses() == ["completed", "cancelled"]
+
+
+def test_trials_stay_beside_their_parent_when_the_experiment_is_renamed(house: House) -> None:
+    search = Search(house)
+    runs = Runs(house.plane.database)
+    parent = runs.get(search.id)
+    Experiments(house.plane.database).rename(parent.experiment_id, "another name")
+    search.look()
+    assert {runs.get(trial.job_id).experiment_id for trial in search.trials} == {parent.experiment_id}
+
+
+def test_what_has_ended_when_a_sweep_is_cancelled_keeps_how(house: House) -> None:
+    search = Search(house, max_trials=4, max_concurrent_trials=4)
+    search.look()
+    search.complete(0, 0.5)
+    house.plane.jobs.fail(search.trials[1].job_id, "out of memory")
+    house.plane.jobs.cancel(search.trials[2].job_id, "by ann")
+    search.cancel()
+    assert search.statuses() == ["completed", "failed", "cancelled", "cancelled"]
+    assert search.trials[0].value == 0.5
+    assert [trial.reason for trial in search.trials[1:]] == ["out of memory", "by ann", "its sweep was cancelled"]
+    page = house.plane.store.get_bytes(f"s3://hanzo-ml/runs/{search.id}/artifacts/plots/history.html").decode()
+    assert "Best: trial 0 (completed): 0.5" in page
+    with pytest.raises(HanzoError, match="is cancelled already"):
+        search.cancel()
+
+
+def stop_early(search: Search, number: int, value: float) -> None:
+    """By a last evaluation that was no better than the one before."""
+    search.house.plane.jobs.start(search.trials[number].job_id)
+    for step in (10, 20):
+        search.log(number, value, step)
+    search.look()
+    search.look()
+    assert search.statuses()[number] == "pruned"
+
+
+def test_the_best_trial_of_those_that_completed_is_evaluated_and_not_one_that_was_stopped_early(house: House) -> None:
+    search = Search(house, max_trials=2, early_stopping=EARLY)
+    search.look()
+    stop_early(search, 0, 0.1)
+    search.complete(1, 0.5)
+    best = search.trials[0].job_id
+    assert search.look().sweep.reason == f"trial 0 is the best, and was stopped early: {RESUME.format(best)}"
+    (told,) = search.events("sweep.completed")
+    assert (told["best"]["trial"], told["best_completed"]["trial"]) == (0, 1)
+    (request,) = house.tick(evaluate_completed_jobs)
+    assert request.partition_key == search.trials[1].job_id
+
+
+def test_a_sweep_whose_trials_were_all_stopped_early_says_that_there_is_no_model(house: House) -> None:
+    search = Search(house, max_trials=1, early_stopping=EARLY)
+    search.look()
+    stop_early(search, 0, 0.1)
+    found, best = search.look().sweep, search.trials[0].job_id
+    assert found.status == "completed" and "were stopped early, so that there is no model" in found.reason
+    assert found.reason.endswith(f"; trial 0 is the best: {RESUME.format(best)}")
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+@pytest.mark.parametrize("ends", ["completed", "cancelled"])
+def test_a_trial_that_was_stopped_early_is_trained_to_its_end_and_evaluated_where_somebody_wants_it(
+    house: House, ends: str
+) -> None:
+    """The best one had converged, and was stopped for that: the only way to a model was to train once more."""
+    search = Search(house, max_trials=2, early_stopping=EARLY)
+    search.look()
+    stop_early(search, 0, 0.1)
+    stopped = search.trials[0].job_id
+    resume = partial(resume_job, house.plane.database, house.plane.store, stopped, Wish(), "ann")
+    with pytest.raises(HanzoError, match=f"of sweep '{search.id}', which goes on without it: resume it when that has ended"):
+        resume()
+    if ends == "cancelled":
+        search.cancel()
+    else:
+        search.complete(1, 0.5)
+        search.look()
+    house.tick(evaluate_completed_jobs)
+    assert resume().status == "queued"
+    search.complete(0, 0.05)
+    (request,) = house.tick(evaluate_completed_jobs)
+    assert request.partition_key == stopped
+    search.look()
+    assert (search.statuses()[0], search.trials[0].value) == ("pruned", 0.1), "the sweep stays as it ended"
+
+
+def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(house: House) -> None:
+    search = Search(house, max_trials=2, max_concurrent_trials=1)
+    search.look()
+    job = search.trials[0].job_id
+    house.plane.jobs.start(job)
+    folder = house.plane.settings.home / "jobs" / job / "train"
+    folder.mkdir(parents=True)
+    with lock(folder):  # as the program holds it until its end
+        house.plane.jobs.cancel(job)
+        search.look()
+        search.look()
+        assert search.statuses() == ["cancelling"]
+    search.look()
+    assert search.statuses() == ["cancelled", "running"]
+
+
+def test_the_trials_of_a_sweep_whose_dataset_is_not_there_say_so(house: House) -> None:
+    search = Search(house, base_config={"model": MODEL}, max_trials=1)
+    search.look()
+    assert len(search.trials) == 1
+    assert house.tick(start_submitted_jobs) == []
+    found = search.look()
+    assert "there is no dataset 'ellarin'" in found.trials[0].reason
+    assert found.sweep.status == "failed" and "there is no dataset 'ellarin'" in found.sweep.reason
+
+
+def test_a_sweep_that_cannot_be_read_holds_up_no_other_and_hides_none(house: House) -> None:
+    broken, whole = Search(house), Search(house)
+    with house.plane.database.write() as connection:
+        row = {"id": broken.id, "config": json.dumps({"strategy": "luck"})}
+        connection.execute(text("UPDATE sweeps SET config = :config WHERE id = :id"), row)
+    assert len(whole.look().trials) == 2
+    assert [found.id for found in whole.sweeps.page("default")[0]] == [whole.id]
+
+
+def test_a_store_that_takes_no_pictures_holds_up_no_trial(house: House) -> None:
+    search = Search(house, max_trials=3, max_concurrent_trials=1)
+    search.look()
+    files = f"s3://hanzo-ml/runs/{search.id}"
+    house.plane.store.put_bytes(files, b"")  # so that there can be no folder of that name
+    search.complete(0, 0.5)
+    search.look()
+    assert search.statuses() == ["completed", "running"]
+    house.plane.store.delete(files)
+    search.complete(1, 0.25)
+    search.look()
+    page = house.plane.store.get_bytes(f"{files}/artifacts/plots/history.html").decode()
+    assert page.count("<title>trial ") == 2
+    search.complete(2, 0.75)
+    assert search.look().sweep.status == "completed"
+    page = house.plane.store.get_bytes(f"{files}/artifacts/plots/history.html").decode()
+    assert page.count("<title>trial ") == 3
+
+
+def test_a_kill_at_any_statement_of_its_last_look_ends_a_sweep_once_and_with_its_pictures(house: House) -> None:
+    search = Search(house, max_trials=2)
+    search.look()
+    search.complete(0, 0.5)
+    search.complete(1, 0.25)
+    for place in range(200):
+        try:
+            with Cut(house.plane.database, place):
+                advance(house.plane.database, house.plane.store, search.id, lambda job: True)
+            break
+        except Killed:
+            assert search.events("sweep.completed") == []
+    assert place > 10, "it was cut in many places"
+    assert search.statuses() == ["completed", "completed"]
+    assert len(search.events("trial.completed")) == 2 and len(search.events("sweep.completed")) == 1
+    page = house.plane.store.get_bytes(f"s3://hanzo-ml/runs/{search.id}/artifacts/plots/history.html").decode()
+    assert "Best: trial 1 (completed): 0.25" in page
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_trial_whose_objective_is_no_finite_number_has_failed(house: House, value: float) -> None:
+    """Through the database, which keeps an infinity as the largest double."""
+    search = Search(house, max_trials=1)
+    search.look()
+    job = search.trials[0].job_id
+    house.plane.jobs.start(job)
+    RunData(house.plane.database).log_metric(job, metric_point("eval/loss", value, 40, 1))
+    with house.plane.database.write() as connection:
+        house.plane.jobs.complete(connection, job, {}, 1.0)
+    found = search.look()
+    assert search.statuses() == ["failed"] and "it diverged: the last 'eval/loss'" in found.trials[0].reason
+
+
+def test_trials_give_way_to_other_jobs_and_keep_the_limits_of_their_sweep(house: House) -> None:
+    base = sweep().base_config
+    search = Search(house, base_config={**base, "schedule": {"max_duration": "2h", "preemptible": True}})
+    search.look()
+    schedule = house.plane.jobs.read(search.trials[0].job_id).schedule
+    assert (schedule.max_duration, schedule.preemptible, schedule.priority) == ("2h", True, "low")
+
+
+def test_each_generation_of_a_population_trains_on_samples_of_its_own(house: House) -> None:
+    pbt = {"population": 2, "generations": 2}
+    search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=2)
+    search.look()
+    for number in (0, 1):
+        search.complete(number, 0.5)
+    search.look()
+    seeds = [house.plane.jobs.read(trial.job_id).config["parameters"].get("seed") for trial in search.trials]
+    assert seeds == [None, None, 43, 43], "the recipe's own seed is 42"
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    database = Database(postgres_url)
+    yield database
+    database.close()
+
+
+@pytest.mark.parametrize("ends", ["sweep is cancelled", "trials are stopped"])
+@pytest.mark.parametrize("other", ["a job", "a trial's run", "the sweep's run"])
+def test_whoever_changes_a_job_or_run_of_a_sweep_at_the_same_time_is_waited_for_and_not_against(
+    database: Database, house: House, ends: str, other: str
+) -> None:
+    """PostgreSQL: each of two holds what the other waits for, a row and the order of events, where one takes that first."""
+    found, jobs, data = Sweeps(database), Jobs(database), RunData(database)
+    config = sweep(max_trials=3, max_concurrent_trials=3, early_stopping=EARLY)
+    identifier = found.start(config, user="ann", organization="default").id
+    advance(database, house.plane.store, identifier, lambda job: True)
+    trials = found.snapshot(identifier).trials
+    for trial in trials:
+        jobs.start(trial.job_id)
+        for step in (10, 20):
+            data.log_metric(trial.job_id, metric_point("eval/loss", 0.5, step, 1))
+    last = trials[-1].job_id
+    problems: list[Exception] = []
+
+    def end() -> None:
+        try:
+            if ends == "sweep is cancelled":
+                cancel(database, house.plane.store, identifier)
+            else:
+                advance(database, house.plane.store, identifier, lambda job: True)
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=end)
+    with database.write() as connection:
+        held = {"a job": ("jobs", last), "a trial's run": ("runs", last), "the sweep's run": ("runs", identifier)}
+        table, row = held[other]
+        connection.execute(text(f"SELECT id FROM {table} WHERE id = :id FOR NO KEY UPDATE"), {"id": row})
+        thread.start()
+        thread.join(0.7)  # by now it waits for the row
+        assert thread.is_alive()
+        emit(connection, "jobs", "test", row, {})
+    thread.join(30)
+    assert problems == []
+    statuses = {trial.status for trial in found.snapshot(identifier).trials}
+    assert statuses == ({"cancelled"} if ends == "sweep is cancelled" else {"pruning"})

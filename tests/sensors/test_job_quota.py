@@ -1,0 +1,130 @@
+"""Submitted jobs start within the quota of their organization: the others wait in its queue and say for what."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from recipes.contracts.command_job import CommandJob
+from resources.jobs.command import submit_command
+from sensors.start_submitted_jobs import start_submitted_jobs
+from tests.sensors.test_decisions import House, house, keys, repository
+
+__all__ = ["house", "repository"]  # fixtures
+
+QUOTAS = """
+scheduler:
+  devices: []
+  quotas:
+    community: {max_gpus: 16, max_concurrent_jobs: 2, priority: low, preemptible: true}
+    default: {max_gpus: 1}
+"""
+
+
+@pytest.fixture
+def limited(house: House) -> House:
+    set_quotas(house, QUOTAS)
+    return house
+
+
+def submit(house: House, name: str, organization: str = "community", gpus: int = 0, **schedule: Any) -> str:
+    asked = {"name": name, "command": ["python", "train.py"], "resources": {"gpus": gpus}, "schedule": schedule}
+    job = CommandJob.model_validate(asked)
+    return submit_command(house.plane.database, house.plane.store, job, "ann", organization).id
+
+
+def started(house: House) -> set[str]:
+    """The jobs that a look starts, each with a run as the daemon makes it."""
+    before = {run.tags["dagster/partition"] for run in house.instance.get_runs()}
+    new = {str(request.partition_key) for request in house.tick(start_submitted_jobs)} - before
+    for job in new:
+        tags = {"dagster/partition": job, "dagster/run_key": job}
+        house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=dg.DagsterRunStatus.STARTING, tags=tags))
+    return new
+
+
+def reason(house: House, job: str) -> str:
+    return house.plane.jobs.read(job).reason
+
+
+def test_jobs_beyond_the_places_wait_and_start_as_one_ends(limited: House) -> None:
+    first, second, third, fourth = (submit(limited, str(number)) for number in range(4))
+    assert started(limited) == {first, second}
+    assert reason(limited, third) == "waits for its organization's quota: 2 of 2 jobs run"
+    assert reason(limited, fourth) == f"waits for its organization's quota, behind job {third}"
+    assert started(limited) == set()  # their runs have not begun: they are queued still, and take their places
+    limited.plane.jobs.start(first)
+    limited.plane.jobs.start(second)
+    assert started(limited) == set()
+    limited.complete(first)
+    for run in limited.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": first})):
+        limited.instance.delete_run(run.run_id)
+    assert started(limited) == {third}
+
+
+def test_nobody_passes_a_large_job_that_waits_but_one_of_higher_priority_is_next(limited: House) -> None:
+    small = submit(limited, "small", gpus=4, priority="low")
+    assert started(limited) == {small}
+    large = submit(limited, "large", gpus=16, priority="low")
+    other = submit(limited, "other", gpus=4, priority="low")
+    assert started(limited) == set()
+    assert reason(limited, large) == "waits for its organization's quota: 4 of 16 GPUs are taken, and it asks for 16"
+    urgent = submit(limited, "urgent", gpus=4, priority="medium")
+    assert started(limited) == {urgent}
+    assert limited.plane.jobs.read(other).status == "queued"
+
+
+def test_other_organizations_are_not_held_up(limited: House) -> None:
+    for number in range(3):
+        submit(limited, str(number))
+    others = {submit(limited, "other", "research", gpus=512), submit(limited, "default's", "default", gpus=1)}
+    assert others < started(limited)
+
+
+def test_a_recipe_s_gpus_count_and_one_that_never_fits_fails_with_what_to_do(limited: House) -> None:
+    limited.dataset()
+    limited.submit("lost", recipe="nowhere")  # it fails as it is started, and holds up no other
+    limited.submit("fits", parameters={"hardware": {"gpus": 1}})
+    limited.submit("waits", parameters={"hardware": {"gpus": 1}})
+    limited.submit("never", parameters={"hardware": {"gpus": 2}})
+    assert started(limited) == {"lost", "fits"}
+    assert reason(limited, "waits") == "waits for its organization's quota: 1 of 1 GPU are taken, and it asks for 1"
+    never = limited.plane.jobs.read("never")
+    assert never.status == "failed"
+    assert never.reason.startswith("it asks for 2 GPUs, and the quota of your organization is 1: ask for fewer")
+
+
+def test_one_that_goes_on_with_more_gpus_is_counted_with_them(limited: House) -> None:
+    limited.dataset()
+    on_one = {"hardware": {"gpus": 1}, "gradient_accumulation": 2}
+    limited.submit("resumed", parameters=on_one, resumed={"times": 1, "gpus": 2})
+    assert started(limited) == set()
+    assert limited.plane.jobs.read("resumed").status == "failed"
+
+
+def set_quotas(house: House, quotas: str) -> None:
+    (house.folder / "home" / "config.yaml").write_text(quotas)
+    house.plane.__dict__.pop("settings", None)
+
+
+def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limited: House) -> None:
+    """It gets one: two of an organization that may have one had two."""
+    set_quotas(limited, QUOTAS.replace("devices: []", "devices: ['0', '1']"))
+    first, second = (submit(limited, name, "default") for name in ("first", "second"))
+    assert started(limited) == {first}
+    assert reason(limited, second) == "waits for its organization's quota: 1 of 1 GPU are taken, and it asks for 1"
+
+
+def test_one_whose_run_has_begun_does_not_fail_for_a_quota_that_was_lowered_since(limited: House) -> None:
+    set_quotas(limited, QUOTAS.replace("default: {max_gpus: 1}", "default: {max_gpus: 2}"))
+    job = submit(limited, "two", "default", gpus=2)
+    assert started(limited) == {job}
+    set_quotas(limited, QUOTAS)
+    started(limited)
+    assert limited.plane.jobs.read(job).status == "queued"
+
+
+def test_without_quotas_all_start(house: House) -> None:
+    jobs = {submit(house, str(number), gpus=512) for number in range(5)}
+    requests = house.tick(start_submitted_jobs)
+    assert {request.run_key for request in requests} == jobs and keys(requests[0]) == ["jobs/command"]

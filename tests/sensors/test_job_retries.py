@@ -1,0 +1,171 @@
+"""A run that works for a job and finds no store, or no database, is tried again: the job's program goes on, or has ended."""
+
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+from dagster_postgres.utils import DagsterPostgresException
+from sqlalchemy.exc import OperationalError
+
+from hanzo_ml_assets.failure_reason import reports_exit_reason
+from recipes.contracts.exit_reason import ExitReason
+from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
+from resources.compute.base import JobFailed
+from resources.jobs.sandbox import SANDBOX
+from sensors import retry_dead_runs as retries
+from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
+from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import retry_dead_runs
+from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+from tests.sensors.test_run_sweeps import Search
+
+__all__ = ["house", "repository"]  # fixtures
+KEY = dg.AssetKey(["models", MODEL, "checkpoint"])
+
+
+def train(
+    house: House, error: Exception, id: str = "job-1", model: str = MODEL, *, reports: bool = True, **tags: str
+) -> str:
+    """A run of the training of a job that ends with this error; returns its id."""
+    key = dg.AssetKey(["models", model, "checkpoint"])
+
+    def fail() -> None:
+        raise error
+
+    partitions = dg.DynamicPartitionsDefinition(name=f"{model}-runs")
+    checkpoint = dg.asset(key=key, partitions_def=partitions)(reports_exit_reason(fail) if reports else fail)
+    house.instance.add_dynamic_partitions(f"{model}-runs", [id])
+    job = dg.Definitions(assets=[checkpoint]).get_implicit_global_asset_job_def()
+    tags = {FAILURE_REASON: "STEP_FAILURE", **tags}
+    done = job.execute_in_process(
+        instance=house.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
+    )
+    return str(done.run_id)
+
+
+@pytest.fixture
+def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    return house
+
+
+@pytest.mark.parametrize(
+    ("error", "tried", "again"),
+    [
+        (StoreUnavailable("no answer"), 0, True),
+        (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), MAX_ERROR_RETRIES - 1, True),
+        (DagsterPostgresException("too many retries for DB connection"), 0, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES, False),
+        (JobFailed("train job-1 failed", ExitReason.STORAGE_FULL), 0, True),
+        (JobFailed("train job-1 failed", ExitReason.STORAGE_FULL), MAX_ERROR_RETRIES, False),
+        (StoreRefuses("wrong key"), MAX_ERROR_RETRIES - 1, True),
+        (
+            JobFailed("train job-1 failed", ExitReason.STORAGE_DENIED),
+            MAX_ERROR_RETRIES - 1,
+            True,
+        ),
+        (JobFailed("train job-1 failed after 12 attempts: killed", ExitReason.KILLED), 0, False),
+        (JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"), 0, False),
+    ],
+    ids=[
+        "store-away",
+        "database-away",
+        "history-away",
+        "too-often",
+        "disk-full",
+        "full-too-often",
+        "refused",
+        "program-refused",
+        "program-killed",
+        "program",
+    ],
+)
+def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
+    run = train(training, error, **{RETRIES: str(tried)})
+    requests = training.tick(retry_dead_runs)
+    assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
+    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
+    job = training.plane.jobs.read("job-1")
+    assert job.status == ("running" if again else "failed")
+    assert str(error).splitlines()[0] in job.reason and run in job.reason
+    assert job.reason.endswith("which is tried again") == again
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (JobFailed("train failed", ExitReason.STORAGE_FULL), True),
+        (StoreUnavailable("no answer"), True),
+        (StoreFull("s3://hanzo-ml/results/1"), True),
+        (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), False),
+        (StoreRefuses("wrong key"), False),
+        (JobFailed("train failed", ExitReason.STORAGE_DENIED), False),
+    ],
+    ids=["program-found-no-store", "store-away", "store-full", "database-away", "store-refuses", "store-refused-program"],
+)
+def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
+) -> None:
+    """A sweep lost its trials to a store that was away for hours, one after the other: none of them can be resumed."""
+    monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
+    search = Search(house, max_trials=2, max_concurrent_trials=1)
+    search.look()
+    trial = search.trials[0].job_id
+    house.plane.jobs.start(trial)
+    train(house, error, trial, SANDBOX, **{RETRIES: str(MAX_ERROR_RETRIES)})
+    assert [request.partition_key for request in house.tick(retry_dead_runs)] == [trial] * again
+    assert search.look().jobs[0][1].endswith("which is tried again") == again
+    assert search.statuses() == (["running"] if again else ["failed", "running"])
+    search.cancel()
+    assert house.tick(retry_dead_runs) == []
+
+
+def test_a_job_s_reason_is_what_its_program_said(training: House) -> None:
+    """It began with `resources.compute.base.JobFailed:`, which says nothing to whoever submitted it."""
+    run = train(training, JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"))
+    training.tick(retry_dead_runs)
+    said = "its run failed: train job-1 failed after 1 attempt: KeyError: 'x'"
+    assert training.plane.jobs.read("job-1").reason == f"{said} (run {run} in Dagster)"
+
+
+def test_it_waits_before_it_goes_on(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(hours=1))
+    train(training, StoreUnavailable("no answer"))
+    assert training.tick(retry_dead_runs) == []
+    assert training.plane.jobs.read("job-1").status == "running"
+
+
+def test_it_does_not_go_on_with_a_job_that_was_cancelled_meanwhile(training: House) -> None:
+    train(training, StoreUnavailable("no answer"))
+    training.plane.jobs.cancel("job-1")
+    assert training.tick(retry_dead_runs) == []
+
+
+OLD_CLASSES = [
+    ("NoStore", True),
+    ("RefusedByStore", True),
+    ("StoreUnavailable", True),
+    ("OperationalError", True),
+    ("MachineFailed", False),
+    ("JobFailed", False),
+]
+
+
+@pytest.mark.parametrize(("name", "again"), OLD_CLASSES)
+def test_failure_of_an_older_release_is_classified_by_its_class(training: House, name: str, again: bool) -> None:
+    """Such a run failed before the upgrade: its log has no exit reason."""
+    train(training, type(name, (Exception,), {})("as it was"), reports=False)
+    assert len(training.tick(retry_dead_runs)) == again
+
+
+@pytest.mark.parametrize("reason", ExitReason)
+def test_only_the_reason_decides_whether_a_training_is_retried(training: House, reason: ExitReason) -> None:
+    """Neither what the message says nor how the exception's class is called."""
+
+    class RenamedFailure(JobFailed):
+        pass
+
+    train(training, RenamedFailure("StoreUnavailable: no space left, killed, out of memory", reason))
+    assert len(training.tick(retry_dead_runs)) == reason.is_outside_program

@@ -1,0 +1,79 @@
+"""A Dagster whose history was begun anew beside a database that was not, as each time that a pod died which had it in it."""
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.partitions.context import partition_loading_context
+
+from hanzo_ml_assets.command import KEY as COMMANDS
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from resources.metadata.jobs import COMMAND, PREPARATION
+from sensors.decisions.job_runs import RUN_KEY_TAG
+from sensors.deploy_promotions import deploy_promotions
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.recover_restored_jobs import go_on_with_put_back_jobs
+from sensors.sensor import Sensor
+from sensors.split_new_versions import split_new_versions
+from sensors.start_submitted_jobs import start_submitted_jobs
+from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
+from tests.sensors.test_interrupted_jobs import run_of
+
+__all__ = ["house", "repository"]  # fixtures
+STARTED, FAILURE, CANCELED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED
+
+
+def look(house: House, sensor: Sensor) -> list[dg.RunRequest]:
+    """A first look, with what Dagster's daemon makes of it: the tick fails where a partition is not known."""
+    context = dg.build_sensor_context(instance=house.instance, repository_def=house.repository)
+    with partition_loading_context(dynamic_partitions_store=house.instance):
+        return list(sensor.on(house.plane).evaluate_tick(context).run_requests or [])
+
+
+@pytest.mark.parametrize("type", ["training", COMMAND])
+def test_a_job_that_runs_gets_a_run_again(house: House, type: str) -> None:
+    house.plane.jobs.submit(name=MODEL, config={"model": MODEL}, user="u", organization="default", id="job-1", type=type)
+    house.plane.jobs.start("job-1")
+    assert look(house, start_submitted_jobs) == []
+    (request,) = look(house, go_on_with_put_back_jobs)
+    assert (request.run_key, request.partition_key) == ("job-1", "job-1")
+    assert keys(request) == ["/".join(COMMANDS) if type == COMMAND else f"models/{MODEL}/checkpoint"]
+
+
+def test_a_preparation_that_runs_gets_one_too(house: House) -> None:
+    asked = house.plane.jobs.submit(
+        name="p", config={"dataset": f"{DATASET}@1"}, user="u", organization="default", type=PREPARATION
+    )
+    house.plane.jobs.start(asked.id)
+    (request,) = look(house, go_on_with_put_back_jobs)
+    assert (request.tags[PREPARATION_TAG], keys(request)) == (asked.id, [f"datasets/{DATASET}/prepared"])
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", tags={PREPARATION_TAG: asked.id}))
+    assert look(house, go_on_with_put_back_jobs) == []
+
+
+@pytest.mark.parametrize("status", [STARTED, FAILURE, CANCELED])
+def test_a_job_whose_run_is_known_gets_no_other(house: House, status: dg.DagsterRunStatus) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", status, **{RUN_KEY_TAG: "job-1"})
+    assert look(house, go_on_with_put_back_jobs) == []
+
+
+def test_a_queued_job_is_started_once_and_by_its_own_sensor(house: House) -> None:
+    house.dataset()
+    house.submit("job-1")
+    assert look(house, go_on_with_put_back_jobs) == []
+    assert [request.run_key for request in look(house, start_submitted_jobs)] == ["job-1"]
+
+
+def test_what_is_done_is_not_done_again_and_what_is_left_is(house: House) -> None:
+    """A training that had no exported version held up all that completed after it: its partition was not known."""
+    house.dataset()
+    for job in ("job-1", "job-2"):
+        house.submit(job)
+        house.complete(job)
+    house.register("job-1")
+    promotion = house.promote(1)
+    assert [request.run_key for request in look(house, evaluate_completed_jobs)] == ["evaluate-job-2"]
+    assert look(house, split_new_versions) == []
+    assert [request.run_key for request in look(house, deploy_promotions)] == [f"deploy-{promotion}"]
+    house.begin_deployment(1, promotion, "serving")
+    assert look(house, deploy_promotions) == []

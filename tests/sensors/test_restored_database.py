@@ -1,0 +1,96 @@
+"""A database that was put back to an earlier day, beside a Dagster that was not: everything goes on from what it knows."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sensors.decisions.retry_policy import NO, RETRY_TAG
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.recover_restored_jobs import go_on_with_put_back_jobs
+from sensors.retries import RETRY_OF
+from sensors.sensor import Sensor
+from sensors.split_new_versions import split_new_versions
+from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+from tests.sensors.test_interrupted_jobs import FAILURE, run_of
+
+__all__ = ["house", "repository"]  # fixtures
+SUCCESS = dg.DagsterRunStatus.SUCCESS
+
+
+@contextmanager
+def lost(house: House) -> Iterator[None]:
+    """What is recorded meanwhile is not, afterwards."""
+    database = house.plane.database
+    file, copy = Path(str(database.engine.url.database)), house.folder / "backup.db"
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    yield
+    database.close()
+    for path in file.parent.glob(f"{file.name}*"):
+        path.unlink()
+    shutil.copy(copy, file)
+
+
+def test_what_the_database_does_not_know_of_any_more_is_done_once_more(house: House) -> None:
+    """Of two jobs that had completed, one was registered before the backup, and one after it."""
+    for job in ("job-1", "job-2"):
+        house.submit(job)
+        house.complete(job)
+    house.register("job-1")
+    version = house.dataset(split=False)
+    sensors = (evaluate_completed_jobs, split_new_versions)
+    with lost(house):
+        assert run_keys(house, *sensors) == ["evaluate-job-2", f"split-{version.id}"]
+        house.register("job-2")
+        house.split(version)
+        assert run_keys(house, *sensors) == []
+    house.submit("job-3")  # as a number, a cursor had passed over it
+    house.complete("job-3")
+    known = ["evaluate-job-2-again-1", "evaluate-job-3-again-1", f"split-{version.id}-again-1"]
+    assert run_keys(house, *sensors) == known
+    assert run_keys(house, *sensors) == []
+
+
+def run_keys(house: House, *sensors: Sensor) -> list[str | None]:
+    return [request.run_key for sensor in sensors for request in house.tick(sensor)]
+
+
+@pytest.mark.parametrize(("status", "tags"), [(SUCCESS, {}), (FAILURE, {RETRY_TAG: NO})])
+def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.DagsterRunStatus, tags: dict[str, str]) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run = run_of(house, "job-1", status, **tags)
+    run_of(house, "job-1", SUCCESS, step="evaluation")
+    (request,) = house.tick(go_on_with_put_back_jobs)
+    assert (request.tags[RETRY_OF], request.partition_key) == (run, "job-1")
+    assert keys(request) == [f"models/{MODEL}/checkpoint"]
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_OF: run})
+    assert house.tick(go_on_with_put_back_jobs) == []
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, FAILURE, dg.DagsterRunStatus.CANCELED])
+def test_a_job_whose_run_goes_on_or_is_yet_to_be_told_of_is_left_alone(house: House, status: dg.DagsterRunStatus) -> None:
+    house.submit("job-1")
+    run_of(house, "job-1", status)
+    assert house.tick(go_on_with_put_back_jobs) == []
+
+
+def test_a_run_that_is_launched_again_by_hand_gets_no_second_one_beside_it(house: House) -> None:
+    """Dagster's UI gives it the tags of the one that failed: as if it had ended, and told its job."""
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    first = run_of(house, "job-1", FAILURE)
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_TAG: f"{NO} {first}"})
+    assert house.tick(go_on_with_put_back_jobs) == []
+
+
+def test_a_job_that_has_ended_is_left_alone(house: House) -> None:
+    house.submit("job-1")
+    house.complete("job-1")
+    run_of(house, "job-1", SUCCESS)
+    assert house.tick(go_on_with_put_back_jobs) == []
