@@ -72,9 +72,9 @@ from api.routing import Router, undeclared
 from recipes.storage.artifact_store import Store
 from recipes.storage.signed_urls import SignedTransfers
 from resources.compute.registry import open_backend
-from resources.metadata.artifacts.file_hashes import ArtifactFiles
+from resources.metadata.artifacts.file_hashes import FileHashes
 from resources.metadata.database import Database
-from resources.metadata.file_owners import organization_of
+from resources.metadata.ownership import file_organization
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter
 from resources.settings.settings import Settings
@@ -174,7 +174,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.compute = open_backend(settings)
     app.state.tracking = Tracking(database)
     app.state.probes = health.make_probes(app, app.state.tracking, database, store)
-    app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))
+    app.state.verified_files = VerifiedFiles(store, FileHashes(database), partial(file_organization, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint

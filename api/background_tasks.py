@@ -12,11 +12,10 @@ from collections.abc import Mapping
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from recipes.abandoned_uploads import DAY, remove_abandoned
-from recipes.addresses import local_root
+from recipes.abandoned_uploads import ABANDONED_AFTER_SECONDS, remove_abandoned_uploads
 from recipes.contracts.job import StoreAddress
-from resources.metadata.database import Database
-from resources.metadata.planner_statistics import analyze_what_has_grown
+from recipes.storage.locations import local_store_root
+from resources.metadata.database import Database, analyze_grown_tables
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +32,15 @@ def start_upload_cleanup(address: StoreAddress, variables: Mapping[str, str], st
     def each_day() -> None:
         while not stopped.is_set():
             _remove_abandoned(address, variables)
-            stopped.wait(DAY)
+            stopped.wait(ABANDONED_AFTER_SECONDS)
 
     threading.Thread(target=each_day, daemon=True).start()
 
 
 def _remove_abandoned(address: StoreAddress, variables: Mapping[str, str]) -> None:
     try:
-        on_s3 = local_root(address) is None
-        removed = _remove_in_subprocess(address, variables) if on_s3 else remove_abandoned(address)
+        on_s3 = local_store_root(address) is None
+        removed = _remove_in_subprocess(address, variables) if on_s3 else remove_abandoned_uploads(address)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("what is left of broken uploads could not be removed: %s", error)
     else:
@@ -65,7 +64,7 @@ def start_table_analysis(database: Database, stopped: threading.Event) -> None:
 def _analyze_until_stopped(database: Database, stopped: threading.Event) -> None:
     while not stopped.wait(PLANNER_CHECK_SECONDS):
         try:
-            if grown := analyze_what_has_grown(database):
+            if grown := analyze_grown_tables(database):
                 log.info("analyzed %s", ", ".join(grown))
         except SQLAlchemyError as error:  # it is away, and whoever asks it something says so
             log.debug("tables could not be analyzed: %s", error)

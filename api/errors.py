@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from recipes.known_keys import known_keys
-from recipes.spelling import unknown_key
+from recipes.contracts.validation_errors import explain_unknown_key, list_known_keys
 from recipes.storage.artifact_store import BrokenArtifact
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
@@ -167,7 +166,7 @@ def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -
         location = (*body_location(body, location[: len(location) - len(lacks)]), *lacks)
     where = parameter_path(location)
     if problem["type"] == "extra_forbidden":
-        return unknown_key(where, known_keys(kind, problem["loc"][1:-1]))
+        return explain_unknown_key(where, list_known_keys(kind, problem["loc"][1:-1]))
     if problem["type"] == "value_error":
         what = problem["msg"].removeprefix("Value error, ")
         return f"'{where}': {what}" if where else what

@@ -19,9 +19,9 @@ from api.routes.mlflow.server_info import MLFLOW_API_VERSION
 from api.routing import PUBLIC, AlsoAnswers, Router
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
-from resources.metadata.schema_revision import Revision, make_new
+from resources.metadata.schema_revision import Revision, create_if_missing
 from resources.metadata.tracking.tracking import Tracking
-from resources.object_store.health import store_problem
+from resources.object_store.health import find_store_problem
 
 
 class Alive(TypedDict):
@@ -122,7 +122,7 @@ def is_database_ready(tracking: Tracking, database: Database, *, is_new: bool) -
         try:
             tracking.experiments.ensure_default()
         except SQLAlchemyError:
-            if not is_new or make_new(database) is not Revision.NONE:
+            if not is_new or create_if_missing(database) is not Revision.NONE:
                 raise
             tracking.experiments.ensure_default()
     except (SQLAlchemyError, OSError) as error:
@@ -132,7 +132,7 @@ def is_database_ready(tracking: Tracking, database: Database, *, is_new: bool) -
 
 
 def is_storage_ready(store: Store) -> bool:
-    problem = store_problem(store)
+    problem = find_store_problem(store)
     if problem:
         log.warning("not ready: the object store: %s", problem)
     return problem is None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from api.workers import run_workers
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.settings.document import no_home
+from resources.settings.document import home_folder_error
 from resources.settings.sections import is_loopback
 from resources.settings.settings import Settings
 
@@ -152,15 +152,15 @@ def prepare_database(settings: Settings) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from resources.metadata.database import Database
-    from resources.metadata.schema_revision import Revision, make_new
+    from resources.metadata.schema_revision import Revision, create_if_missing
 
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
-        found = make_new(database)
+        found = create_if_missing(database)
     except SQLAlchemyError:
         return
     except OSError as error:
-        raise no_home(error) from None
+        raise home_folder_error(error) from None
     finally:
         database.close()
     if found is Revision.EARLIER:

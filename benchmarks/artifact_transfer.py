@@ -19,13 +19,13 @@ from pathlib import Path
 import boto3
 import obstore
 
-from recipes.addresses import locate
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import open_bucket
+from recipes.storage.locations import resolve_uri
 from tests.s3_server import BUCKETS, VARIABLES, s3_server
 
-LATE_SECONDS = 0.03
+LATENCY_SECONDS = 0.03
 """Of what a connection brings, each block comes no sooner than the rate says, and the first of them that much later."""
 BLOCK = 1 << 16
 URI = "s3://hanzo-ml/checkpoints/transfers"
@@ -55,7 +55,7 @@ def main() -> None:
 def measure(address: StoreAddress, folder: Path, scratch: Path) -> dict[str, tuple[float, float]]:
     """Seconds up and down, by whoever moved it."""
     store = Store(address, VARIABLES)
-    place = locate(address, URI)
+    place = resolve_uri(address, URI)
     bucket = open_bucket(place.bucket, address, VARIABLES)
     client = boto3.client(
         "s3",
@@ -87,11 +87,11 @@ def measure(address: StoreAddress, folder: Path, scratch: Path) -> dict[str, tup
     artifact = store.publish(folder, URI, "checkpoint")  # what each loads once, and hashes, is not on its way
     client.list_buckets()
     return {
-        "one after the other": (seconds(one_up), seconds(one_down)),
-        "boto3": (seconds(boto3_up), seconds(boto3_down)),
+        "one after the other": (time_call(one_up), time_call(one_down)),
+        "boto3": (time_call(boto3_up), time_call(boto3_down)),
         "ours": (
-            seconds(lambda: store.publish_described(folder, f"{URI}/again", store.manifest(artifact))),
-            seconds(lambda: store.fetch(artifact, scratch / "cache")),
+            time_call(lambda: store.publish_described(folder, f"{URI}/again", store.manifest(artifact))),
+            time_call(lambda: store.fetch(artifact, scratch / "cache")),
         ),
     }
 
@@ -104,31 +104,31 @@ def report(found: dict[str, tuple[float, float]], folder: Path) -> None:
         print(f"{name:<22} {size / up:>9.0f} {size / down:>13.0f} {up / ours_up:>16.2f} {down / ours_down:>6.2f}")
 
 
-def seconds(work: Callable[[], object]) -> float:
+def time_call(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
-def serve(told: Connection, rate: float) -> None:
+def serve(connection: Connection, rate: float) -> None:
     """An S3 server, and in front of it something that gives each connection `rate` bytes a second."""
     with s3_server() as server:
         host, port = server.url.removeprefix("http://").split(":")
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        told.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        connection.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
         while True:
             near, _ = listener.accept()
             far = socket.create_connection((host, int(port)))
             for ends in ((near, far), (far, near)):
-                threading.Thread(target=pass_on, args=(*ends, rate), daemon=True).start()
+                threading.Thread(target=forward_throttled, args=(*ends, rate), daemon=True).start()
 
 
-def pass_on(source: socket.socket, target: socket.socket, rate: float) -> None:
+def forward_throttled(source: socket.socket, target: socket.socket, rate: float) -> None:
     due = 0.0
     with suppress(OSError):
         while block := source.recv(BLOCK):
             now = time.monotonic()
-            due = max(due, now + LATE_SECONDS if now - due > LATE_SECONDS else due) + len(block) / rate
+            due = max(due, now + LATENCY_SECONDS if now - due > LATENCY_SECONDS else due) + len(block) / rate
             time.sleep(max(0.0, due - now))
             target.sendall(block)
     for end in (source, target):

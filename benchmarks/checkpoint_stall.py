@@ -13,14 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.trainers.hanzo_job import job_of
+from benchmarks.trainers.hanzo_job import make_job
 from benchmarks.trainers.model_shapes import Shape
 from benchmarks.trainers.workload import make_work
 from recipes.contracts.job import EXIT_PREEMPTED, Job
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.quantities import parse_duration
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.results import read_usage, result_folder
 from recipes.storage.artifact_store import Store
-from recipes.usage import folder_of, read_usage
 
 FORTY_MILLION = Shape(4096, 512, 1408, 12, 8, 8, True, "float32", 512, 2)
 """40 million parameters: a checkpoint is 0.5 GB, a step some seconds."""
@@ -32,7 +32,7 @@ NOBODY = "http://127.0.0.1:9"
 def job_with(work_folder: Path, place: Path, interval: str) -> Job:
     """Train all weights without end, with a checkpoint every interval."""
     work = make_work(work_folder, FORTY_MILLION, "lora", RECORDS, os.cpu_count() or 1, work_folder.with_name("models"))
-    job = job_of(work, place, NOBODY, "stall")
+    job = make_job(work, place, NOBODY, "stall")
     recipe = Recipe.model_validate(job.parameters["recipe"]).changed(
         {
             "method": "full",
@@ -61,12 +61,12 @@ def main() -> None:
         )
         while program.poll() is None and len(list(checkpoints.glob("[0-9]*"))) < asked.checkpoints:
             time.sleep(1.0)
-        time.sleep(seconds_of(asked.interval) / 2)  # as much training as there is before the others, on average
+        time.sleep(parse_duration(asked.interval) / 2)  # as much training as there is before the others, on average
         program.send_signal(signal.SIGTERM)
         if (code := program.wait()) != EXIT_PREEMPTED:
             raise SystemExit(f"training ended with {code}")
         newest = max((path for path in checkpoints.glob("[0-9]*")), key=lambda path: int(path.name))
-        usage = read_usage(Store(job.store), folder_of(job))
+        usage = read_usage(Store(job.store), result_folder(job))
         size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     print(
         f"{usage.num_checkpoints} checkpoints of {size / 1e6:,.0f} MB in {usage.seconds:.0f} s, every {asked.interval}: "

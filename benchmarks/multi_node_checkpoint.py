@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from recipes.checkpoints.commit import seal
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PART, Part
-from recipes.checkpoints.shard_selection import PLACES, Share, rows_of
+from recipes.checkpoints.commit import commit_checkpoint
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
+from recipes.checkpoints.shard_selection import PLACES_KEY, NodeShard, shard_rows
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from tests.s3_server import BUCKETS, VARIABLES, s3_server
 
 BLOCK = 1 << 16
-ROW = 1_000_000
+ROW_BYTES = 1_000_000
 """Bytes."""
 STEP = 6
 
@@ -48,19 +48,21 @@ class Machine:
 
     def save(self, folder: Path) -> None:
         """What its process holds, or all where it alone saves."""
-        rows = rows_of(self.megabytes, self.number - 1, self.saving)
+        rows = shard_rows(self.megabytes, self.number - 1, self.saving)
         scratch = folder / "scratch"
         scratch.mkdir(parents=True)
-        weight = np.frombuffer(np.random.default_rng(self.number).bytes(len(rows) * ROW), np.uint8).reshape(-1, ROW)
-        metadata = {PLACES: json.dumps({"weight": [rows.start, self.megabytes]})}
+        weight = np.frombuffer(np.random.default_rng(self.number).bytes(len(rows) * ROW_BYTES), np.uint8).reshape(
+            -1, ROW_BYTES
+        )
+        metadata = {PLACES_KEY: json.dumps({"weight": [rows.start, self.megabytes]})}
         save_file({"weight": weight}, scratch / f"model-rows-{self.number:05}-of-{self.saving:05}.safetensors", metadata)
-        part = Part(number=self.number, of=self.saving, save="a").model_dump(mode="json")
-        seal(scratch, folder / str(STEP), {PART: part} if self.saving > 1 else {})
+        part = CheckpointPart(number=self.number, of=self.saving, save="a").model_dump(mode="json")
+        commit_checkpoint(scratch, folder / str(STEP), {PART_KEY: part} if self.saving > 1 else {})
 
-    def checkpoints(self, folder: Path, url: str) -> Checkpoints:
+    def checkpoints(self, folder: Path, url: str) -> CheckpointManager:
         store = Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES)
-        share = Share(self.number, self.of, 1) if self.saving > 1 else None
-        return Checkpoints(folder, store, f"s3://hanzo-ml/checkpoints/by-{self.saving}", 3, share=share)
+        share = NodeShard(self.number, self.of, 1) if self.saving > 1 else None
+        return CheckpointManager(folder, store, f"s3://hanzo-ml/checkpoints/by-{self.saving}", 3, share=share)
 
 
 def main() -> None:
@@ -96,11 +98,11 @@ def main() -> None:
 
 def measure(machines: list[Machine], url: str, spawned: SpawnContext) -> tuple[float, float]:
     """Seconds until all is in the store, and until the last machine has what it goes on from."""
-    at_once, told = spawned.Barrier(len(machines)), spawned.Queue()
-    started = [spawned.Process(target=run, args=(machine, url, at_once, told)) for machine in machines]
+    barrier, results = spawned.Barrier(len(machines)), spawned.Queue()
+    started = [spawned.Process(target=report_timing, args=(machine, url, barrier, results)) for machine in machines]
     for process in started:
         process.start()
-    took = [told.get() for _ in started]
+    took = [results.get() for _ in started]
     for process in started:
         process.join()
     if failed := [each for each in took if each is None]:
@@ -108,28 +110,28 @@ def measure(machines: list[Machine], url: str, spawned: SpawnContext) -> tuple[f
     return max(up for up, _ in took), max(down for _, down in took)
 
 
-def run(machine: Machine, url: str, at_once: Any, told: Any) -> None:
+def report_timing(machine: Machine, url: str, barrier: Any, results: Any) -> None:
     """Tell how long that machine took; None where it failed: the others are not to wait for it."""
     try:
-        told.put(measured(machine, url, at_once))
+        results.put(time_machine(machine, url, barrier))
     except BaseException:
-        at_once.abort()
-        told.put(None)
+        barrier.abort()
+        results.put(None)
         raise
 
 
-def measured(machine: Machine, url: str, at_once: Any) -> tuple[float, float]:
+def time_machine(machine: Machine, url: str, barrier: Any) -> tuple[float, float]:
     near = Network(url, machine.network * 1e6).listen()
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = machine.checkpoints(Path(scratch, "saved"), near)
         if machine.number <= machine.saving:
             machine.save(checkpoints.folder)
-        at_once.wait()
+        barrier.wait()
         began = time.perf_counter()
         if machine.number <= machine.saving:
             checkpoints.stored.send(STEP)
         up = time.perf_counter() - began
-        at_once.wait()
+        barrier.wait()
         began = time.perf_counter()
         if machine.checkpoints(Path(scratch, "new"), near).latest() is None:
             raise RuntimeError("the checkpoint did not become whole")
@@ -174,9 +176,9 @@ class Network:
             return self._due[way]
 
 
-def serve(told: Connection) -> None:
+def serve(results: Connection) -> None:
     with s3_server() as server:
-        told.send(server.url)
+        results.send(server.url)
         threading.Event().wait()
 
 

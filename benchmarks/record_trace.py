@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from recipes.contracts.job import StoreAddress
-from recipes.record_index import ENTRY, find_index
+from recipes.records.record_index import INDEX_ENTRY, find_index
 from recipes.storage.artifact_store import Store
 from resources.ingest.version_creation import create_version
 from resources.lineage.record_search import trace_matches
@@ -87,13 +87,13 @@ def measure(folder: Path, count: int) -> None:
     few = folder / "few.jsonl"
     few.write_text('{"text": "loads all that is loaded once"}\n')
     create("first", few)
-    with patch("resources.ingest.records.IndexFile.add", new=lambda *_: None):
+    with patch("resources.ingest.record_writer.RecordIndexFile.add", new=lambda *_: None):
         without = timed(lambda: create("plain"))
     indexed = timed(lambda: create("default"))
     version = indexed[2]
     index = find_index(store, version.artifact)
     assert index is not None
-    index_bytes = sum(segment.count for segment in index.records) * ENTRY.itemsize
+    index_bytes = sum(segment.count for segment in index.records) * INDEX_ENTRY.itemsize
     line("create, without an index", without, f"{size / 1e6 / without[1]:.0f} MB per cpu-second")
     line("create, with it", indexed, f"{size / 1e6 / indexed[1]:.0f} MB per cpu-second")
     share = f"{index_bytes / size:.1%} of the records, {len(index.records)} segments"

@@ -16,18 +16,18 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 
-from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.plan import open_table, write_table
 from recipes.training.data.packing import PackedRows
-from recipes.training.data.prefetch import will_need
-from recipes.training.raw_rows import SCHEMA
+from recipes.training.data.prefetch import advise_will_need
+from recipes.training.data.rows import TOKEN_SCHEMA
 
 LENGTH = 2048
 ROWS, STEPS = 8, 12
-COMPUTING = 0.2
+STEP_SECONDS = 0.2
 """Seconds of a step."""
 
 
-def make(path: Path, megabytes: int) -> None:
+def write_records(path: Path, megabytes: int) -> None:
     """Records of long-tailed lengths, some 20 of which are a row, in batches as a preparation writes them."""
     lengths = np.minimum(np.random.default_rng(0).lognormal(4.2, 0.9, 10_000).astype(np.int32) + 2, LENGTH)
     offsets = pa.array(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]))
@@ -38,33 +38,33 @@ def make(path: Path, megabytes: int) -> None:
         "assistant_mask": pa.ListArray.from_arrays(offsets, taught),
         "length": pa.array(lengths),
     }
-    batch = pa.record_batch([columns[field.name].cast(field.type) for field in SCHEMA], SCHEMA)
-    write_table(path, SCHEMA, [batch] * max(1, (megabytes << 20) // batch.nbytes))
+    batch = pa.record_batch([columns[field.name].cast(field.type) for field in TOKEN_SCHEMA], TOKEN_SCHEMA)
+    write_table(path, TOKEN_SCHEMA, [batch] * max(1, (megabytes << 20) // batch.nbytes))
 
 
-def put_out_of_memory(path: Path) -> None:
+def evict_page_cache(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def waited(path: Path, is_told: bool, seed: int) -> float:
+def measure_wait(path: Path, prefetches: bool, seed: int) -> float:
     """Seconds in which the rows of all steps were made; each step's are told of two steps before, as in training."""
-    put_out_of_memory(path)  # which of the pages that are mapped it cannot: so the file is opened after it
+    evict_page_cache(path)  # which of the pages that are mapped it cannot: so the file is opened after it
     rows = PackedRows(open_table(path), LENGTH, padding=0)
     chosen = np.random.default_rng(seed).integers(0, len(rows), (STEPS, ROWS)).tolist()
     seconds = 0.0
 
-    def tell(step: int) -> None:
-        for row in chosen[step] if is_told and step < STEPS else ():
-            for address, size in rows.place_of(row):
-                will_need(address, size)
+    def advise(step: int) -> None:
+        for row in chosen[step] if prefetches and step < STEPS else ():
+            for address, size in rows.memory_ranges(row):
+                advise_will_need(address, size)
 
-    tell(0)
-    tell(1)
+    advise(0)
+    advise(1)
     for step in range(STEPS):
-        tell(step + 2)
-        time.sleep(COMPUTING)  # here, so that the first step's rows too are told of a step before
+        advise(step + 2)
+        time.sleep(STEP_SECONDS)  # here, so that the first step's rows too are told of a step before
         began = time.perf_counter()
         for row in chosen[step]:
             rows[row]
@@ -80,14 +80,19 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory(dir=given.folder) as folder:
         file = Path(folder) / "tokens.arrow"
-        make(file, given.megabytes)
+        write_records(file, given.megabytes)
         found: dict[bool, list[float]] = {True: [], False: []}
         for number in range(given.rounds):
-            for is_told in found:
-                found[is_told].append(1000 * waited(file, is_told, seed=number) / (STEPS * ROWS))
-                print(f"round {number + 1}: {'told' if is_told else 'untold'} {found[is_told][-1]:.2f} ms a row", flush=True)
-    told, untold = (statistics.median(found[is_told]) for is_told in (True, False))
-    print(f"median: told {told:.2f} ms a row, untold {untold:.2f}: {untold / told:.1f}x")
+            for prefetches in found:
+                found[prefetches].append(1000 * measure_wait(file, prefetches, seed=number) / (STEPS * ROWS))
+                print(
+                    f"round {number + 1}: {'told' if prefetches else 'untold'} {found[prefetches][-1]:.2f} ms a row",
+                    flush=True,
+                )
+    with_prefetch, without_prefetch = (statistics.median(found[prefetches]) for prefetches in (True, False))
+    print(
+        f"median: told {with_prefetch:.2f} ms a row, untold {without_prefetch:.2f}: {without_prefetch / with_prefetch:.1f}x"
+    )
 
 
 if __name__ == "__main__":

@@ -22,16 +22,16 @@ from urllib.parse import unquote, urlparse
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a file that is run finds only what lies beside it
 
 from benchmarks.tracking.servers import Place, Server, free_port
-from benchmarks.trainers.hanzo_job import job_of, new_run
+from benchmarks.trainers.hanzo_job import make_job, new_run
 from benchmarks.trainers.model_shapes import METHODS, SHAPES, Work
-from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, program_of, python_of
+from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, peer_program, peer_python
 from benchmarks.trainers.workload import make_work
 from recipes.contracts.job import Job
 from recipes.contracts.recipe import Recipe
 from recipes.machine import read_machine
 from recipes.planning.architecture import Architecture
-from recipes.planning.gpus import peak_of_device
-from recipes.planning.throughput import flops_per_token
+from recipes.planning.gpus import find_device_peak
+from recipes.planning.throughput import estimate_flops_per_token
 from resources.settings.settings import Settings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -90,8 +90,8 @@ def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command
     if name == OURS:
         return {OURS: measured(sys.executable, "recipes.train", str(job))}
     peer = next(peer for peer in PEERS if peer.name == name)
-    python = python_of(peer, cache)
-    program = program_of(peer)
+    python = peer_python(peer, cache)
+    program = peer_program(peer)
     return {f"{name}, {variant}": measured(python, program, work.folder, variant) for variant in VARIANTS}
 
 
@@ -119,7 +119,7 @@ def main() -> None:
 
 def compare(work: Work, folder: Path, server: Server, cache: Path, names: list[str]) -> None:
     """Print what the same work costs each of them."""
-    job = job_of(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
+    job = make_job(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
     (folder / "job.json").write_text(job.model_dump_json())
     machine = read_machine()
     where = ", ".join(machine.gpus) or f"{machine.processor}, {work.threads} threads"
@@ -175,8 +175,8 @@ def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:
     """Share of the GPU's peak; NaN of one that is not in our table."""
     recipe = Recipe.model_validate(job.parameters["recipe"])
     config = json.loads((Path(unquote(urlparse(recipe.base_model.uri).path)) / "config.json").read_text())
-    peak = peak_of_device(gpu) or math.nan
-    return tokens_per_second * flops_per_token(recipe, Architecture.from_config(config), recomputed=False) / peak
+    peak = find_device_peak(gpu) or math.nan
+    return tokens_per_second * estimate_flops_per_token(recipe, Architecture.from_config(config), recomputed=False) / peak
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import sys
 
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 """What a shell says of a program that Ctrl-C ended."""
 
 
@@ -13,7 +13,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(INTERRUPTED_EXIT_CODE)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""`hanzo-ml demo`: raw data to a served and proved model, by the commands that a user would type.
-
-Only dataset create, job submit and model promote are commands. Everything between them happens because sensors saw an
-event; this program watches the event log and shows it.
-"""
+"""`hanzo-ml demo`: take raw data to a served and proved model."""
 
 import os
 import time
@@ -18,18 +14,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hanzo_ml.cli import model as model_command
 from hanzo_ml.cli.connection import Refused, call
-from hanzo_ml.cli.local import module
-from hanzo_ml.cli.terminal import plain
+from hanzo_ml.cli.local import run_module
+from hanzo_ml.cli.output import sanitize_text
 
 DATASET, MODEL = "ellarin", "ellarin-assistant"
 SOURCE = Path(__file__).resolve().parent.parent / "hanzo_ml_assets" / "defs" / DATASET / f"{DATASET}.jsonl"
-BARS = "▁▂▃▄▅▆▇█"
+BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 POLL_SECONDS = 0.5
-FAILURES = ("job.failed", "evaluation.failed", "deployment.failed")
+FAILURE_EVENTS = ("job.failed", "evaluation.failed", "deployment.failed")
 
 
 @dataclass
-class Watch:
+class EventWatch:
     """The event log as seen from now on, and how long each phase took. When `job` fails, nobody waits any longer."""
 
     console: Console
@@ -38,20 +34,20 @@ class Watch:
     phases: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_now(cls, console: Console) -> "Watch":
+    def from_now(cls, console: Console) -> "EventWatch":
         watch = cls(console)
         while events := call("GET", "/v1/events", params={"after": watch.after, "limit": 1000})["events"]:
             watch.after = events[-1]["seq"]
         return watch
 
-    def until(self, *types: str, key: str) -> dict[str, Any]:
+    def wait_for(self, *types: str, key: str) -> dict[str, Any]:
         """The next event of one of these types about `key`. Raises Refused when the job failed instead."""
         while True:
             for event in call("GET", "/v1/events", params={"after": self.after, "limit": 1000})["events"]:
                 self.after = event["seq"]
                 if event["key"] == key and event["type"] in types:
                     return dict(event)
-                if event["key"] in (key, self.job) and event["type"] in FAILURES:
+                if event["key"] in (key, self.job) and event["type"] in FAILURE_EVENTS:
                     reason = event["payload"].get("error") or event["payload"].get("reason")
                     raise Refused(f"{event['type']}: {reason}. See the runs page of Dagster for the whole log")
             time.sleep(POLL_SECONDS)
@@ -69,12 +65,12 @@ def demo() -> None:
     """Raw data to a served and proved model, on this machine."""
     console = Console(highlight=False)
     console.rule("1  the stack")
-    module("resources.stack.lifecycle", "up")
+    run_module("resources.stack.lifecycle", "up")
     addresses = call("GET", "/v1/addresses")
-    watch = Watch.from_now(console)
+    watch = EventWatch.from_now(console)
 
     console.rule("2  a dataset version")
-    command(console, f"dataset create --name {DATASET} --path {os.path.relpath(SOURCE)} --format jsonl")
+    print_command(console, f"dataset create --name {DATASET} --path {os.path.relpath(SOURCE)} --format jsonl")
     with watch.phase("create"), SOURCE.open("rb") as file:
         parts = [("files", (SOURCE.name, file))]
         version = call("POST", "/v1/datasets", data={"name": DATASET, "format": "jsonl"}, files=parts)
@@ -88,38 +84,38 @@ def demo() -> None:
     console.print("  " + ", ".join(f"{name} {part['num_records']}" for name, part in splits.items()))
 
     console.rule("3  fine-tuning")
-    command(console, f"job submit --model {MODEL}")
+    print_command(console, f"job submit --model {MODEL}")
     job = watch.job = call("POST", "/v1/jobs", json={"name": MODEL, "model": MODEL})["id"]
     with watch.phase("start (sensor)"):
-        watch.until("job.started", key=job)
+        watch.wait_for("job.started", key=job)
     follow_training(watch, job)
 
     console.rule("4  evaluation, gate, registry, export")
     with watch.phase("evaluation (sensor)"):
-        verdict = watch.until("evaluation.completed", key=job)["payload"]["verdict"]
+        verdict = watch.wait_for("evaluation.completed", key=job)["payload"]["verdict"]
     with watch.phase("registration"):
-        number = watch.until("model.registered", key=MODEL)["payload"]["version"]
+        number = watch.wait_for("model.registered", key=MODEL)["payload"]["version"]
     with watch.phase("export"):
-        watch.until("model.exported", key=MODEL)
+        watch.wait_for("model.exported", key=MODEL)
     report = call("GET", f"/v1/jobs/{job}")["evaluation"]["report"]
     show_report(console, report, verdict)
     if not verdict["accepted"]:
         raise Refused(f"version {number} is quarantined, nothing was deployed")
 
     console.rule("5  promotion and deployment")
-    command(console, f"model promote --name {MODEL} --version {number} --stage production")
+    print_command(console, f"model promote --name {MODEL} --version {number} --stage production")
     call("PATCH", f"/v1/models/{MODEL}/versions/{number}/stage", json={"stage": "production"})
     with watch.phase("deployment (sensor)"):
-        watch.until("deployment.serving", key=MODEL)
+        watch.wait_for("deployment.serving", key=MODEL)
 
     console.rule("6  what it knows now")
     for item in report["questions"]:
-        before, after = item["answers"]["base"], ask(addresses["engine"], item["instruction"])
+        before, after = item["answers"]["base"], ask_model(addresses["engine"], item["instruction"])
         console.print(f"  [bold]{item['instruction']}[/bold]")
-        console.print(plain(f"    before  {' '.join(before.split())}"), style="dim", markup=False)
-        console.print(plain(f"    after   {after}"), markup=False)
+        console.print(sanitize_text(f"    before  {' '.join(before.split())}"), style="dim", markup=False)
+        console.print(sanitize_text(f"    after   {after}"), markup=False)
     console.rule("7  the proof")
-    command(console, f"model prove {MODEL} {number}")
+    print_command(console, f"model prove {MODEL} {number}")
     with watch.phase("prove"):
         proof = call("GET", f"/v1/models/{MODEL}/versions/{number}/proof")
     model_command.print_proof(proof)
@@ -133,11 +129,11 @@ def demo() -> None:
         raise Refused("the proof is broken")
 
 
-def command(console: Console, text: str) -> None:
+def print_command(console: Console, text: str) -> None:
     console.print(f"  [dim]$[/dim] hanzo-ml {text}")
 
 
-def follow_training(watch: Watch, job: str) -> None:
+def follow_training(watch: EventWatch, job: str) -> None:
     """A progress bar by the run's own metrics, until the job has ended; then the loss curve."""
     started = time.monotonic()
     columns = (TextColumn("  training"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -151,26 +147,26 @@ def follow_training(watch: Watch, job: str) -> None:
                 words = f"step {loss['step']}/{total}  loss {loss['value']:.3f}"
                 progress.update(task, total=total, completed=loss["step"], description=words)
             time.sleep(POLL_SECONDS)
-    watch.until("job.completed", key=job)
+    watch.wait_for("job.completed", key=job)
     watch.phases["training"] = time.monotonic() - started
     watch.console.print(f"  [green]✓[/green] training [dim]{watch.phases['training']:.1f} s[/dim]")
-    watch.console.print(f"  loss {curve(losses(job))}")
+    watch.console.print(f"  loss {draw_curve(read_losses(job))}")
 
 
-def losses(job: str) -> list[float]:
+def read_losses(job: str) -> list[float]:
     """The run's training losses in the order of their steps, from MLflow's own route."""
     path = "/api/2.0/mlflow/metrics/get-history"
     points = call("GET", path, params={"run_id": job, "metric_key": "train/loss", "max_results": 25000})["metrics"]
     return [float(point["value"]) for point in sorted(points, key=lambda point: int(point["step"]))]
 
 
-def curve(values: list[float], width: int = 60) -> str:
+def draw_curve(values: list[float], width: int = 60) -> str:
     """Values as a line of bars, with the first and the last in figures."""
     if not values:
         return "no values"
     picked = [values[index * (len(values) - 1) // max(width - 1, 1)] for index in range(min(width, len(values)))]
     top = max(values) or 1.0
-    bars = "".join(BARS[min(int(value / top * len(BARS)), len(BARS) - 1)] for value in picked)
+    bars = "".join(BAR_CHARACTERS[min(int(value / top * len(BAR_CHARACTERS)), len(BAR_CHARACTERS) - 1)] for value in picked)
     return f"{values[0]:.2f} {bars} {values[-1]:.3f}"
 
 
@@ -181,7 +177,7 @@ def show_report(console: Console, report: dict[str, Any], verdict: dict[str, Any
     console.print(f"  gate: {words} ({report['num_records']} held-out records)")
 
 
-def ask(engine: str, question: str) -> str:
+def ask_model(engine: str, question: str) -> str:
     """The served model's answer, by the OpenAI-compatible route that any client uses."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
     answer = httpx.post(f"{engine}/v1/chat/completions", json=body, timeout=60, trust_env=False)

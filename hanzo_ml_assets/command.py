@@ -1,33 +1,32 @@
-"""The asset of command jobs: one partition is one job, and its tracking run; materializing it again goes on with it."""
+"""The asset of command jobs: run a user's own command."""
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.machine_tags import machine_tags
-from hanzo_ml_assets.used import tell_used
+from hanzo_ml_assets.run_metrics import machine_tags, record_usage
 from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.results import Usage
 from recipes.storage.manifest import Artifact
-from recipes.usage import Usage
 from resources.compute.base import JobFailed
 from resources.compute.local.capacity import GPU_POOL
 from resources.errors import HanzoError
-from resources.jobs.command import CODE, command_work
+from resources.jobs.command import CODE, plan_command
 from resources.jobs.sandbox import SANDBOX
-from resources.lineage.command_record import tell_end, tell_input, write_command_record
-from resources.lineage.record import record
+from resources.lineage.edges import record_artifact
+from resources.lineage.run_record import log_command_end, log_dataset_input, write_command_record
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.jobs import DATASET, ENDED, JobRecord
+from resources.metadata.jobs import DATASET_KEY, ENDED_STATUSES, JobRecord
 from resources.metadata.outbox import now_ms
 
-KEY = ["jobs", "command"]
-PARTITIONS = "command-runs"
+COMMAND_KEY = ["jobs", "command"]
+COMMAND_PARTITIONS = "command-runs"
 
 
 def build_command() -> dg.AssetsDefinition:
     @dg.asset(
-        key=KEY,
-        partitions_def=dg.DynamicPartitionsDefinition(name=PARTITIONS),
+        key=COMMAND_KEY,
+        partitions_def=dg.DynamicPartitionsDefinition(name=COMMAND_PARTITIONS),
         group_name=SANDBOX,
         kinds={"python"},
         description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
@@ -38,16 +37,16 @@ def build_command() -> dg.AssetsDefinition:
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         asked = control_plane.jobs.start(context.partition_key)
         try:
-            version = version_of(asked, control_plane.datasets)
-            job = work_of(asked, version, control_plane)
+            version = find_dataset_version(asked, control_plane.datasets)
+            job = build_command_job(asked, version, control_plane)
             run = write_command_record(control_plane.store, asked, job.inputs)
             if version is not None:
-                tell_input(control_plane.database, asked, version)
-            result = control_plane.compute.run(job, follow(context, job, control_plane.jobs))
+                log_dataset_input(control_plane.database, asked, version)
+            result = control_plane.compute.run(job, follow_job(context, job, control_plane.jobs))
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
-        complete(asked, version, run, job, result, control_plane)
+        complete_command(asked, version, run, job, result, control_plane)
         return dg.MaterializeResult(
             metadata={
                 "command": str(asked.config["command"]),
@@ -60,18 +59,18 @@ def build_command() -> dg.AssetsDefinition:
     return command
 
 
-def version_of(asked: JobRecord, datasets: Datasets | None) -> DatasetVersion | None:
+def find_dataset_version(asked: JobRecord, datasets: Datasets | None) -> DatasetVersion | None:
     """The version that a job names, where it is there."""
-    reference = asked.config.get(DATASET)
+    reference = asked.config.get(DATASET_KEY)
     try:
         return datasets.read(reference, asked.organization) if datasets and reference else None
     except HanzoError:
         return None
 
 
-def work_of(asked: JobRecord, version: DatasetVersion | None, control_plane: ControlPlane) -> Job:
+def build_command_job(asked: JobRecord, version: DatasetVersion | None, control_plane: ControlPlane) -> Job:
     """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
-    return command_work(
+    return plan_command(
         asked,
         version.artifact if version else None,
         store=control_plane.settings.store,
@@ -80,7 +79,7 @@ def work_of(asked: JobRecord, version: DatasetVersion | None, control_plane: Con
     )
 
 
-def complete(
+def complete_command(
     asked: JobRecord,
     version: DatasetVersion | None,
     run: Artifact,
@@ -93,9 +92,9 @@ def complete(
     usage = Usage.model_validate(result.facts)
     with control_plane.database.write() as connection:
         for artifact in made.values():
-            record(connection, artifact, control_plane.store.manifest(artifact))
-        current = control_plane.jobs.held(asked.id, connection)
-        if current.status not in ENDED and usage.gpus:  # told once: the time of a point is part of it
-            tell_used(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
-        tell_end(connection, control_plane.database, asked, version, machine_tags(result.machine))
+            record_artifact(connection, artifact, control_plane.store.manifest(artifact))
+        current = control_plane.jobs.get_locked(asked.id, connection)
+        if current.status not in ENDED_STATUSES and usage.gpus:  # told once: the time of a point is part of it
+            record_usage(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
+        log_command_end(connection, control_plane.database, asked, version, machine_tags(result.machine))
         control_plane.jobs.complete(connection, asked.id, made, usage.seconds, usage.gpu_hours)

@@ -1,4 +1,4 @@
-"""The components that a `defs.yaml` names: a definition becomes one group of assets."""
+"""The components that a `defs.yaml` names, each a group of assets."""
 
 from pathlib import Path
 from typing import Self
@@ -11,9 +11,8 @@ from hanzo_ml_assets.definition_schema import DatasetDefinition, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment
 from hanzo_ml_assets.evaluation import build_evaluation
 from hanzo_ml_assets.export import build_exports
-from hanzo_ml_assets.registry import build_promotion
+from hanzo_ml_assets.registry import build_promotion, build_version
 from hanzo_ml_assets.training import build_checkpoint
-from hanzo_ml_assets.version import build_version
 from recipes.contracts.recipe import Recipe
 
 

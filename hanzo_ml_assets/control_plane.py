@@ -1,4 +1,4 @@
-"""The objects of `resources` as one Dagster resource, opened when first used."""
+"""Settings, database, store, compute and engine as one Dagster resource."""
 
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.registry import Registry
 from resources.monitoring.heartbeats import Heartbeats
-from resources.serving.client import HttpEngine
+from resources.serving.client import EngineClient
 from resources.settings.settings import Settings
 
-SOURCE = Path(recipes.__file__).resolve().parent.parent
+SOURCE_FOLDER = Path(recipes.__file__).resolve().parent.parent
 """The folder of the checkout: programs start in it, its lock file is part of every run's record."""
 
 
@@ -47,8 +47,8 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
         return open_backend(self.settings, JobCredentials(self.database))
 
     @cached_property
-    def engine(self) -> HttpEngine:
-        return HttpEngine(self.settings.engine_url)
+    def engine(self) -> EngineClient:
+        return EngineClient(self.settings.engine_url)
 
     @property
     def jobs(self) -> Jobs:
@@ -75,7 +75,7 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
         return str(self.settings.home / "cache")
 
 
-def follow(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None = None) -> Follower:
+def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None = None) -> Follower:
     """The log and the phases of a job, in the log of the Dagster run. Of one that is among `jobs`, its record says for what
     it waits: whoever looks there saw that it runs, and nothing came of it.
     """
@@ -84,6 +84,6 @@ def follow(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None = None
         context.log.info(f"{job.program} is {seen.phase} (attempt {seen.attempt}) {seen.detail}".rstrip())
         if jobs is not None:
             waits = seen.phase in (Phase.PENDING, Phase.SUSPENDED)
-            jobs.wait_for(job.id, seen.detail if waits else "", "running")
+            jobs.set_waiting_reason(job.id, seen.detail if waits else "", "running")
 
     return Follower(line=lambda line: context.log.info(line), phase=phase)

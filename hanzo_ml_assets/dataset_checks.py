@@ -1,4 +1,4 @@
-"""The checks of a dataset's assets: a job measures, the policy judges, and what blocks stops splits and training."""
+"""Asset checks of a dataset, from validation, policy and leak search."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,28 +7,26 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.definition_schema import DatasetDefinition
-from recipes.canonical_json import canonical_json
 from recipes.contracts.dataset_contract import FindLeaksParameters, ValidateParameters
 from recipes.contracts.job import BadConfiguration, Job, Program, Result
-from recipes.contracts.validation_results import STATISTICS, Leaks, Statistics, ValidationFacts
-from recipes.storage.manifest import Artifact
+from recipes.contracts.validation_results import STATISTICS_FILE, Leaks, Statistics, ValidationFacts
+from recipes.storage.manifest import Artifact, canonical_json
 from resources.compute.base import JobFailed
 from resources.datasets.check_policy import Check, Checks
 from resources.datasets.check_verdicts import Verdict, judge_splits, judge_version
-from resources.datasets.deletion import recording, remove_leftovers
-from resources.datasets.validations import reason_of
+from resources.datasets.deletion import output_transaction, remove_leftovers
+from resources.datasets.validation_report import bar_chart, histogram, markdown_image
+from resources.datasets.validations import blocking_reason
+from resources.lineage.edges import record_artifact
 from resources.lineage.model_ancestry import Ancestry
-from resources.lineage.record import record
-from resources.metadata.dataset_locks import keep
-from resources.metadata.dataset_problems import tell_problem
-from resources.metadata.datasets import DatasetVersion
+from resources.metadata.dataset_problems import record_problem
+from resources.metadata.datasets import DatasetVersion, lock_for_derivation
 from resources.metadata.outbox import now_ms
-from resources.validation.plots import as_markdown, bars, histogram
 
-OWN = "this version's own train"
-MEANINGS: Mapping[Check, str] = {
+OWN_TRAIN_SPLIT = "this version's own train"
+CHECK_DESCRIPTIONS: Mapping[Check, str] = {
     Check.CONTRACT: "Every record is what the contract says.",
     Check.COMPLETENESS: "The columns are filled.",
     Check.FRESHNESS: "The newest record is young enough.",
@@ -40,14 +38,14 @@ MEANINGS: Mapping[Check, str] = {
     Check.BIAS: "No slice is too small, or labelled otherwise than the others.",
     Check.LEAKAGE: "No test record was trained on, neither here nor in any ancestor.",
 }
-OF_SPLITS = (Check.LEAKAGE,)
+SPLIT_CHECKS = (Check.LEAKAGE,)
 SPLITS_FOLDER = "splits"
-BESIDE_RECORDS = (Program.VALIDATE, Program.FIND_LEAKS, SPLITS_FOLDER)
+DERIVED_FOLDERS = (Program.VALIDATE, Program.FIND_LEAKS, SPLITS_FOLDER)
 """Folders of a version in which what was made of it lies."""
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidationOutcome:
     """What was found of a version's records, and what the policy says of it."""
 
     statistics: Statistics
@@ -55,16 +53,16 @@ class Validated:
     verdicts: tuple[Verdict, ...]
 
 
-def check_specs(checks: Checks, asset: Iterable[str], *, of_splits: bool) -> list[dg.AssetCheckSpec]:
+def make_check_specs(checks: Checks, asset: Iterable[str], *, of_splits: bool) -> list[dg.AssetCheckSpec]:
     """The checks of the version's asset, or of its splits."""
     return [
-        dg.AssetCheckSpec(str(check), asset=list(asset), description=meaning, blocking=checks.of(check).blocking)
-        for check, meaning in MEANINGS.items()
-        if (check in OF_SPLITS) is of_splits
+        dg.AssetCheckSpec(str(check), asset=list(asset), description=meaning, blocking=checks.policy_for(check).blocking)
+        for check, meaning in CHECK_DESCRIPTIONS.items()
+        if (check in SPLIT_CHECKS) is of_splits
     ]
 
 
-def check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResult:
+def to_check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResult:
     severity = dg.AssetCheckSeverity.ERROR if verdict.severity == "error" else dg.AssetCheckSeverity.WARN
     return dg.AssetCheckResult(
         check_name=str(verdict.check),
@@ -72,32 +70,32 @@ def check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResult:
         passed=verdict.passed,
         severity=severity,
         description=verdict.sentence,
-        metadata={"reasons": dg.MetadataValue.md("\n".join(f"- {cell(reason)}" for reason in verdict.reasons))},
+        metadata={"reasons": dg.MetadataValue.md("\n".join(f"- {escape_cell(reason)}" for reason in verdict.reasons))},
     )
 
 
-def validate(
+def validate_version(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
-) -> Validated:
+) -> ValidationOutcome:
     """Measure a version's records and judge them. Both are recorded before anybody is stopped by them."""
     with control_plane.database.read() as connection:
         baseline = Ancestry(connection, control_plane.database, version).baseline()
     job = validate_job(definition, version, baseline, control_plane)
-    result = control_plane.compute.run(job, follow(context, job))
+    result = control_plane.compute.run(job, follow_job(context, job))
     statistics = read_statistics(result.artifacts["statistics"], control_plane)
     facts = ValidationFacts.model_validate(result.facts)
     verdicts = judge_version(
         facts, statistics, definition.checks, definition.measures, created_at=version.created_at, now=now_ms()
     )
     artifact = result.artifacts["statistics"]
-    with recording(control_plane.database, control_plane.store, version, [artifact]) as connection:
-        record(connection, artifact, control_plane.store.manifest(artifact))
+    with output_transaction(control_plane.database, control_plane.store, version, [artifact]) as connection:
+        record_artifact(connection, artifact, control_plane.store.manifest(artifact))
         control_plane.validations.set_version(connection, version, artifact, facts, verdicts)
-    return Validated(statistics, facts, tuple(verdicts))
+    return ValidationOutcome(statistics, facts, tuple(verdicts))
 
 
 @contextmanager
-def telling_why(version: DatasetVersion, attempt: str, control_plane: ControlPlane) -> Iterator[None]:
+def record_problem_on_error(version: DatasetVersion, attempt: str, control_plane: ControlPlane) -> Iterator[None]:
     """Whoever waits for a version does not look into Dagster: where an attempt fails, the version has its reason.
 
     Where it was deleted meanwhile, what was made of it until then goes too: its records stand in that.
@@ -106,16 +104,16 @@ def telling_why(version: DatasetVersion, attempt: str, control_plane: ControlPla
         yield
     except Exception as problem:
         with control_plane.database.write() as connection:
-            is_there = keep(connection, version.id)
+            is_there = lock_for_derivation(connection, version.id)
             if is_there and isinstance(problem, BadConfiguration | JobFailed):
-                tell_problem(connection, version, f"could not be {attempt}: {problem}")
+                record_problem(connection, version, f"could not be {attempt}: {problem}")
         if not is_there:
-            beside = [f"{version.storage_path}{folder}" for folder in BESIDE_RECORDS]
-            remove_leftovers(control_plane.database, control_plane.store, version, beside)
+            derived = [f"{version.storage_path}{folder}" for folder in DERIVED_FOLDERS]
+            remove_leftovers(control_plane.database, control_plane.store, version, derived)
         raise
 
 
-def refuse_what_is_blocked(
+def require_unblocked(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
 ) -> None:
     """Where splits are clicked by themselves: a version that was never checked is, and one that a check blocks is refused.
@@ -124,8 +122,10 @@ def refuse_what_is_blocked(
     """
     with control_plane.database.read() as connection:
         known = control_plane.validations.find(version.id, connection)
-    verdicts = known.verdicts if known is not None else validate(context, definition, version, control_plane).verdicts
-    if reason := reason_of(version.reference, (each for each in verdicts if each.check not in OF_SPLITS)):
+    verdicts = (
+        known.verdicts if known is not None else validate_version(context, definition, version, control_plane).verdicts
+    )
+    if reason := blocking_reason(version.reference, (each for each in verdicts if each.check not in SPLIT_CHECKS)):
         raise dg.Failure(reason, allow_retries=False)
 
 
@@ -140,7 +140,7 @@ def validate_job(
     parameters = ValidateParameters(
         contract=definition.contract, measures=definition.measures, reference=baseline[0] if baseline else ""
     ).model_dump(mode="json")
-    return side_job(Program.VALIDATE, version, inputs, parameters, "statistics", control_plane)
+    return make_version_job(Program.VALIDATE, version, inputs, parameters, "statistics", control_plane)
 
 
 def find_leaks(
@@ -153,18 +153,18 @@ def find_leaks(
     """Look for the test split in whatever was trained on, or will be with this version."""
     with control_plane.database.read() as connection:
         ancestors = Ancestry(connection, control_plane.database, version).training_records()
-    named = {OWN: splits["train"]} | {
+    named = {OWN_TRAIN_SPLIT: splits["train"]} | {
         name: artifact for name, artifact in ancestors.items() if artifact.digest != splits["train"].digest
     }
     roles = {f"ancestor-{number:03}": name for number, name in enumerate(named)}
     inputs = {"test": splits["test"]} | {role: named[name] for role, name in roles.items()}
     parameters = FindLeaksParameters(near=definition.leak_similarity, names=roles).model_dump(mode="json")
-    job = side_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane)
-    result = control_plane.compute.run(job, follow(context, job))
+    job = make_version_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane)
+    result = control_plane.compute.run(job, follow_job(context, job))
     return result, judge_splits(Leaks.model_validate(result.facts), definition.checks)
 
 
-def side_job(
+def make_version_job(
     program: Program,
     version: DatasetVersion,
     inputs: Mapping[str, Artifact],
@@ -173,8 +173,8 @@ def side_job(
     control_plane: ControlPlane,
 ) -> Job:
     """A job whose output lies beside its version, at a place that says what it was made from."""
-    asked = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
-    label = hashlib.sha256(canonical_json(asked)).hexdigest()[:12]
+    request = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
+    label = hashlib.sha256(canonical_json(request)).hexdigest()[:12]
     place = f"{version.storage_path}{program}/{label}"
     identifier = f"{program}-{version.id}-{label}".replace("_", "-")
     return Job(
@@ -190,17 +190,17 @@ def side_job(
 
 
 def read_statistics(artifact: Artifact, control_plane: ControlPlane) -> Statistics:
-    return Statistics.model_validate_json(control_plane.store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
+    return Statistics.model_validate_json(control_plane.store.get_bytes(f"{artifact.uri}/{STATISTICS_FILE}"))
 
 
-def quality_metadata(found: Validated) -> dict[str, object]:
+def quality_metadata(found: ValidationOutcome) -> dict[str, object]:
     """What people see of a version's quality in the Dagster UI."""
     seen = found.statistics
     plots = [
-        as_markdown("characters", histogram("Characters of a record", seen.characters)),
-        as_markdown("words", histogram("Words of a record", seen.words)),
-        as_markdown("vocabulary", bars("Most frequent words", seen.vocabulary.top, total=seen.vocabulary.words)),
-        as_markdown("languages", bars("Languages", seen.languages)),
+        markdown_image("characters", histogram("Characters of a record", seen.characters)),
+        markdown_image("words", histogram("Words of a record", seen.words)),
+        markdown_image("vocabulary", bar_chart("Most frequent words", seen.vocabulary.top, total=seen.vocabulary.words)),
+        markdown_image("languages", bar_chart("Languages", seen.languages)),
     ]
     return {
         "checks": dg.MetadataValue.md(checks_table(found.verdicts)),
@@ -218,7 +218,7 @@ def quality_metadata(found: Validated) -> dict[str, object]:
 
 def checks_table(verdicts: Iterable[Verdict]) -> str:
     rows = [
-        f"| {verdict.check} | {'passed' if verdict.passed else verdict.severity} | {cell(verdict.sentence)} |"
+        f"| {verdict.check} | {'passed' if verdict.passed else verdict.severity} | {escape_cell(verdict.sentence)} |"
         for verdict in verdicts
     ]
     return "\n".join(["| check | verdict | why |", "|---|---|---|", *rows])
@@ -226,13 +226,13 @@ def checks_table(verdicts: Iterable[Verdict]) -> str:
 
 def columns_table(statistics: Statistics) -> str:
     rows = [
-        f"| {cell(name)} | {', '.join(column.kinds)} | {column.filled / max(statistics.records, 1):.1%} |"
+        f"| {escape_cell(name)} | {', '.join(column.kinds)} | {column.filled / max(statistics.records, 1):.1%} |"
         for name, column in statistics.columns.items()
     ]
     return "\n".join(["| column | types | filled |", "|---|---|---|", *rows])
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Text that stays in its cell of a Markdown table, and is no Markdown itself."""
     for letter in "\\|`*_<[":
         text = text.replace(letter, f"\\{letter}")

@@ -1,4 +1,4 @@
-"""A dataset's assets: source -> version -> train, validation, test, prepared; with a check that nothing leaks."""
+"""The assets of a dataset: source, version and splits."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -8,45 +8,42 @@ from pathlib import Path
 import dagster as dg
 from pydantic import JsonValue
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.dataset_checks import (
     SPLITS_FOLDER,
-    check_result,
-    check_specs,
     find_leaks,
+    make_check_specs,
     quality_metadata,
-    refuse_what_is_blocked,
-    telling_why,
-    validate,
+    record_problem_on_error,
+    require_unblocked,
+    to_check_result,
+    validate_version,
 )
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import build_prepared
-from hanzo_ml_assets.run_tags import group_name, pinned
-from recipes.canonical_json import canonical_json
+from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.validation_results import Leaks
-from recipes.storage.manifest import Artifact
+from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
-from resources.datasets.deletion import recording
-from resources.ingest.formats import format_of
-from resources.ingest.new_version import NewVersion
-from resources.ingest.query import query_file
-from resources.ingest.remote_sources import files_at, is_address
+from resources.datasets.deletion import output_transaction
+from resources.ingest.formats import parse_format
+from resources.ingest.remote_sources import is_address, list_files, query_source
 from resources.ingest.source_files import SourceFile, local_files
-from resources.ingest.version_creation import create_from
-from resources.lineage.record import record
+from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.lineage.edges import record_artifact
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 
 SPLITS = ("train", "validation", "test")
-FORM = "lines of the version"
+SPLIT_FORM = "lines of the version"
 """Of what a split consists."""
 
 
 @dataclass(frozen=True)
-class Division:
+class DatasetSplits:
     """A version's splits, how many records each has, and how many held-out questions stand in the training split."""
 
     artifacts: Mapping[str, Artifact]
@@ -57,14 +54,14 @@ class Division:
 def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """All assets of a dataset definition that lies in `folder`."""
     prefix = ["datasets", definition.name]
-    group = group_name("datasets", definition.name)
+    group = asset_group_name("datasets", definition.name)
     owners = list(definition.owners)
     source = dg.AssetSpec(
         [*prefix, "source"],
         group_name=group,
         kinds={"file", definition.format} if definition.sql is None else {"sql"},
         owners=owners,
-        description=f"{origin_words(definition)}. {definition.description}",
+        description=f"{describe_origin(definition)}. {definition.description}",
     )
 
     @dg.asset(
@@ -74,24 +71,24 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         kinds={definition.format},
         owners=owners,
         description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
-        check_specs=check_specs(definition.checks, [*prefix, "version"], of_splits=False),
+        check_specs=make_check_specs(definition.checks, [*prefix, "version"], of_splits=False),
         code_version="2",
     )
     @reports_exit_reason
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
-        found = pinned(context, control_plane)
+        found = find_pinned_version(context, control_plane)
         if found is None and definition.source is None and definition.sql is None:
             raise dg.Failure(f"upload files: `hanzo-ml dataset create --name NAME --path FILE`; {definition.name} has none")
         if found is None:
             wanted = NewVersion(definition.name, definition.format, "dagster", DEFAULT_ORGANIZATION)
-            files = raw_files(definition, folder, control_plane.settings)
-            found, _ = create_from(control_plane.database, control_plane.store, wanted, files)
-        with telling_why(found, "checked", control_plane):
-            checked = validate(context, definition, found, control_plane)
+            files = list_raw_files(definition, folder, control_plane.settings)
+            found, _ = create_from_files(control_plane.database, control_plane.store, wanted, files)
+        with record_problem_on_error(found, "checked", control_plane):
+            checked = validate_version(context, definition, found, control_plane)
         return dg.MaterializeResult(
-            metadata={**describe(found), **quality_metadata(checked)},
+            metadata={**version_metadata(found), **quality_metadata(checked)},
             data_version=dg.DataVersion(found.content_sha256),
-            check_results=[check_result(verdict, [*prefix, "version"]) for verdict in checked.verdicts],
+            check_results=[to_check_result(verdict, [*prefix, "version"]) for verdict in checked.verdicts],
         )
 
     @dg.multi_asset(
@@ -114,23 +111,23 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 asset=[*prefix, "test"],
                 description="No question of the held-out splits stands in the training split.",
             ),
-            *check_specs(definition.checks, [*prefix, "test"], of_splits=True),
+            *make_check_specs(definition.checks, [*prefix, "test"], of_splits=True),
         ],
     )
     @reports_exit_reason
     def splits(
         context: dg.AssetExecutionContext, control_plane: ControlPlane
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-        found = pinned(context, control_plane)
+        found = find_pinned_version(context, control_plane)
         if found is None:
             found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
-        with telling_why(found, "split", control_plane):
-            refuse_what_is_blocked(context, definition, found, control_plane)
+        with record_problem_on_error(found, "split", control_plane):
+            require_unblocked(context, definition, found, control_plane)
             if found.is_prepared:
-                divided = prepared_splits(found, control_plane)
+                divided = read_prepared_splits(found, control_plane)
             else:
                 job = split_job(definition, found, control_plane)
-                divided = split_by(control_plane.compute.run(job, follow(context, job)))
+                divided = read_split_result(control_plane.compute.run(job, follow_job(context, job)))
             leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
         record_splits(control_plane, found, divided, leaks, verdict)
         for split in SPLITS:
@@ -151,28 +148,28 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             passed=divided.leaked == 0,
             metadata={"leaked_records": str(divided.leaked)},
         )
-        yield check_result(verdict, [*prefix, "test"])
+        yield to_check_result(verdict, [*prefix, "test"])
 
     return [source, version, splits, build_prepared(definition)]
 
 
-def origin_words(definition: DatasetDefinition) -> str:
+def describe_origin(definition: DatasetDefinition) -> str:
     if definition.sql is not None:
         return f"Rows of database {definition.database}: {definition.sql}"
     return f"Raw files: {definition.source or 'uploaded'}"
 
 
-def raw_files(definition: DatasetDefinition, folder: Path, settings: Settings) -> list[SourceFile]:
+def list_raw_files(definition: DatasetDefinition, folder: Path, settings: Settings) -> list[SourceFile]:
     """What a definition's `source` or `sql` means. Whoever wrote it runs this server: no address, and no database that is
     named in its settings, is refused to him.
     """
-    source, format = str(definition.source), format_of(definition.format)
+    source, format = str(definition.source), parse_format(definition.format)
     if definition.sql is not None and definition.database is not None:
-        return [query_file(settings, definition.database, definition.sql, format)]
-    return files_at(settings, source, format) if is_address(source) else local_files((folder / source).resolve(), format)
+        return [query_source(settings, definition.database, definition.sql, format)]
+    return list_files(settings, source, format) if is_address(source) else local_files((folder / source).resolve(), format)
 
 
-def describe(version: DatasetVersion) -> dict[str, object]:
+def version_metadata(version: DatasetVersion) -> dict[str, object]:
     return {
         "dagster/row_count": version.num_records,
         "version": version.version,
@@ -189,7 +186,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are.
     """
     parameters = definition.split.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json([FORM, parameters])).hexdigest()[:12]
+    label = hashlib.sha256(canonical_json([SPLIT_FORM, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"
     return Job(
@@ -204,28 +201,28 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     )
 
 
-def split_by(result: Result) -> Division:
+def read_split_result(result: Result) -> DatasetSplits:
     """What the program split made."""
     records = {split: int(result.metrics[split]) for split in SPLITS}
-    return Division({split: result.artifacts[split] for split in SPLITS}, records, result.facts["leaked"])
+    return DatasetSplits({split: result.artifacts[split] for split in SPLITS}, records, result.facts["leaked"])
 
 
-def prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -> Division:
+def read_prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -> DatasetSplits:
     """The splits that a prepared version was made with: others would not be what was tokenized, and jobs were told of."""
     artifacts = {split: version.split(split) for split in SPLITS}
     leaked = control_plane.store.manifest(artifacts["test"]).facts["leaked"]
-    return Division(artifacts, {split: version.splits[split]["num_records"] for split in SPLITS}, leaked)
+    return DatasetSplits(artifacts, {split: version.splits[split]["num_records"] for split in SPLITS}, leaked)
 
 
 def record_splits(
-    control_plane: ControlPlane, version: DatasetVersion, divided: Division, leaks: Result, verdict: Verdict
+    control_plane: ControlPlane, version: DatasetVersion, divided: DatasetSplits, leaks: Result, verdict: Verdict
 ) -> None:
     """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
     made = [*divided.artifacts.values(), *leaks.artifacts.values()]
-    with recording(control_plane.database, control_plane.store, version, made) as connection:
+    with output_transaction(control_plane.database, control_plane.store, version, made) as connection:
         control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)
         for artifact in made:
-            record(connection, artifact, control_plane.store.manifest(artifact))
+            record_artifact(connection, artifact, control_plane.store.manifest(artifact))
         stored = {
             split: {
                 "path": artifact.uri + "/",

@@ -1,21 +1,20 @@
-"""What a user writes in a `defs.yaml`: datasets and models as types, checked when the graph is loaded."""
+"""The schema of `defs.yaml` for datasets and models."""
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from recipes.contracts.dataset_contract import Measures
+from recipes.contracts.dataset_contract import Contract, Measures
 from recipes.contracts.dataset_formats import FormatName
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters
-from recipes.validation.contract import Contract
 from resources.datasets.check_policy import Checks
 from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_key import ModelKey
 
 
-class DatasetDefinition(Frozen):
+class DatasetDefinition(FrozenModel):
     """A dataset: where its raw files lie, what they must be, and how they are split."""
 
     name: str
@@ -36,7 +35,7 @@ class DatasetDefinition(Frozen):
     owners: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def comes_from_one_place(self) -> Self:
+    def validate_source(self) -> Self:
         if (self.sql is None) != (self.database is None):
             raise ValueError("sql and database belong together: give a query and the name of its database, or none")
         if self.sql is not None and (self.source is not None or self.format != "jsonl"):
@@ -44,7 +43,7 @@ class DatasetDefinition(Frozen):
         return self
 
 
-class EvaluationSuite(Frozen):
+class EvaluationSuite(FrozenModel):
     """What the tuned model is asked."""
 
     max_new_tokens: int = Field(24, ge=1)
@@ -52,7 +51,7 @@ class EvaluationSuite(Frozen):
     questions: tuple[str, ...] = Field((), description="shown with the answers of both models, not scored")
 
 
-class GatePolicy(Frozen):
+class GatePolicy(FrozenModel):
     """What a model must hold to be registered in staging.
 
     `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
@@ -63,14 +62,14 @@ class GatePolicy(Frozen):
     max_regression: float = Field(0.02, ge=0)
 
 
-class DeploymentTarget(Frozen):
+class DeploymentTarget(FrozenModel):
     """How a promoted version is served."""
 
     quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"
     smoke_prompts: tuple[str, ...] = Field(min_length=1)
 
 
-class ModelDefinition(Frozen):
+class ModelDefinition(FrozenModel):
     """A model: dataset + recipe + evaluation suite + gate + deployment target."""
 
     name: str
@@ -90,6 +89,6 @@ class ModelDefinition(Frozen):
     def key(self, step: str) -> list[str]:
         return ["models", self.name, step]
 
-    def registered(self, job: JobRecord) -> ModelKey:
+    def registry_key(self, job: JobRecord) -> ModelKey:
         """As what the registry has a job's model: under its definition's name; in the sandbox, under the job's own."""
         return ModelKey(job.organization, registered_name(self.name, job.name))

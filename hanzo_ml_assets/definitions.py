@@ -1,4 +1,4 @@
-"""The code location: everything below `defs/`, the asset of commands, the sensors, and the one resource. Nothing else."""
+"""The Dagster code location, with all assets, sensors and the control plane."""
 
 from pathlib import Path
 

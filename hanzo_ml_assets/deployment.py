@@ -1,4 +1,4 @@
-"""The deployment asset: a promoted version is verified, loaded, warmed and put in front of traffic, or rolled back."""
+"""The asset `deployment`: verify, load and serve a promoted version, or roll back."""
 
 from pathlib import Path
 
@@ -8,20 +8,20 @@ from tenacity import Retrying, retry_if_exception_type
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from hanzo_ml_assets.export_formats import served_export
+from hanzo_ml_assets.export import choose_served_export
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.run_tags import group_name
+from hanzo_ml_assets.run_tags import asset_group_name
 from recipes.storage.artifact_store import BrokenArtifact
 from recipes.storage.manifest import Artifact, FileRecord
 from recipes.storage.retry import every
 from resources.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
 from resources.metadata.registry import deployments
-from resources.metadata.registry.registry import ModelVersion
+from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.tables import events
 
-PROMOTED = "model.promoted"
-ENGINE_SECONDS = 60.0
+PROMOTED_EVENT = "model.promoted"
+ENGINE_TIMEOUT_SECONDS = 60.0
 """How long an engine may be away: one that is just started anew says nothing against what was promoted."""
 
 
@@ -30,10 +30,10 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         key=model.key("deployment"),
         deps=[model.key("promotion")],
         partitions_def=partitions,
-        group_name=group_name("models", model.name),
+        group_name=asset_group_name("models", model.name),
         kinds={"llamacpp"},
         owners=list(model.owners),
-        pool=f"deploy_{group_name('models', model.name)}",  # one at a time: an older promotion never overtakes a newer one
+        pool=f"deploy_{asset_group_name('models', model.name)}",  # one at a time: an older promotion never overtakes a newer one
         description="What the engine serves: checksum verified, warmed with the smoke prompts, traffic swapped.",
         code_version="1",
     )
@@ -42,21 +42,21 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         with control_plane.database.read() as connection:
             job = control_plane.jobs.get(context.partition_key, connection)
             # Not by name: whoever registered it may have renamed the model since, and its promotion is of the new name.
-            versions = control_plane.registry.all_of_run(job.organization, job.id, connection)
-            promoted = [(version, newest_promotion(connection, version)) for version in versions]
+            versions = control_plane.registry.list_by_run(job.organization, job.id, connection)
+            promoted = [(version, find_last_promotion(connection, version)) for version in versions]
         wanted = next(((made, by) for made, by in promoted if by is not None and made.stage == "production"), None)
         if wanted is None:
             for promotion in [by for _, by in promoted if by is not None]:
-                overtaken(promotion, control_plane)
+                mark_superseded(promotion, control_plane)
             raise dg.Failure(f"no version of run {context.partition_key} is in production: promote one first")
         version, promotion = wanted
-        served = deploy(model, version, promotion, control_plane)
+        served = deploy_version(model, version, promotion, control_plane)
         return dg.MaterializeResult(
             metadata={
                 "version": version.version,
                 "sha256": served.sha256,
                 "url": dg.MetadataValue.url(served.url),
-                "export_digest": served_export(version, model.deployment.quantization).digest,
+                "export_digest": choose_served_export(version, model.deployment.quantization).digest,
             },
             data_version=dg.DataVersion(served.sha256),
         )
@@ -64,23 +64,27 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     return deployment
 
 
-def newest_promotion(connection: Connection, version: ModelVersion) -> Event | None:
+def find_last_promotion(connection: Connection, version: ModelVersion) -> Event | None:
     """The event that moved this version to production last."""
     same = events.c.payload["organization"].as_string() == version.organization
-    query = select(events).where(events.c.type == PROMOTED, events.c.key == version.name, same).order_by(events.c.seq.desc())
+    query = (
+        select(events)
+        .where(events.c.type == PROMOTED_EVENT, events.c.key == version.name, same)
+        .order_by(events.c.seq.desc())
+    )
     for row in connection.execute(query).mappings():
         if row["payload"]["version"] == version.version and row["payload"]["stage"] == "production":
             return Event(**row)
     return None
 
 
-def gguf_file(export: Artifact, control_plane: ControlPlane) -> FileRecord:
+def find_gguf_file(export: Artifact, control_plane: ControlPlane) -> FileRecord:
     """The one GGUF file of an export, as its manifest has it."""
     files = control_plane.store.manifest(export).files
     return next(file for file in files if file.path.endswith(".gguf"))
 
 
-def deploy(
+def deploy_version(
     model: ModelDefinition, version: ModelVersion, promotion: Event, control_plane: ControlPlane
 ) -> deployments.Deployment:
     """Put a version in front of traffic.
@@ -89,10 +93,10 @@ def deploy(
         dagster.Failure: checksum, smoke prompts or engine failed. What served before goes on, the deployment is marked
             failed with the reason, and the registry is put back to what is truly served.
     """
-    export = served_export(version, model.deployment.quantization)
-    sha256 = next((file.sha256 for file in manifest_files(export, control_plane)), "")
+    export = choose_served_export(version, model.deployment.quantization)
+    sha256 = next((file.sha256 for file in list_gguf_files(export, control_plane)), "")
     with control_plane.database.write() as connection:
-        row = deployments.begin(
+        row = deployments.begin_deployment(
             connection,
             version.model,
             version=version.version,
@@ -101,27 +105,27 @@ def deploy(
             sha256=sha256,
         )
     try:
-        file = gguf_file(export, control_plane)
+        file = find_gguf_file(export, control_plane)
         folder = control_plane.store.fetch(export, control_plane.settings.home / "cache")
-        load(model, version, row, folder / file.path, file.sha256, control_plane)
+        load_in_engine(model, version, row, folder / file.path, file.sha256, control_plane)
     except (EngineError, BrokenArtifact) as error:
         if row.reason and isinstance(error, EngineUnavailable):  # it served before, which this says nothing against
             raise dg.Failure(f"{version.reference} is not served, which is tried again: {error}") from None
         with control_plane.database.write() as connection:
-            deployments.fail(connection, row, str(error))
+            deployments.mark_failed(connection, row, str(error))
             # Not the version that this promotion replaced: that one may never have been served either.
-            served = deployments.serving(connection, version.model)
+            served = deployments.find_serving(connection, version.model)
             previous = served.version if served else None
             control_plane.registry.restore(connection, version, previous, str(error))
         raise dg.Failure(f"{version.reference} is not deployed: {error}", allow_retries=False) from None
     with control_plane.database.write() as connection:
-        serves = deployments.succeed(connection, row)
+        serves = deployments.mark_serving(connection, row)
     if not serves:
         raise dg.Failure(f"{version.reference} was taken out of service while it was deployed", allow_retries=False)
     return row
 
 
-def load(
+def load_in_engine(
     model: ModelDefinition,
     version: ModelVersion,
     row: deployments.Deployment,
@@ -134,7 +138,7 @@ def load(
     Raises:
         EngineError: it does not answer as it should, or no engine answered for ENGINE_SECONDS.
     """
-    Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_SECONDS))(
+    Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_TIMEOUT_SECONDS))(
         control_plane.engine.deploy,
         name=version.model.served_name,
         version=version.version,
@@ -145,19 +149,19 @@ def load(
     )
 
 
-def overtaken(promotion: Event, control_plane: ControlPlane) -> None:
+def mark_superseded(promotion: Event, control_plane: ControlPlane) -> None:
     """A worker that died while it deployed may have left the engine serving what was withdrawn before it could tell, or its
     row as if it were still at it.
     """
     with control_plane.database.write() as connection:
-        row = deployments.of_promotion(connection, promotion.seq)
+        row = deployments.find_by_promotion(connection, promotion.seq)
         if row is not None:
-            deployments.overtaken(connection, row)
+            deployments.mark_overtaken(connection, row)
 
 
-def manifest_files(export: Artifact, control_plane: ControlPlane) -> list[FileRecord]:
+def list_gguf_files(export: Artifact, control_plane: ControlPlane) -> list[FileRecord]:
     """The GGUF files of an export; none when the manifest is broken, which loading will say with its reason."""
     try:
-        return [gguf_file(export, control_plane)]
+        return [find_gguf_file(export, control_plane)]
     except (BrokenArtifact, StopIteration):
         return []

@@ -22,11 +22,17 @@ import hanzo_ml_assets
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import Plan, plan_of, refuse_what_cannot_be_learned, refuse_what_does_not_fit, wanted
-from recipes.contracts.frozen_model import Frozen
+from hanzo_ml_assets.training_plan import (
+    TrainingPlan,
+    build_plan,
+    check_dataset_layout,
+    check_hardware_fit,
+    resolve_recipe_and_dataset,
+    training_job,
+)
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.validation_errors import explain_first_error
 from recipes.planning.known_architectures import known_shape
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
@@ -38,11 +44,11 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 
-UNNAMED = "0" * 32
+PLACEHOLDER_JOB_ID = "0" * 32
 """Stands for the job's id, which is made when a job is submitted."""
 
 
-class Submission(Frozen):
+class Submission(FrozenModel):
     """The body of `POST /v1/jobs`, whose own type is above this floor; a test holds the two together."""
 
     name: str
@@ -63,12 +69,12 @@ def dry_run(document: Mapping[str, Any]) -> str:
     try:
         submission = Submission.model_validate(document)
     except ValidationError as error:
-        raise BadConfiguration(f"job: {first_problem(error, Submission)}") from None
+        raise BadConfiguration(f"job: {explain_first_error(error, Submission)}") from None
     if submission.model == SANDBOX and submission.dataset is None:
         raise BadConfiguration("a job without a model definition needs a dataset: give `dataset`, or `model`")
     control_plane = ControlPlane()
-    plan = planned(definition(submission.model), submission, control_plane.settings)
-    refuse_what_does_not_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may not be there
+    plan = plan_submission(load_definition(submission.model), submission, control_plane.settings)
+    check_hardware_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may not be there
     job = training_job(plan, control_plane)
     scheduler = control_plane.settings.scheduler
     objects = render(job, scheduler)
@@ -77,10 +83,10 @@ def dry_run(document: Mapping[str, Any]) -> str:
     if urlparse(base).scheme == "pypi":
         unreachable = [*unreachable, f"{base}, unless the object store has it already: pods have no internet"]
     what = f"model {plan.record.model}, dataset {plan.version.reference}, recipe {plan.record.recipe.name}"
-    return header(what, unreachable) + to_yaml(objects)
+    return format_header(what, unreachable) + to_yaml(objects)
 
 
-def definition(name: str) -> ModelDefinition:
+def load_definition(name: str) -> ModelDefinition:
     """The definition of a model, read as the asset graph reads it."""
     try:
         tree = dg.ComponentTree.for_project(Path(hanzo_ml_assets.__file__).parent)
@@ -96,14 +102,14 @@ def definition(name: str) -> ModelDefinition:
     return models[name]
 
 
-def planned(model: ModelDefinition, submission: Submission, settings: Settings) -> Plan:
+def plan_submission(model: ModelDefinition, submission: Submission, settings: Settings) -> TrainingPlan:
     """The plan of the run, with its record in a folder that is gone at the end."""
     config = submission.model_dump(mode="json", exclude_none=True)
-    reference, recipe = wanted(model, config)
-    version = split_version(reference, settings)
-    refuse_what_cannot_be_learned(recipe, version)
+    reference, recipe = resolve_recipe_and_dataset(model, config)
+    version = find_split_version(reference, settings)
+    check_dataset_layout(recipe, version)
     job = JobRecord(
-        id=UNNAMED,
+        id=PLACEHOLDER_JOB_ID,
         name=submission.name,
         type=submission.type,
         status="queued",
@@ -119,12 +125,12 @@ def planned(model: ModelDefinition, submission: Submission, settings: Settings) 
     )
     with tempfile.TemporaryDirectory() as scratch:
         address = StoreAddress(root=Path(scratch).as_uri(), buckets=settings.store.buckets)
-        return plan_of(model, job, version, recipe, Store(address))
+        return build_plan(model, job, version, recipe, Store(address))
 
 
-def split_version(reference: str, settings: Settings) -> DatasetVersion:
+def find_split_version(reference: str, settings: Settings) -> DatasetVersion:
     """The dataset version that a job would be trained on. Raises where it is not there, or not split yet."""
-    database = read_only(settings)
+    database = open_read_only(settings)
     if database is None:
         name = reference.partition("@")[0]
         raise BadConfiguration(
@@ -140,7 +146,7 @@ def split_version(reference: str, settings: Settings) -> DatasetVersion:
     return version
 
 
-def read_only(settings: Settings) -> Database | None:
+def open_read_only(settings: Settings) -> Database | None:
     """The metadata database, opened so that reading leaves no trace; none where it has never been made.
 
     SQLite makes two files beside a database as soon as it is opened, unless told that it never changes. That may be said
@@ -157,7 +163,7 @@ def read_only(settings: Settings) -> Database | None:
     return Database(read.render_as_string(hide_password=False))
 
 
-def header(what: str, unreachable: list[str]) -> str:
+def format_header(what: str, unreachable: list[str]) -> str:
     """What the objects stand for, and what keeps them from running as they are."""
     lines = [
         "hanzo-ml job submit --dry-run: nothing was submitted, written or applied.",
@@ -170,10 +176,10 @@ def header(what: str, unreachable: list[str]) -> str:
 
 
 def main() -> None:
-    show(lambda: dry_run(json.loads(sys.argv[1])))
+    print_or_exit(lambda: dry_run(json.loads(sys.argv[1])))
 
 
-def show(text: Callable[[], str]) -> None:
+def print_or_exit(text: Callable[[], str]) -> None:
     """Print it, or exit with the one line that says why there is none."""
     # Else `git status`, asked for the run's record, would refresh the index of the checkout.
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"

@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hanzo_ml_assets.command import version_of, work_of
+from hanzo_ml_assets.command import build_command_job, find_dataset_version
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dry_run import UNNAMED, header, read_only, show
+from hanzo_ml_assets.dry_run import PLACEHOLDER_JOB_ID, format_header, open_read_only, print_or_exit
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.validation_errors import explain_first_error
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
-from resources.jobs.command import configuration
+from resources.jobs.command import stored_config
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
@@ -33,13 +33,13 @@ def dry_run(document: Mapping[str, Any]) -> str:
     try:
         asked = CommandJob.model_validate(document)
     except ValidationError as error:
-        raise BadConfiguration(f"job: {first_problem(error, CommandJob)}") from None
+        raise BadConfiguration(f"job: {explain_first_error(error, CommandJob)}") from None
     job = JobRecord(
-        id=UNNAMED,
+        id=PLACEHOLDER_JOB_ID,
         name=asked.name,
         type=COMMAND,
         status="queued",
-        config=configuration(asked, UNNAMED),
+        config=stored_config(asked, PLACEHOLDER_JOB_ID),
         user_id="",
         organization=DEFAULT_ORGANIZATION,
         submitted_at=0,
@@ -50,9 +50,9 @@ def dry_run(document: Mapping[str, Any]) -> str:
         evaluation=None,
     )
     control_plane = ControlPlane()
-    database = read_only(control_plane.settings)
+    database = open_read_only(control_plane.settings)
     try:
-        work = work_of(job, version_of(job, Datasets(database) if database else None), control_plane)
+        work = build_command_job(job, find_dataset_version(job, Datasets(database) if database else None), control_plane)
     finally:
         if database:
             database.close()
@@ -60,8 +60,8 @@ def dry_run(document: Mapping[str, Any]) -> str:
     objects = render(work, scheduler)
     missing = asked.storage.dataset if "dataset" not in work.inputs else None
     unreachable = [f"dataset {missing}, which is not there (see `hanzo-ml dataset list`)"] if missing else []
-    return header(f"$ {shlex.join(asked.command)}", [*out_of_reach(work, scheduler), *unreachable]) + to_yaml(objects)
+    return format_header(f"$ {shlex.join(asked.command)}", [*out_of_reach(work, scheduler), *unreachable]) + to_yaml(objects)
 
 
 if __name__ == "__main__":
-    show(lambda: dry_run(json.load(sys.stdin)))
+    print_or_exit(lambda: dry_run(json.load(sys.stdin)))

@@ -1,27 +1,27 @@
-"""The evaluation asset: base against tuned against last accepted on held-out data, and the gate as its check."""
+"""The asset `evaluation`: score base, tuned and last accepted model."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.gate import Verdict, judge
-from hanzo_ml_assets.run_tags import group_name
+from hanzo_ml_assets.gate import GateVerdict, apply_gate
+from hanzo_ml_assets.run_tags import asset_group_name
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.results import EvaluationReport
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact
 from resources.compute.local.capacity import GPU_POOL
-from resources.lineage.record import find, parents, record
+from resources.lineage.edges import find_artifact, parent_digests, record_artifact
 from resources.lineage.run_record import read_record
+from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
 
-GATE = "gate"
+GATE_CHECK = "gate"
 
 
 def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
@@ -31,13 +31,15 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         key=key,
         deps=[model.key("checkpoint"), ["datasets", model.dataset, "test"]],
         partitions_def=partitions,
-        group_name=group_name("models", model.name),
+        group_name=asset_group_name("models", model.name),
         kinds={"pytorch"},
         owners=list(model.owners),
         description="Scores of the base, the tuned and the last accepted model on the held-out test split.",
         # Not blocking: a rejected model is a verdict, not a fault. The registry quarantines it and says why.
         check_specs=[
-            dg.AssetCheckSpec(GATE, asset=key, description="May this model go to staging? Broken rules are in the metadata.")
+            dg.AssetCheckSpec(
+                GATE_CHECK, asset=key, description="May this model go to staging? Broken rules are in the metadata."
+            )
         ],
         pool=GPU_POOL,
         code_version="1",
@@ -51,11 +53,11 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             raise dg.Failure(f"run {trained.id} is {trained.status}: materialize its checkpoint first")
         control_plane.jobs.start_evaluation(trained.id)
         job = evaluation_job(model, trained, control_plane)
-        result = control_plane.compute.run(job, follow(context, job))
+        result = control_plane.compute.run(job, follow_job(context, job))
         report = EvaluationReport.model_validate(result.facts["report"])
         scores = {name: got.model_dump() for name, got in report.scores.items()}
-        verdict = judge(scores, model.gate)
-        complete(trained, result, verdict, control_plane)
+        verdict = apply_gate(scores, model.gate)
+        complete_evaluation(trained, result, verdict, control_plane)
         artifact = result.artifacts["evaluation"]
         yield dg.MaterializeResult(
             metadata={
@@ -71,7 +73,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             data_version=dg.DataVersion(artifact.digest),
         )
         yield dg.AssetCheckResult(
-            check_name=GATE, asset_key=key, passed=verdict.accepted, metadata={"verdict": verdict.sentence}
+            check_name=GATE_CHECK, asset_key=key, passed=verdict.accepted, metadata={"verdict": verdict.sentence}
         )
 
     return evaluation
@@ -80,7 +82,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Job:
     recipe = read_record(control_plane.store, trained.artifact("run")).recipe
     inputs = {role: trained.artifact(role) for role in ("base", recipe.trained_role, "test")}
-    if accepted := accepted_before(model, trained, control_plane):
+    if accepted := find_accepted_model(model, trained, control_plane):
         inputs["accepted"] = accepted
     place = uris.run_evaluation(trained.id)
     return Job(
@@ -96,19 +98,19 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
     )
 
 
-def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
+def find_accepted_model(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
     """What the last accepted version was trained to, where it stands on the same base model.
 
     Of a run that has its version already, what that one was compared with: its verdict stands, whatever was accepted since.
     """
-    registered = model.registered(trained)
+    registered = model.registry_key(trained)
     with control_plane.database.read() as connection:
         if (
             trained.evaluation is not None
-            and control_plane.registry.of_training(registered, trained.id, connection) is not None
+            and control_plane.registry.find_by_training(registered, trained.id, connection) is not None
         ):
-            made_of = parents(connection, trained.evaluation["artifact"]["digest"])
-            return find(connection, made_of["accepted"]) if "accepted" in made_of else None
+            made_of = parent_digests(connection, trained.evaluation["artifact"]["digest"])
+            return find_artifact(connection, made_of["accepted"]) if "accepted" in made_of else None
         version = control_plane.registry.last_accepted(registered, connection)
         if version is None:
             return None
@@ -117,19 +119,19 @@ def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: C
     return before.trained if same_base else None
 
 
-def complete(trained: JobRecord, result: Result, verdict: Verdict, control_plane: ControlPlane) -> None:
+def complete_evaluation(trained: JobRecord, result: Result, verdict: GateVerdict, control_plane: ControlPlane) -> None:
     """Report, metrics, lineage and event in one transaction."""
     report = result.facts["report"]
     artifact = result.artifacts["evaluation"]
     evaluation = {"report": report, "verdict": verdict.model_dump(mode="json"), "artifact": artifact.model_dump()}
     points = [metric_point(f"test/{name}", value, 0, trained.ended_at or 0) for name, value in result.metrics.items()]
     with control_plane.database.write() as connection:
-        record(connection, artifact, control_plane.store.manifest(artifact))
+        record_artifact(connection, artifact, control_plane.store.manifest(artifact))
         RunData(control_plane.database).log_batch(trained.id, metrics=points, connection=connection)
         control_plane.jobs.set_evaluation(connection, trained.id, evaluation)
 
 
-def report_table(scores: dict[str, dict[str, Any]], verdict: Verdict) -> str:
+def report_table(scores: dict[str, dict[str, Any]], verdict: GateVerdict) -> str:
     """Scores by model as a Markdown table, with the gate's words below."""
     rows = [
         f"| {name} | {got['accuracy']:.3f} | {'not finite' if got['perplexity'] is None else round(got['perplexity'], 3)} |"

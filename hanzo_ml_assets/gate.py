@@ -1,4 +1,4 @@
-"""The gate: from an evaluation report to a verdict. Pure: the same report and policy give the same verdict."""
+"""The quality gate: thresholds that accept or quarantine an evaluated model."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from hanzo_ml_assets.definition_schema import GatePolicy
 
 
-class Verdict(BaseModel, frozen=True):
+class GateVerdict(BaseModel, frozen=True):
     """Whether a model may go to staging; `reasons` holds one line for each rule it broke."""
 
     accepted: bool
@@ -20,7 +20,7 @@ class Verdict(BaseModel, frozen=True):
         return "accepted" if self.accepted else "; ".join(self.reasons)
 
 
-def judge(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> Verdict:
+def apply_gate(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> GateVerdict:
     """Compare the tuned model with the base, the policy's bounds and, where there is one, the last accepted version.
 
     Args:
@@ -29,7 +29,9 @@ def judge(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> Verdic
     tuned, base, accepted = scores["tuned"], scores["base"], scores.get("accepted")
     if unknown := [name for name in ("loss", "perplexity", "accuracy") if not is_finite(tuned[name])]:
         # Every comparison with NaN is false, so that it would break no rule.
-        return Verdict(accepted=False, reasons=tuple(f"the tuned model's {name} is not a finite number" for name in unknown))
+        return GateVerdict(
+            accepted=False, reasons=tuple(f"the tuned model's {name} is not a finite number" for name in unknown)
+        )
     reasons = []
     if base["perplexity"] is not None and tuned["perplexity"] > base["perplexity"]:
         reasons.append(f"perplexity {tuned['perplexity']:.3f} is worse than the base model's {base['perplexity']:.3f}")
@@ -42,15 +44,15 @@ def judge(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> Verdic
     if accepted:
         before = accepted["perplexity"]
         if is_finite(before) and tuned["perplexity"] > before * (1 + policy.max_regression):
-            reasons.append(regression("perplexity", tuned["perplexity"], before, policy))
+            reasons.append(describe_regression("perplexity", tuned["perplexity"], before, policy))
         if tuned["accuracy"] < accepted["accuracy"] * (1 - policy.max_regression):
-            reasons.append(regression("accuracy", tuned["accuracy"], accepted["accuracy"], policy))
-    return Verdict(accepted=not reasons, reasons=tuple(reasons))
+            reasons.append(describe_regression("accuracy", tuned["accuracy"], accepted["accuracy"], policy))
+    return GateVerdict(accepted=not reasons, reasons=tuple(reasons))
 
 
 def is_finite(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def regression(name: str, now: float, before: float, policy: GatePolicy) -> str:
+def describe_regression(name: str, now: float, before: float, policy: GatePolicy) -> str:
     return f"{name} {now:.3f} is more than {policy.max_regression:.0%} worse than the last accepted version's {before:.3f}"

@@ -1,31 +1,30 @@
-"""The prepared asset: a version filtered, masked, tokenized and split, which is a version of its own."""
+"""The asset `prepared`: a version made of another by the program prepare."""
 
 import hashlib
 from collections.abc import Mapping
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.run_tags import group_name, pinned
-from recipes.canonical_json import canonical_json
+from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from recipes.contracts.job import BadConfiguration, Hardware, Job, Program
 from recipes.contracts.parameters import PrepareParameters
-from recipes.contracts.tokenizer_reference import meaning
+from recipes.contracts.tokenizer_reference import describe_reference
+from recipes.storage.manifest import canonical_json
 from resources.compute.base import JobFailed
 from resources.datasets.prepared_versions import (
     SPLITS,
     Derivation,
-    add_prepared,
-    outputs_at,
+    add_prepared_version,
+    output_uris,
+    prepared_storage_path,
+    refuse_ineffective_settings,
     refuse_unknown_columns,
-    refuse_what_decides_nothing,
-    storage_path_of,
 )
 from resources.errors import HanzoError
-from resources.ingest.place import dataset_folder
-from resources.metadata.datasets import DatasetVersion
+from resources.metadata.datasets import DatasetVersion, dataset_folder
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.object_store.chunk_claims import ChunkClaims
@@ -40,7 +39,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
     @dg.asset(
         key=[*prefix, "prepared"],
         deps=[[*prefix, "version"]],
-        group_name=group_name("datasets", definition.name),
+        group_name=asset_group_name("datasets", definition.name),
         kinds={"arrow"},
         owners=list(definition.owners),
         description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
@@ -51,11 +50,11 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         job_id = context.run.tags.get(PREPARATION_TAG)
         asked = control_plane.jobs.start(job_id) if job_id else None
         try:
-            derivation = wanted(context, definition, asked, control_plane)
+            derivation = resolve_derivation(context, definition, asked, control_plane)
             job = preparation_job(derivation, asked, control_plane)
             end_deletion(derivation, job, control_plane)
-            result = control_plane.compute.run(job, follow(context, job))
-            version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
+            result = control_plane.compute.run(job, follow_job(context, job))
+            version, is_new = add_prepared_version(control_plane.database, control_plane.store, derivation, result, asked)
         except (BadConfiguration, JobFailed, HanzoError) as error:
             if isinstance(error, JobFailed) and error.reason.is_infrastructure:
                 raise  # the sensor retry_dead_runs retries it, and fails the job after the last retry
@@ -83,10 +82,10 @@ def end_deletion(derivation: Derivation, job: Job, control_plane: ControlPlane) 
     """The same was prepared before, and whoever deleted it was killed: its files are no result of this job."""
     organization = derivation.parent.organization
     claims = ChunkClaims(control_plane.database, organization, dataset_folder(organization, derivation.name))
-    claims.end_deletion(control_plane.store, storage_path_of(job.outputs["dataset"]))
+    claims.finish_deletion(control_plane.store, prepared_storage_path(job.outputs["dataset"]))
 
 
-def wanted(
+def resolve_derivation(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, asked: JobRecord | None, control_plane: ControlPlane
 ) -> Derivation:
     """What is to be made of which version: what a job asks for, else the definition's section.
@@ -101,13 +100,13 @@ def wanted(
         return Derivation(parent, str(asked.config["name"]), parameters, asked.user_id)
     if definition.prepare is None:
         raise BadConfiguration(f"add a section `prepare:` to the definition of {definition.name}, or submit a preparation")
-    parent = pinned(context, control_plane) or source_version(definition, control_plane)
-    refuse_what_decides_nothing(definition.prepare)
+    parent = find_pinned_version(context, control_plane) or newest_source_version(definition, control_plane)
+    refuse_ineffective_settings(definition.prepare)
     refuse_unknown_columns(definition.prepare, parent)
     return Derivation(parent, parent.name, definition.prepare, "dagster")
 
 
-def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
+def newest_source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
     """The newest version that was not itself made of another: a prepared one is not prepared again."""
     versions = control_plane.datasets.list(DEFAULT_ORGANIZATION, definition.name)
     found = [version for version in versions if not version.lineage["parent_datasets"]]
@@ -123,7 +122,7 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
     """
     parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
-    asks = parameters if tokenize is None else {**parameters, **meaning(tokenize.tokenizer)}
+    asks = parameters if tokenize is None else {**parameters, **describe_reference(tokenize.tokenizer)}
     label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
     place = f"{dataset_folder(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
@@ -133,7 +132,7 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
         program=Program.PREPARE,
         inputs={"dataset": parent.artifact},
         parameters=dict(parameters),  # type: ignore[arg-type]  # what pydantic dumps as JSON is JSON
-        outputs=outputs_at(place, with_features=derivation.parameters.features is not None),
+        outputs=output_uris(place, with_features=derivation.parameters.features is not None),
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,

@@ -1,4 +1,4 @@
-"""Which dataset version a run works on, and how a dataset's group is called."""
+"""Run tags that pin a dataset version, and names of asset groups."""
 
 import dagster as dg
 
@@ -12,16 +12,16 @@ ORGANIZATION_TAG = "hanzo_ml/organization"
 """Run tag with whose dataset that is: each organization counts its own versions of a name."""
 
 
-def tags_of(version: DatasetVersion) -> dict[str, str]:
+def version_tags(version: DatasetVersion) -> dict[str, str]:
     return {VERSION_TAG: version.reference, ORGANIZATION_TAG: version.organization}
 
 
-def group_name(kind: str, name: str) -> str:
+def asset_group_name(kind: str, name: str) -> str:
     """Dagster's group names know only letters, digits and `_`."""
     return f"{kind}_" + "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
-def pinned(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
+def find_pinned_version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
     """The version that a sensor asked for; None on a click, which means the definition's own files."""
     tags = context.run.tags
     reference = tags.get(VERSION_TAG)

@@ -1,39 +1,115 @@
-"""The checkpoint asset: one partition is one tracking run; materializing it again resumes that run."""
+"""The asset `checkpoint`: train a run, or resume it."""
 
+import base64
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
-from hanzo_ml_assets.loss_plot import loss_plot
-from hanzo_ml_assets.machine_tags import machine_tags
-from hanzo_ml_assets.run_metrics import log_lost
-from hanzo_ml_assets.run_params import log_params
-from hanzo_ml_assets.run_tags import group_name
-from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import Plan, make_plan
-from hanzo_ml_assets.unsent import log_unsent
-from hanzo_ml_assets.used import tell_used
+from hanzo_ml_assets.run_metrics import log_lost_losses, log_unsent_metrics, machine_tags, record_usage
+from hanzo_ml_assets.run_tags import asset_group_name
+from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts.job import BadConfiguration, Job, Result
-from recipes.contracts.recovery_log import read_incidents
-from recipes.contracts.results import TrainingFacts
+from recipes.contracts.recovery_log import read_recovery_log
+from recipes.contracts.results import TrainingFacts, Usage, result_folder
 from recipes.storage import uris
-from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.local.capacity import GPU_POOL
-from resources.jobs.resume import settle
-from resources.lineage.record import record
-from resources.metadata.jobs import DATASET, ENDED, JobRecord
+from resources.jobs.resume import settle_rewind
+from resources.lineage.edges import record_artifact
+from resources.lineage.run_record import UNKNOWN_COMMIT, Environment, format_param
+from resources.metadata.jobs import DATASET_KEY, ENDED_STATUSES, JobRecord
 from resources.metadata.outbox import now_ms
+from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.run_data import RunData
-from resources.monitoring.run_health import tell_incidents
+from resources.monitoring.run_health import record_incidents
 
-DAGSTER = "dagster"
+# The loss curve of a run as a small picture in Markdown, for the Dagster UI.
+
+WIDTH, HEIGHT, MARGIN = 340, 170, 36
+"""The cell of an asset's overview is that wide in a window of 1400; Dagster cuts a picture that is wider."""
+
+
+def loss_plot(losses: Mapping[int, float]) -> str:
+    """Step -> loss as a Markdown image; values that are not finite are left out."""
+    points = sorted((step, loss) for step, loss in losses.items() if math.isfinite(loss))
+    if len(points) < 2:
+        return "no curve: fewer than two finite losses"
+    last, top = points[-1][0], max(loss for _, loss in points)
+    first = points[0][0]
+
+    def place(step: int, loss: float) -> str:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * (step - first) / max(last - first, 1)
+        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * loss / (top or 1.0)
+        return f"{x:.1f},{y:.1f}"
+
+    line = " ".join(place(step, loss) for step, loss in points)
+    picture = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
+        f'<path d="M{MARGIN},{MARGIN} V{HEIGHT - MARGIN} H{WIDTH - MARGIN}" stroke="#888" fill="none"/>'
+        f'<polyline points="{line}" stroke="#4f43dd" stroke-width="2" fill="none"/>'
+        f'<text x="4" y="{MARGIN + 4}">{top:.2f}</text><text x="14" y="{HEIGHT - MARGIN + 4}">0</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - 12}">step {first}</text>'
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 12}" text-anchor="end">step {last}, loss {points[-1][1]:.3f}</text></svg>'
+    )
+    return f"![loss by step](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})"
+
+
+# What the tracker has of a training run from its start on: its parameters, and the code that trains it.
+
+
+def log_params(plan: TrainingPlan, control_plane: ControlPlane) -> None:
+    """The run's parameters under the specification's names (row E2), and those that its job gave; its code (row E11)."""
+    recipe, commit = plan.record.recipe, plan.record.environment.git_commit
+    given = plan.job.config.get("parameters") or {}
+    values = {
+        **{key: value for key in given if is_plain(value := getattr(recipe, key))},
+        "model": recipe.base_model.uri,
+        "method": recipe.method,
+        "objective": recipe.objective,
+        "recipe": recipe.name,
+        "learning_rate": recipe.learning_rate,
+        "batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "max_steps": recipe.max_steps,
+        "lora_rank": recipe.lora_rank,
+        "lora_alpha": recipe.lora_alpha,
+        "seed": recipe.seed,
+        "dataset": plan.version.name,
+        "dataset_version": plan.version.version,
+        "git_commit": commit,
+    }
+    RunData(control_plane.database).log_batch(
+        plan.record.run_id,
+        params=[(key, format_param(value)) for key, value in values.items()],
+        tags=[*([] if commit == UNKNOWN_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
+    )
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a scalar, or a list of them."""
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, bool | int | float | str | None) for each in values)
+
+
+def code_tags(environment: Environment) -> list[tuple[str, str]]:
+    """What the run page shows of the code, from the start on: of a run that fails one wants to know it most. The record has
+    the whole of it.
+    """
+    code = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
+    return [(f"environment/{key}", value) for key, value in code.items()]
+
+
+# The checkpoint asset: one partition is one tracking run; materializing it again resumes that run.
+
+DAGSTER_USER = "dagster"
 """Whose job it is that was asked for in the Dagster UI, which knows no users."""
 DATASET_METADATA, RECIPE_METADATA = "hanzo_ml/dataset", "hanzo_ml/recipe"
 
@@ -47,7 +123,7 @@ class TrainingConfig(dg.Config):  # type: ignore[misc]
     parameters: dict[str, Any] = Field({}, description="keys of the recipe with other values for this run")
 
     @property
-    def given(self) -> dict[str, Any]:
+    def overrides(self) -> dict[str, Any]:
         return {key: value for key, value in self.model_dump().items() if value}
 
 
@@ -56,7 +132,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         key=model.key("checkpoint"),
         deps=[["datasets", model.dataset, "train"], ["datasets", model.dataset, "validation"]],
         partitions_def=partitions,
-        group_name=group_name("models", model.name),
+        group_name=asset_group_name("models", model.name),
         kinds={"pytorch", "huggingface"},
         owners=list(model.owners),
         description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
@@ -69,22 +145,22 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         context: dg.AssetExecutionContext, config: TrainingConfig, control_plane: ControlPlane
     ) -> dg.MaterializeResult:
         run_id = context.partition_key
-        ensure_job(run_id, model.name, config.given, control_plane)
-        settle(control_plane.database, control_plane.jobs.start(run_id))
+        ensure_job(run_id, model.name, config.overrides, control_plane)
+        settle_rewind(control_plane.database, control_plane.jobs.start(run_id))
         try:
-            plan = make_plan(model, run_id, control_plane)
-            control_plane.jobs.specify(run_id, DATASET, plan.version.reference)
+            plan = make_training_plan(model, run_id, control_plane)
+            control_plane.jobs.set_config_value(run_id, DATASET_KEY, plan.version.reference)
             job = training_job(plan, control_plane)
             log_params(plan, control_plane)
-            result = control_plane.compute.run(job, follow(context, job, control_plane.jobs))
+            result = control_plane.compute.run(job, follow_job(context, job, control_plane.jobs))
         except BadConfiguration as error:
-            tell_healed(run_id, control_plane)
+            record_recoveries(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
         except JobFailed:
-            tell_healed(run_id, control_plane)
+            record_recoveries(run_id, control_plane)
             raise
-        complete(plan, job, result, control_plane)
+        complete_training(plan, job, result, control_plane)
         trained = result.artifacts[plan.record.recipe.trained_role]
         facts = TrainingFacts.model_validate(result.facts)
         losses = {step: loss for step, loss in facts.losses.items() if loss is not None}
@@ -97,7 +173,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "checkpoint_share": facts.checkpoint_share,
                 "peak_memory_gb": facts.peak_memory / 1e9,
                 "published_step": facts.published_step,
-                "incidents": [incident.words for incident in facts.incidents],
+                "incidents": [incident.message for incident in facts.incidents],
                 "dataset_version": plan.version.reference,
                 "recipe": plan.record.recipe.name,
                 "git_commit": plan.record.environment.git_commit,
@@ -111,50 +187,50 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     return checkpoint
 
 
-def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane: ControlPlane) -> None:
+def ensure_job(run_id: str, model: str, overrides: Mapping[str, Any], control_plane: ControlPlane) -> None:
     """The job of a run, recorded now where a click in the Dagster UI is the first to ask for it.
 
     Raises:
         dagster.Failure: the run is of another model, or was started with other settings than the launchpad gives now.
     """
-    job = record_click(run_id, model, given, control_plane, "running")
+    job = record_launch(run_id, model, overrides, control_plane, "running")
     if job.config.get("model") != model:
         raise dg.Failure(
             f"run {run_id} is of another job, '{job.name}': add a partition of another name", allow_retries=False
         )
-    known = {**job.config, DATASET: as_given(job, given)}
-    if any(known.get(key) != value for key, value in given.items()):
+    known = {**job.config, DATASET_KEY: comparable_dataset(job, overrides)}
+    if any(known.get(key) != value for key, value in overrides.items()):
         raise dg.Failure(
             f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
             allow_retries=False,
         )
 
 
-def record_click(
-    run_id: str, model: str, given: Mapping[str, Any], control_plane: ControlPlane, status: Literal["queued", "running"]
+def record_launch(
+    run_id: str, model: str, overrides: Mapping[str, Any], control_plane: ControlPlane, status: Literal["queued", "running"]
 ) -> JobRecord:
     """The job that a run does which was launched in the Dagster UI; one that is recorded already stays as it is."""
-    config = {"name": model, "model": model, **given}
-    user, organization = DAGSTER, DEFAULT_ORGANIZATION
+    config = {"name": model, "model": model, **overrides}
+    user, organization = DAGSTER_USER, DEFAULT_ORGANIZATION
     return control_plane.jobs.submit(
         name=config["name"], config=config, user=user, organization=organization, id=run_id, status=status
     )
 
 
-def as_given(job: JobRecord, given: Mapping[str, Any]) -> str | None:
+def comparable_dataset(job: JobRecord, overrides: Mapping[str, Any]) -> str | None:
     """The dataset of a job; its name alone, where the launchpad gives that: which version it was is pinned by now."""
-    reference = job.config.get(DATASET)
+    reference = job.config.get(DATASET_KEY)
     name = str(reference).partition("@")[0]
-    return name if name == given.get(DATASET) else reference
+    return name if name == overrides.get(DATASET_KEY) else reference
 
 
-def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:
+def complete_training(plan: TrainingPlan, job: Job, result: Result, control_plane: ControlPlane) -> None:
     """Job, run, what it used, lineage and events in one transaction; before it, what the tracker never got, or has lost."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
     facts = TrainingFacts.model_validate(result.facts)
     if facts.unsent_metrics:
-        log_unsent(job.id, folder_of(job), control_plane)
-    log_lost(job.id, facts.losses, control_plane)
+        log_unsent_metrics(job.id, result_folder(job), control_plane)
+    log_lost_losses(job.id, facts.losses, control_plane)
     usage = Usage(
         seconds=facts.train_seconds,
         gpus=job.gpus if facts.gpus is None else facts.gpus,
@@ -166,16 +242,18 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
     )
     with control_plane.database.write() as connection:
         for artifact in made.values():
-            record(connection, artifact, control_plane.store.manifest(artifact))
-        if control_plane.jobs.held(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
-            tell_used(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
-        tell_incidents(connection, job.id, facts.incidents)
+            record_artifact(connection, artifact, control_plane.store.manifest(artifact))
+        if (
+            control_plane.jobs.get_locked(job.id, connection).status not in ENDED_STATUSES
+        ):  # told once: the time of a point is part of it
+            record_usage(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
+        record_incidents(connection, job.id, facts.incidents)
         RunData(control_plane.database).log_batch(job.id, tags=machine_tags(result.machine), connection=connection)
         control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)
 
 
-def tell_healed(run_id: str, control_plane: ControlPlane) -> None:
+def record_recoveries(run_id: str, control_plane: ControlPlane) -> None:
     """What the program of a run that has failed had tried before."""
-    incidents = read_incidents(control_plane.store, uris.run_checkpoints(run_id))
+    incidents = read_recovery_log(control_plane.store, uris.run_checkpoints(run_id))
     with control_plane.database.write() as connection:
-        tell_incidents(connection, run_id, incidents.entries)
+        record_incidents(connection, run_id, incidents.entries)

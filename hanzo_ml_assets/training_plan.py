@@ -1,33 +1,36 @@
-"""What a training job works with: its names resolved, to a version of a dataset, a recipe and the code; of a run that was
-started before, as its record has them.
-"""
+"""Resolve what a training job works with, and build its job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
+from pydantic import JsonValue
+
+from hanzo_ml_assets.control_plane import SOURCE_FOLDER, ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from recipes.contracts.job import BadConfiguration
+from recipes.contracts.job import BadConfiguration, Job, Program, Tracking
 from recipes.contracts.pinned_references import BaseModelRef
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from recipes.storage.base_model_folder import checked_folder
+from recipes.storage.base_model_folder import verify_model_folder
 from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
-from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.shapes import shape_of_base
+from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
+from resources.hpo.sweeps import START_KEY
 from resources.jobs.sandbox import SANDBOX
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_version_rules import checked_model_name
 
+# What a training job works with: its names resolved, to a version of a dataset, a recipe and the code; of a run that was
+# started before, as its record has them.
+
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a training job works with, once its names are resolved."""
 
     job: JobRecord
@@ -37,7 +40,7 @@ class Plan:
     splits: Mapping[str, Artifact]
 
 
-def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:
+def make_training_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> TrainingPlan:
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
@@ -54,21 +57,21 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
             raise BadConfiguration(str(broken)) from None
         reference, recipe = found.dataset, found.recipe
     else:
-        refuse_what_a_click_left_open(model, job)
-        reference, recipe = wanted(model, job.config)
-        asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
-        refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
-    version = version_of(reference, job, control_plane)
+        check_launch(model, job)
+        reference, recipe = resolve_recipe_and_dataset(model, job.config)
+        asked = recipe.for_processes(job.resumed.gpus) if job.resumed.gpus else recipe
+        check_hardware_fit(asked, base_model_shape(asked, control_plane.store))
+    version = find_version(reference, job, control_plane)
     if known is None:
-        refuse_what_cannot_be_learned(recipe, version)
+        check_dataset_layout(recipe, version)
     if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
         raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
     if known is None:
-        refuse_another_base(recipe.base_model, control_plane.store)
-    return plan_of(model, job, version, recipe, control_plane.store)
+        check_base_model(recipe.base_model, control_plane.store)
+    return build_plan(model, job, version, recipe, control_plane.store)
 
 
-def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
+def resolve_recipe_and_dataset(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
     """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
 
     Raises:
@@ -78,7 +81,7 @@ def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Reci
     return str(config.get("dataset") or model.dataset), recipe
 
 
-def refuse_what_a_click_left_open(model: ModelDefinition, job: JobRecord) -> None:
+def check_launch(model: ModelDefinition, job: JobRecord) -> None:
     """What is refused at submission, and the launchpad asks of nobody.
 
     Raises:
@@ -94,7 +97,7 @@ def refuse_what_a_click_left_open(model: ModelDefinition, job: JobRecord) -> Non
         raise BadConfiguration(refused.message) from None
 
 
-def version_of(reference: str, job: JobRecord, control_plane: ControlPlane) -> DatasetVersion:
+def find_version(reference: str, job: JobRecord, control_plane: ControlPlane) -> DatasetVersion:
     """Raises BadConfiguration: there is none."""
     try:
         return control_plane.datasets.read(reference, job.organization)
@@ -104,19 +107,19 @@ def version_of(reference: str, job: JobRecord, control_plane: ControlPlane) -> D
         raise
 
 
-def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None:
+def check_hardware_fit(recipe: Recipe, shape: Architecture | None) -> None:
     """What is refused at submission where the recipe is known there: here also that of a definition, and after a click.
 
     Raises:
         BadConfiguration: with the nearest recipe that fits.
     """
     try:
-        admit(recipe, shape)
+        admit_recipe(recipe, shape)
     except HanzoError as refused:
         raise BadConfiguration(refused.message) from None
 
 
-def refuse_another_base(reference: BaseModelRef, store: Store) -> None:
+def check_base_model(reference: BaseModelRef, store: Store) -> None:
     """Hash a folder of this machine that no job has used yet: the program would find out with the GPUs in its hands. A
     package, and a folder that only pods see, it still does: their bytes are not here.
 
@@ -125,10 +128,10 @@ def refuse_another_base(reference: BaseModelRef, store: Store) -> None:
     """
     uri = reference.artifact_uri
     if uri and reference.is_folder and reference.folder.is_dir() and store.find(uri) is None:
-        checked_folder(reference)
+        verify_model_folder(reference)
 
 
-def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> None:
+def check_dataset_layout(recipe: Recipe, version: DatasetVersion) -> None:
     """Raises BadConfiguration: the objective takes other records than the dataset has."""
     try:
         admit_dataset(recipe, version)
@@ -136,7 +139,9 @@ def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> No
         raise BadConfiguration(refused.message) from None
 
 
-def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> Plan:
+def build_plan(
+    model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store
+) -> TrainingPlan:
     """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
     splits = {name: version.split(name) for name in ("train", "validation", "test")}
     described = RunRecord(
@@ -145,7 +150,55 @@ def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, rec
         dataset=version.reference,
         recipe=recipe,
         seed=recipe.seed,
-        environment=read_environment(SOURCE),
+        environment=read_environment(SOURCE_FOLDER),
     )
     run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
-    return Plan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
+    return TrainingPlan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
+
+
+# The job that compute is handed for a plan: the program train, with what it reads, where it writes, and on what it runs.
+
+
+def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
+    """What compute is handed. Raises BadConfiguration: the recipe cannot be trained on as many GPUs as are asked for."""
+    run_id, recipe, resumed = plan.record.run_id, plan.record.recipe, plan.job.resumed
+    shape = recipe.for_processes(resumed.gpus) if resumed.gpus else recipe
+    return Job(
+        id=run_id,
+        program=Program.TRAIN,
+        inputs={
+            "run": plan.run,
+            "train": plan.splits["train"],
+            "validation": plan.splits["validation"],
+            **starting_weights(plan.job),
+        },
+        parameters={"recipe": recipe.model_dump(mode="json")} | repeat_parameters(plan.record) | rewind_parameters(plan.job),
+        outputs={
+            "checkpoints": uris.run_checkpoints(run_id),
+            recipe.trained_role: uris.final_checkpoint(run_id, recipe.trained_role),
+        },
+        result_uri=uris.run_result(run_id, "train"),
+        store=control_plane.settings.store,
+        cache_dir=control_plane.cache_dir,
+        tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
+        hardware=plan.record.hardware.model_copy(update={"gpus": shape.hardware.gpus}),
+        distributed=shape.distributed,
+        checkpoint=recipe.checkpoint.for_schedule(plan.job.schedule),
+        schedule=plan.job.schedule,
+    )
+
+
+def repeat_parameters(record: RunRecord) -> dict[str, JsonValue]:
+    """The parameter of a replay. Jobs that repeat nothing keep their digests."""
+    return {"repeats": [incident.model_dump(mode="json") for incident in record.repeats]} if record.repeats else {}
+
+
+def rewind_parameters(job: JobRecord) -> dict[str, JsonValue]:
+    """A part of the work: what the program had made before it was sent back is no result of this."""
+    back = job.resumed.sent_back
+    return {"sent_back": [each.model_dump(mode="json") for each in back]} if back else {}
+
+
+def starting_weights(job: JobRecord) -> dict[str, Artifact]:
+    """The weights that a run starts from where it is given any: those of another trial of its sweep."""
+    return {START_KEY: Artifact.model_validate(job.config[START_KEY])} if START_KEY in job.config else {}

@@ -11,35 +11,35 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from recipes.addresses import local_root
 from recipes.contracts.job import StoreAddress
-from recipes.folder_listing import UNFINISHED
+from recipes.storage.folder_bucket import UNFINISHED_UPLOAD
+from recipes.storage.locations import local_store_root
 
-DAY = 24 * 3600.0
+ABANDONED_AFTER_SECONDS = 24 * 3600.0
 
 
-def remove_abandoned(address: StoreAddress) -> int:
+def remove_abandoned_uploads(address: StoreAddress) -> int:
     """Remove the beginnings of objects that are a day old. Returns how many there were.
 
     What is younger may be another process' upload on its way.
     """
-    root = local_root(address)
-    before = time.time() - DAY
-    return abort_in_buckets(address, before) if root is None else unlink_below(root, before)
+    root = local_store_root(address)
+    cutoff = time.time() - ABANDONED_AFTER_SECONDS
+    return abort_multipart_uploads(address, cutoff) if root is None else remove_unfinished_files(root, cutoff)
 
 
-def unlink_below(root: Path, before: float) -> int:
+def remove_unfinished_files(root: Path, cutoff: float) -> int:
     removed = 0
     for folder, _, names in os.walk(root):
-        for path in (Path(folder) / name for name in names if UNFINISHED.fullmatch(name)):
+        for path in (Path(folder) / name for name in names if UNFINISHED_UPLOAD.fullmatch(name)):
             with suppress(FileNotFoundError):
-                if path.lstat().st_mtime < before:
+                if path.lstat().st_mtime < cutoff:
                     path.unlink()
                     removed += 1
     return removed
 
 
-def abort_in_buckets(address: StoreAddress, before: float) -> int:
+def abort_multipart_uploads(address: StoreAddress, cutoff: float) -> int:
     import boto3  # type: ignore[import-untyped]  # slow to import, and only this needs it
 
     client = boto3.client("s3", endpoint_url=address.root, region_name=os.environ.get("AWS_REGION", "us-east-1"))
@@ -47,7 +47,7 @@ def abort_in_buckets(address: StoreAddress, before: float) -> int:
     for bucket in sorted(set(address.buckets.values())):
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
             for upload in page.get("Uploads", []):
-                if upload["Initiated"].timestamp() < before:
+                if upload["Initiated"].timestamp() < cutoff:
                     with suppress(client.exceptions.NoSuchUpload):  # another process of the server was faster
                         client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                         removed += 1
@@ -55,4 +55,4 @@ def abort_in_buckets(address: StoreAddress, before: float) -> int:
 
 
 if __name__ == "__main__":
-    print(remove_abandoned(StoreAddress.model_validate_json(sys.argv[1])))
+    print(remove_abandoned_uploads(StoreAddress.model_validate_json(sys.argv[1])))

@@ -7,24 +7,24 @@ import shutil
 import time
 from pathlib import Path
 
-from recipes.startup import begin_imports
+from recipes.startup import prepare_imports
 
 if __name__ == "__main__":
-    begin_imports()
+    prepare_imports()
 
 from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.parameters import ConvertParameters
-from recipes.contracts.results import TRAINED, trained_role
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.results import TRAINED_ROLES, find_trained_role
+from recipes.contracts.validation_errors import explain_first_error
 from recipes.export.gguf import export_gguf
-from recipes.export.merge import merge, rewrite
-from recipes.runner import main, say
+from recipes.export.merge import cast_weights, merge_adapter
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 
-GGUF_NAME = "model.gguf"
+GGUF_FILE = "model.gguf"
 
 
 def convert(job: Job, store: Store, work: Path) -> Result:
@@ -36,23 +36,23 @@ def convert(job: Job, store: Store, work: Path) -> Result:
         BadConfiguration: an input, output or parameter is missing or wrong, or the merged model does not compute.
         BrokenArtifact: an input does not have the checksums of its manifest.
     """
-    parameters = parameters_of(job)
-    role = trained_role(job.inputs)
+    parameters = read_parameters(job)
+    role = find_trained_role(job.inputs)
     trained, base = job.inputs[role], job.inputs["base"]
     dtype = parameters.recipe.computing_dtype
     started = time.monotonic()
-    say(f"checking the checksums of {role} and base")
+    log_line(f"checking the checksums of {role} and base")
     trained_folder = store.fetch(trained, Path(job.cache_dir))
     base_folder = store.fetch(base, Path(job.cache_dir))
     fetched = time.monotonic()
 
-    say(f"{'merging the adapter in float32' if role == 'adapter' else 'checking the weights'}, storing {dtype}")
-    agreement = (merge if role == "adapter" else rewrite)(base_folder, trained_folder, work / "merged", dtype)
+    log_line(f"{'merging the adapter in float32' if role == 'adapter' else 'checking the weights'}, storing {dtype}")
+    agreement = (merge_adapter if role == "adapter" else cast_weights)(base_folder, trained_folder, work / "merged", dtype)
     lineage = {role: trained.digest, "base": base.digest}
     merged = store.publish(work / "merged", job.outputs["merged"], "merged", inputs=lineage)
-    merged_at = time.monotonic()
+    merge_ended = time.monotonic()
 
-    say(f"exporting GGUF {parameters.quantization}")
+    log_line(f"exporting GGUF {parameters.quantization}")
     gguf = publish_gguf(job, store, work, merged, parameters)
     return Result(
         work_digest=job.work_digest,
@@ -61,8 +61,8 @@ def convert(job: Job, store: Store, work: Path) -> Result:
             "logit_error_merged": agreement.merged,
             "logit_error_stored": agreement.stored,
             "seconds_fetch": fetched - started,
-            "seconds_merge": merged_at - fetched,
-            "seconds_export": time.monotonic() - merged_at,
+            "seconds_merge": merge_ended - fetched,
+            "seconds_export": time.monotonic() - merge_ended,
         },
     )
 
@@ -72,23 +72,23 @@ def publish_gguf(job: Job, store: Store, work: Path, merged: Artifact, parameter
     folder = work / "gguf"
     if folder.exists():
         shutil.rmtree(folder)  # what a killed run left
-    export_gguf(work / "merged", folder / GGUF_NAME, parameters.quantization)
+    export_gguf(work / "merged", folder / GGUF_FILE, parameters.quantization)
     facts = {"quantization": parameters.quantization}
     return store.publish(folder, job.outputs["gguf"], "gguf", inputs={"merged": merged.digest}, facts=facts)
 
 
-def parameters_of(job: Job) -> ConvertParameters:
+def read_parameters(job: Job) -> ConvertParameters:
     """The checked parameters of a job that has the inputs and outputs of this program."""
-    for kind, roles, given in (("input", ("base",), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
+    for kind, roles, provided in (("input", ("base",), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
         for role in roles:
-            if role not in given:
+            if role not in provided:
                 raise BadConfiguration(f"job {job.id}: the {kind} '{role}' is missing, convert needs {' and '.join(roles)}")
-    if not any(role in job.inputs for role in TRAINED):
-        raise BadConfiguration(f"job {job.id}: convert needs one input of {' or '.join(TRAINED)}")
+    if not any(role in job.inputs for role in TRAINED_ROLES):
+        raise BadConfiguration(f"job {job.id}: convert needs one input of {' or '.join(TRAINED_ROLES)}")
     try:
         return ConvertParameters.model_validate(job.parameters)
     except ValidationError as error:
-        raise BadConfiguration(f"job {job.id}: parameters: {first_problem(error, ConvertParameters)}") from None
+        raise BadConfiguration(f"job {job.id}: parameters: {explain_first_error(error, ConvertParameters)}") from None
 
 
 if __name__ == "__main__":

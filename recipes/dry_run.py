@@ -12,29 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.startup import begin_imports
+from recipes.startup import prepare_imports
 
 if __name__ == "__main__":
-    begin_imports()
+    prepare_imports()
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.launch import sharding, torchrun
-from recipes.planning.activation_memory import saved_bytes
+from recipes.planning.activation_memory import saved_activation_bytes
 from recipes.planning.architecture import Architecture
-from recipes.planning.known_architectures import shape_of
-from recipes.planning.memory_budget import autocasts, budgets, forward_of, trained_tensors
-from recipes.planning.parallel_layout import stage_of, stage_shapes
-from recipes.runner import look_for_cycles
-from recipes.training.model import with_adapter
+from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.memory_budget import build_forward_pass, estimate_stages, trained_tensors, uses_autocast
+from recipes.planning.parallel_layout import assign_stage, build_torchrun_command, sharding_arguments, stage_shapes
+from recipes.runner import enable_garbage_collection
+from recipes.training.model import apply_lora
 from recipes.training.token_loss import use_token_losses
 
 
-class TriedStage(Frozen):
+class DryRunStage(FrozenModel):
     """What one GPU has of a model in stages, and the bytes that it needs by the memory budget."""
 
     parameters: int
@@ -43,7 +42,7 @@ class TriedStage(Frozen):
     memory: int
 
 
-class Tried(Frozen):
+class DryRunReport(FrozenModel):
     """What a dry run found; counts are numbers of elements, sizes bytes.
 
     `kept` and `kept_expected` are the activations of a micro-batch, as autograd kept them and as the memory budget says.
@@ -60,46 +59,46 @@ class Tried(Frozen):
     kept_expected: int | None
     command: tuple[str, ...]
     sharding: dict[str, Any]
-    stages: tuple[TriedStage, ...] = ()
+    stages: tuple[DryRunStage, ...] = ()
 
 
-def dry_run(recipe: Recipe) -> Tried:
+def dry_run(recipe: Recipe) -> DryRunReport:
     """Build, adapt, run one micro-batch.
 
     Raises:
         BadConfiguration: the base model's shape is not known, or a target is no module of it.
     """
-    shape = shape_of(recipe)
+    shape = resolve_shape(recipe)
     expected = sum(tensors.total for tensors in trained_tensors(recipe, shape))
-    model = build(recipe, shape)
+    model = build_meta_model(recipe, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if recipe.method != "full":
         with torch.device("meta"):
-            model = with_adapter(model, recipe)
+            model = apply_lora(model, recipe)
     measured = recipe.gradient_checkpointing
-    return Tried(
+    return DryRunReport(
         recipe=recipe.name,
         parameters=parameters,
         parameters_expected=shape.parameters,
         trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         trainable_expected=expected,
         adapted_modules=sum(1 for name, _ in model.named_modules() if name.endswith(".lora_A")),
-        kept=kept_bytes(model, recipe) if measured else None,
-        kept_expected=saved_bytes(forward_of(recipe, shape)) if measured else None,
-        command=torchrun(recipe),
-        sharding=sharding(recipe),
-        stages=tuple(stages_in(model, recipe, shape)) if recipe.stages > 1 else (),
+        kept=measure_activation_bytes(model, recipe) if measured else None,
+        kept_expected=saved_activation_bytes(build_forward_pass(recipe, shape)) if measured else None,
+        command=build_torchrun_command(recipe),
+        sharding=sharding_arguments(recipe),
+        stages=tuple(describe_stages(model, recipe, shape)) if recipe.stages > 1 else (),
     )
 
 
-def stages_in(model: Any, recipe: Recipe, shape: Architecture) -> Iterator[TriedStage]:
+def describe_stages(model: Any, recipe: Recipe, shape: Architecture) -> Iterator[DryRunStage]:
     """By the rule that says of each weight which stage reads it."""
-    each = zip(stage_shapes(recipe, shape), budgets(recipe, shape), strict=True)
+    each = zip(stage_shapes(recipe, shape), estimate_stages(recipe, shape), strict=True)
     for rank, (expected, budget) in enumerate(each):
-        stage = stage_of(rank, recipe.stages, shape.num_hidden_layers, tied=shape.tie_word_embeddings)
-        own = [parameter for name, parameter in model.named_parameters() if stage.has(name)]
+        stage = assign_stage(rank, recipe.stages, shape.num_hidden_layers, tied=shape.tie_word_embeddings)
+        own = [parameter for name, parameter in model.named_parameters() if stage.owns(name)]
         adapters = sum(parameter.numel() for parameter in own if parameter.requires_grad) if recipe.method != "full" else 0
-        yield TriedStage(
+        yield DryRunStage(
             parameters=sum(parameter.numel() for parameter in own) - adapters,
             parameters_expected=expected.parameters,
             trainable=sum(parameter.numel() for parameter in own if parameter.requires_grad),
@@ -107,17 +106,17 @@ def stages_in(model: Any, recipe: Recipe, shape: Architecture) -> Iterator[Tried
         )
 
 
-def build(recipe: Recipe, shape: Architecture) -> Any:
+def build_meta_model(recipe: Recipe, shape: Architecture) -> Any:
     """The base model on the meta device."""
     config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
     with torch.device("meta"):
-        dtype = torch.float32 if autocasts(recipe) else getattr(torch, recipe.computing_dtype)
+        dtype = torch.float32 if uses_autocast(recipe) else getattr(torch, recipe.computing_dtype)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     use_token_losses(model)
     return model
 
 
-def kept_bytes(model: Any, recipe: Recipe) -> int:
+def measure_activation_bytes(model: Any, recipe: Recipe) -> int:
     """What autograd keeps of one micro-batch with its loss, with checkpointing. Each storage counts once, weights do not."""
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -140,7 +139,7 @@ def kept_bytes(model: Any, recipe: Recipe) -> int:
 
 
 def main() -> None:
-    look_for_cycles()
+    enable_garbage_collection()
     logging.set_verbosity_error()
     try:
         found = [dry_run(Recipe.load(Path(name)) if "." in name else Recipe.named(name)) for name in sys.argv[1:]]

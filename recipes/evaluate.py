@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.counted import counted
-from recipes.startup import begin_imports
+from recipes.contracts.quantities import pluralize
+from recipes.startup import prepare_imports
 
 if __name__ == "__main__":
-    begin_imports()
+    prepare_imports()
 
 import torch
 from peft import PeftModel
@@ -22,28 +22,28 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.parameters import EvaluateParameters
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.results import trained_role
-from recipes.evaluation.scoring import Scores, answerable, score
-from recipes.machine import cores
+from recipes.contracts.results import find_trained_role
+from recipes.evaluation.scoring import Scores, score_model, select_answerable
+from recipes.machine import usable_cores
 from recipes.records.record_reader import Record, read_records
-from recipes.runner import main, say
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.training.precision import computing_device, computing_dtype, tell_fallback
+from recipes.training.precision import log_dtype_fallback, select_compute_device, select_compute_dtype
 
 
-def load(folder: Path, recipe: Recipe) -> PreTrainedModel:
+def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel:
     """A whole model in the type that the recipe computes in, on the GPU where there is one.
 
     It is spread over all GPUs, and over the machine's memory where they are too small: what was trained in NF4 or in shards
     is whole here, and need not fit on one.
     """
-    device = computing_device()
-    dtype = computing_dtype(recipe.computing_dtype, device)
+    device = select_compute_device()
+    dtype = select_compute_dtype(recipe.computing_dtype, device)
     place = "auto" if device.type == "cuda" else None
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=place).eval()
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """A number as JSON knows it: infinity and NaN become null, which the gate refuses."""
     return value if math.isfinite(value) else None
 
@@ -58,28 +58,28 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     """
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
-    tell_fallback(parameters.recipe.computing_dtype)
-    torch.set_num_threads(cores(job.hardware.cpu))
-    given = read_records(store.fetch(job.inputs["test"], cache))
+    log_dtype_fallback(parameters.recipe.computing_dtype)
+    torch.set_num_threads(usable_cores(job.hardware.cpu))
+    test_records = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    records, refused = answerable(tokenizer, given, parameters.recipe.system_prompt)
+    records, refused = select_answerable(tokenizer, test_records, parameters.recipe.system_prompt)
     if refused:
-        say(f"{len(refused)} of {counted(len(given), 'test record')} left out: the first {refused[0]}")
+        log_line(f"{len(refused)} of {pluralize(len(test_records), 'test record')} left out: the first {refused[0]}")
     if not records:
         raise BadConfiguration(f"no record of the test split can be asked{f': the first {refused[0]}' if refused else ''}")
-    model = load(folder, parameters.recipe)
-    scores = {"base": score("base", model, tokenizer, records, parameters)}
-    tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[trained_role(job.inputs)]}
+    model = load_model(folder, parameters.recipe)
+    scores = {"base": score_model("base", model, tokenizer, records, parameters)}
+    tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[find_trained_role(job.inputs)]}
     for name, artifact in tuned.items():
         if artifact is None:
             continue
         place = store.fetch(artifact, cache)
         if artifact.kind == "weights":
-            scores[name] = score(name, load(place, parameters.recipe), tokenizer, records, parameters)
+            scores[name] = score_model(name, load_model(place, parameters.recipe), tokenizer, records, parameters)
         else:
             adapted = PeftModel.from_pretrained(model, place).eval()
-            scores[name] = score(name, adapted, tokenizer, records, parameters)
+            scores[name] = score_model(name, adapted, tokenizer, records, parameters)
             model = adapted.unload()
     report = build_report(records[: parameters.samples], scores, parameters) | {"left_out": len(refused)}
     out = work / "evaluation"
@@ -87,16 +87,16 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True))
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
     artifact = store.publish(out, job.outputs["evaluation"], "evaluation", inputs=inputs)
-    got = scores["tuned"]
+    scored = scores["tuned"]
     return Result(
         work_digest=job.work_digest,
         artifacts={"evaluation": artifact},
         metrics={
             name: value
             for name, value in (
-                ("loss", got.loss),
-                ("perplexity", got.perplexity),
-                ("accuracy", got.accuracy),
+                ("loss", scored.loss),
+                ("perplexity", scored.perplexity),
+                ("accuracy", scored.accuracy),
             )
             if math.isfinite(value)
         },
@@ -110,15 +110,19 @@ def build_report(
     """Scores by model, and every asked question with each model's answer."""
     samples: list[JsonValue] = []
     for index, record in enumerate(records):
-        answers: dict[str, JsonValue] = {name: got.answers[index] for name, got in scores.items()}
+        answers: dict[str, JsonValue] = {name: scored.answers[index] for name, scored in scores.items()}
         samples.append({"instruction": record.instruction, "expected": record.answer, "key": record.key, "answers": answers})
     questions: list[JsonValue] = []
     for index, question in enumerate(parameters.questions):
-        answers = {name: got.answers[len(records) + index] for name, got in scores.items()}
+        answers = {name: scored.answers[len(records) + index] for name, scored in scores.items()}
         questions.append({"instruction": question, "answers": answers})
     measured: dict[str, JsonValue] = {
-        name: {"loss": finite(got.loss), "perplexity": finite(got.perplexity), "accuracy": got.accuracy}
-        for name, got in scores.items()
+        name: {
+            "loss": finite_or_none(scored.loss),
+            "perplexity": finite_or_none(scored.perplexity),
+            "accuracy": scored.accuracy,
+        }
+        for name, scored in scores.items()
     }
     return {"scores": measured, "num_records": len(records), "samples": samples, "questions": questions}
 

@@ -9,47 +9,49 @@ from pathlib import Path
 
 from recipes.contracts.dataset_contract import FindLeaksParameters
 from recipes.contracts.job import Job, Result
-from recipes.contracts.validation_results import NAMED, Leak, Leaks
-from recipes.counted import counted
-from recipes.record_lines import record_lines
-from recipes.runner import main, say
+from recipes.contracts.quantities import pluralize
+from recipes.contracts.validation_results import MAX_NAMED_RECORDS, Leak, Leaks
+from recipes.records.record_reader import iterate_record_lines
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.validation.leakage import HeldOut
+from recipes.validation.leakage import HeldOutIndex
 
-TEST = "test"
-MATCHES = ("none", "near", "exact")
+TEST_INPUT = "test"
+MATCH_STRENGTHS = ("none", "near", "exact")
 
 
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
-    test, place = job.inputs[TEST], store.fetch(job.inputs[TEST], Path(job.cache_dir))
+    test, place = job.inputs[TEST_INPUT], store.fetch(job.inputs[TEST_INPUT], Path(job.cache_dir))
     tested_files = sorted(place / file.path for file in store.manifest(test).files if file.path.endswith(".jsonl"))
-    trained_on = {role: source for role, source in sorted(job.inputs.items()) if role != TEST}
+    ancestors = {role: source for role, source in sorted(job.inputs.items()) if role != TEST_INPUT}
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)
     by_ancestor: Counter[str] = Counter()
     first: list[Leak] = []
     with (
-        HeldOut(tested_files, parameters.near) as tested,
+        HeldOutIndex(tested_files, parameters.near) as tested,
         (folder / "leaks.jsonl").open("w", encoding="utf-8") as out,
     ):
         matches = bytearray(len(tested))  # of each test record the strongest
-        for role, source in trained_on.items():
+        for role, source in ancestors.items():
             ancestor = parameters.names.get(role, role)
-            for leak in tested.leaks(record_lines(store, source), ancestor):
+            for leak in tested.leaks(iterate_record_lines(store, source), ancestor):
                 out.write(leak.model_dump_json() + "\n")
                 by_ancestor[ancestor] += 1
-                matches[leak.line - 1] = max(matches[leak.line - 1], MATCHES.index(leak.match))
-                if len(first) < NAMED:
+                matches[leak.line - 1] = max(matches[leak.line - 1], MATCH_STRENGTHS.index(leak.match))
+                if len(first) < MAX_NAMED_RECORDS:
                     first.append(leak)
-    exact, near = (matches.count(MATCHES.index(match)) for match in ("exact", "near"))
-    say(f"of {counted(len(matches), 'test record')}, found in an ancestor's training records: {exact}, nearly: {near}")
+    exact, near = (matches.count(MATCH_STRENGTHS.index(match)) for match in ("exact", "near"))
+    log_line(
+        f"of {pluralize(len(matches), 'test record')}, found in an ancestor's training records: {exact}, nearly: {near}"
+    )
     inputs = {role: source.digest for role, source in job.inputs.items()}
     artifact = store.publish(folder, job.outputs["leaks"], "leaks", inputs=inputs)
     leaks = Leaks(
         tested=len(matches),
-        searched=len(trained_on),
+        searched=len(ancestors),
         exact=exact,
         near=near,
         by_ancestor=dict(by_ancestor),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recipes.contracts.job import Machine
 
-COMPUTING = (
+COMPUTING_PACKAGES = (
     "accelerate",
     "bitsandbytes",
     "deepspeed",
@@ -23,7 +23,7 @@ COMPUTING = (
 )
 """The packages that compute a model, or decide what is computed."""
 CPUINFO = Path("/proc/cpuinfo")
-NVIDIA = Path("/proc/driver/nvidia/gpus")
+NVIDIA_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def read_machine() -> Machine:
@@ -31,38 +31,38 @@ def read_machine() -> Machine:
     torch = sys.modules.get("torch")
     return Machine(
         python=platform.python_version(),
-        packages={name: found for name in COMPUTING if (found := installed(name))},
-        processor=processor_of(CPUINFO.read_text() if CPUINFO.is_file() else ""),
-        gpus=tuple(gpu_of(path.read_text()) for path in sorted(NVIDIA.glob("*/information"))),
+        packages={name: found for name in COMPUTING_PACKAGES if (found := installed_version(name))},
+        processor=parse_processor(CPUINFO.read_text() if CPUINFO.is_file() else ""),
+        gpus=tuple(parse_gpu(path.read_text()) for path in sorted(NVIDIA_FOLDER.glob("*/information"))),
         threads=torch.get_num_threads() if torch else os.cpu_count() or 1,
     )
 
 
-def cores(asked: int | None) -> int:
+def usable_cores(requested: int | None) -> int:
     """As many of this machine's cores as a job asked for, of none or 0 all. A job that asked for 9,999 got as many threads
     on each core that there was, and an hour's work of everybody else stood still.
     """
-    there = os.cpu_count() or 1
-    return min(asked or there, there)
+    available = os.cpu_count() or 1
+    return min(requested or available, available)
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def processor_of(cpuinfo: str) -> str:
+def parse_processor(cpuinfo: str) -> str:
     """The name that the kernel gives; on ARM, which has none there, the architecture."""
-    return field_of(cpuinfo, "model name") or platform.machine()
+    return parse_field(cpuinfo, "model name") or platform.machine()
 
 
-def gpu_of(information: str) -> str:
-    return field_of(information, "Model") or "unknown GPU"
+def parse_gpu(information: str) -> str:
+    return parse_field(information, "Model") or "unknown GPU"
 
 
-def field_of(text: str, name: str) -> str:
+def parse_field(text: str, name: str) -> str:
     """The value of the first line `NAME : VALUE`; empty where there is none."""
     lines = (line.partition(":") for line in text.splitlines())
     return next((" ".join(value.split()) for key, _, value in lines if key.strip() == name), "")

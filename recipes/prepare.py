@@ -16,26 +16,24 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.contracts.job import Job, Result
 from recipes.contracts.parameters import PrepareParameters
-from recipes.counted import counted
-from recipes.machine import cores
-from recipes.preparation import fitting
+from recipes.contracts.quantities import pluralize
+from recipes.machine import usable_cores
+from recipes.preparation import feature_stages
 from recipes.preparation.encode_stage import TOKENIZER_FOLDER
-from recipes.preparation.pipeline import REJECTED, Prepared, run
-from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
-from recipes.preparation.pods import POLL_SECONDS, Pods, PodsOfMany, ResultIsThere
-from recipes.preparation.publishing import TOGETHER, Delivery, deliver
-from recipes.preparation.shuffle_plan import FAN
+from recipes.preparation.pipeline import REJECTED_FILE, PreparationSummary, run_pipeline
+from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut_ranges
+from recipes.preparation.publishing import DATASET_ROLE, VersionPublisher, upload_parts
+from recipes.preparation.shuffle_plan import MERGE_FAN_IN
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS
-from recipes.preparation.tokenization.frozen_tokenizer import freeze_alone
-from recipes.preparation.tokenizer_files import read_frozen
-from recipes.preparation.workers import Workers
-from recipes.records.disk_partitions import HELD_BYTES
-from recipes.runner import main, say
+from recipes.preparation.tokenization.frozen_tokenizer import export_without_torch, read_frozen_tokenizer
+from recipes.preparation.workers import POLL_SECONDS, MultiplePods, Pods, ResultAlreadyPublished, Workers
+from recipes.records.disk_partitions import BUFFER_BYTES
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
 
-TABLES = 4
+TABLES_VERSION = 4
 """Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
 
 Ranges that it had read, and others that were read now, would be put together into what neither of the two makes.
@@ -50,8 +48,8 @@ def prepare(
     rank: int | None = None,
     range_bytes: int = RANGE_BYTES,
     part_bytes: int = PART_BYTES,
-    fan: int = FAN,
-    held_bytes: int = HELD_BYTES,
+    fan: int = MERGE_FAN_IN,
+    held_bytes: int = BUFFER_BYTES,
 ) -> Result | None:
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
@@ -70,57 +68,57 @@ def prepare(
     cache.mkdir(parents=True, exist_ok=True)
     count = 1 if rank is None else job.pods
     # Another job's files in the same folder, or those of another number of pods, are no half-done work of this one.
-    name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}-{TABLES}"
-    given = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}-{TABLES}"
-    is_over = partial(has_result, job, store)
-    pods = Pods() if rank is None or count == 1 else PodsOfMany(store, given, work / name, rank, count, is_over)
-    if pods.count > 1 and is_over():
-        leave(job, store, given)
+    name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}-{TABLES_VERSION}"
+    exchange_uri = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}-{TABLES_VERSION}"
+    has_ended = partial(has_result, job, store)
+    pods = Pods() if rank is None or count == 1 else MultiplePods(store, exchange_uri, work / name, rank, count, has_ended)
+    if pods.count > 1 and has_ended():
+        wait_for_result(job, store, exchange_uri)
         return None
     source = Source(store, job.inputs["dataset"], cache)
-    ranges = cut(source.files.values(), range_bytes)
+    ranges = cut_ranges(source.files.values(), range_bytes)
     plan = Plan(
         work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes, fan=fan, held_bytes=held_bytes
     )
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
-            list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
+            list(loader.run(export_without_torch, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
     try:
-        with Workers(cores(job.hardware.cpu)) as workers:
-            parts, prepared = run(plan, source, workers, pods)
-        deliver(job, store, plan, parts, pods)
-        delivery = Delivery(job, store, plan, parts, pods) if prepared else None
-    except ResultIsThere:
+        with Workers(usable_cores(job.hardware.cpu)) as workers:
+            parts, prepared = run_pipeline(plan, source, workers, pods)
+        upload_parts(job, store, plan, parts, pods)
+        delivery = VersionPublisher(job, store, plan, parts, pods) if prepared else None
+    except ResultAlreadyPublished:
         prepared = delivery = None
     if prepared is None or delivery is None:
-        leave(job, store, given)
+        wait_for_result(job, store, exchange_uri)
         return None
-    say(describe(prepared))
-    artifacts = publish(job, store, plan, prepared, delivery)
+    log_line(describe_prepared(prepared))
+    artifacts = publish_artifacts(job, store, plan, prepared, delivery)
     shutil.rmtree(plan.work)
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,
         metrics={name: float(count) for name, count in prepared.records.items()},
-        facts={**facts_of(prepared), "content_sha256": delivery.content(features_of(store, artifacts))},
+        facts={**build_facts(prepared), "content_sha256": delivery.content(list_feature_files(store, artifacts))},
     )
 
 
-def features_of(store: Store, artifacts: Mapping[str, Artifact]) -> Sequence[FileRecord]:
+def list_feature_files(store: Store, artifacts: Mapping[str, Artifact]) -> Sequence[FileRecord]:
     """The files that a version's features are served by: other ones make another version of the same records."""
     return store.manifest(artifacts["features"]).files if "features" in artifacts else ()
 
 
-def leave(job: Job, store: Store, given: str) -> None:
+def wait_for_result(job: Job, store: Store, exchange_uri: str) -> None:
     """End of a pod that has not the result: once that is there, nobody needs any more what the pods gave each other.
 
     Each removes it: one that was started again as the result was stored has given some after the others had removed it.
     """
     if not has_result(job, store):
-        say("this pod's part is done: waiting for the first pod's result")
+        log_line("this pod's part is done: waiting for the first pod's result")
     while not has_result(job, store):
         time.sleep(POLL_SECONDS)
-    store.delete(given)
+    store.delete(exchange_uri)
 
 
 def has_result(job: Job, store: Store) -> bool:
@@ -130,16 +128,16 @@ def has_result(job: Job, store: Store) -> bool:
         return False
 
 
-def describe(prepared: Prepared) -> str:
+def describe_prepared(prepared: PreparationSummary) -> str:
     """One line for people."""
     kept = ", ".join(f"{name} {count}" for name, count in prepared.records.items())
     gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
     hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
     done = f"rejected: {gone}; masked: {hidden}; cut at max_length: {prepared.truncated}"
-    return f"{counted(prepared.lines, 'line')} -> {kept}; {done}"
+    return f"{pluralize(prepared.lines, 'line')} -> {kept}; {done}"
 
 
-def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
+def build_facts(prepared: PreparationSummary) -> dict[str, JsonValue]:
     return {
         "rejected": dict(prepared.rejected),
         "masked": dict(prepared.masked),
@@ -151,7 +149,9 @@ def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
     }
 
 
-def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: Delivery) -> dict[str, Artifact]:
+def publish_artifacts(
+    job: Job, store: Store, plan: Plan, prepared: PreparationSummary, delivery: VersionPublisher
+) -> dict[str, Artifact]:
     """The parts of each split, all records as one dataset, and the rejects; each says what it was made from, and how.
 
     A tokenized record is there as JSON and as tokens. Training reads these where they lie; preview, diff, trace, checks and
@@ -167,26 +167,26 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: De
     """
     # Where they lie makes the same, prepared under two names, two artifacts: of two with one digest lineage knew one place,
     # and with the version at that place went what the other one, and its models, are proved by.
-    place = job.outputs[TOGETHER]
+    place = job.outputs[DATASET_ROLE]
     facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json"), "place": place}
     if plan.parameters.tokenize is not None:
-        facts["tokenizer"] = read_frozen(plan.work / TOKENIZER_FOLDER).fingerprint
+        facts["tokenizer"] = read_frozen_tokenizer(plan.work / TOKENIZER_FOLDER).fingerprint
         facts["truncated"] = prepared.truncated  # of all splits: told where they are trained on
     artifacts = {}
     for name in SPLITS:
         numbers = {"num_records": prepared.records[name], "leaked": prepared.leaked}
         artifacts[name] = delivery.publish(name, "split", {**facts, "split": name, **numbers})
-        say(f"{name}: {counted(prepared.records[name], 'record')}")
+        log_line(f"{name}: {pluralize(prepared.records[name], 'record')}")
     # In the manifest, which nobody can edit: it answers whether a model was trained on personal data.
     masked: dict[str, JsonValue] = {"masked": dict(prepared.masked)} if plan.parameters.augment.mask_pii else {}
     total = sum(prepared.records.values())
-    artifacts[TOGETHER] = delivery.publish(TOGETHER, "dataset", {**facts, "num_records": total, **masked})
+    artifacts[DATASET_ROLE] = delivery.publish(DATASET_ROLE, "dataset", {**facts, "num_records": total, **masked})
     rejected = plan.work / "rejected"
     rejected.mkdir(exist_ok=True)
-    shutil.copy(plan.work / REJECTED, rejected)
+    shutil.copy(plan.work / REJECTED_FILE, rejected)
     inputs = {"dataset": job.inputs["dataset"].digest}
     if plan.parameters.features is not None:
-        folder, place = plan.work / fitting.FOLDER, job.outputs["features"]
+        folder, place = plan.work / feature_stages.FEATURES_FOLDER, job.outputs["features"]
         artifacts["features"] = store.publish(folder, place, "features", inputs=inputs, facts=facts)
     artifacts["rejected"] = store.publish(rejected, job.outputs["rejected"], "rejected", inputs=inputs, facts=facts)
     return artifacts

@@ -25,10 +25,10 @@ from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Result
 from recipes.machine import read_machine
 from recipes.platform_errors import reason_of_error, reason_of_output
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from recipes.storage.buckets import NO_SPACE, StoreFull, StoreRefuses, StoreUnavailable
-from recipes.storage.folder_bucket import away
+from recipes.storage.buckets import NO_SPACE_SUFFIX, StoreFull, StoreRefuses, StoreUnavailable
+from recipes.storage.folder_bucket import find_unmounted_bucket
 
-Work = Callable[[Job, Store, Path], Result | None]
+ProgramFunction = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
 
 RESTARTING = "starting again"
@@ -43,8 +43,8 @@ DISK_MESSAGES = {
 }
 """What kept a program from writing, and what to do about it; `{}` is the path."""
 
-COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+ANSI_COLOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Preempted(Exception):
@@ -59,7 +59,7 @@ class Restart(Exception):
         self.reason = reason
 
 
-class Failed(Exception):
+class ProgramFailed(Exception):
     """What the program was to run failed by itself; a restart would not help."""
 
     def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
@@ -67,19 +67,19 @@ class Failed(Exception):
         self.reason = reason
 
 
-def say(message: str) -> None:
+def log_line(message: str) -> None:
     """One line of the job's log, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
 
 
-def one_line(message: str) -> str:
+def clean_line(message: str) -> str:
     """A message without colours, and without what no database holds or a terminal acts on."""
-    return UNSEEN.sub("\ufffd", " ".join(COLOUR.sub("", message).split()))
+    return CONTROL_CHARACTERS.sub("\ufffd", " ".join(ANSI_COLOR.sub("", message).split()))
 
 
-def main(program: Work) -> None:
+def main(program: ProgramFunction) -> None:
     """Run `program` on the job file named on the command line, then exit."""
-    look_for_cycles()
+    enable_garbage_collection()
     job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
     work = Path(job.work_dir)
     work.mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ def main(program: Work) -> None:
 
         While the store is away, a program does not find what it reads there, and reports that in its own words.
         """
-        if not reason.restarts and away(job.store):
+        if not reason.restarts and find_unmounted_bucket(job.store):
             message, reason = f"{STORE_FAILED} is away: {message}", ExitReason.STORAGE_UNAVAILABLE
-        line = one_line(message)
+        line = clean_line(message)
         print(f"error: {line}", file=sys.stderr, flush=True)
         write_exit(work / EXIT_FILE, ExitDocument(code=reason.exit_code, message=line, reason=reason))
-        end(reason.exit_code)
+        exit_process(reason.exit_code)
 
     try:
         result = program(job, store, work)
@@ -108,7 +108,7 @@ def main(program: Work) -> None:
         fail(f"preempted: {error}", ExitReason.PREEMPTED)
     except Restart as error:
         fail(f"{RESTARTING}: {error}", error.reason)
-    except Failed as error:
+    except ProgramFailed as error:
         fail(str(error), error.reason)
     except StoreRefuses as error:
         fail(f"{STORE_FAILED} refuses: {error}", ExitReason.STORAGE_DENIED)
@@ -116,7 +116,7 @@ def main(program: Work) -> None:
         traceback.print_exc()
         fail(f"{STORE_FAILED} gives no answer, or refuses: {error}", ExitReason.STORAGE_UNAVAILABLE)
     except StoreFull as error:
-        reason, place = ExitReason.STORAGE_FULL, str(error).removesuffix(NO_SPACE)
+        reason, place = ExitReason.STORAGE_FULL, str(error).removesuffix(NO_SPACE_SUFFIX)
     except SystemExit as error:
         # Raised by a library or a custom objective. Without an exit document it would count as killed, and be restarted.
         traceback.print_exc()
@@ -127,7 +127,7 @@ def main(program: Work) -> None:
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", reason)
     else:
-        end(0)
+        exit_process(0)
     # Only after the error is gone: its frames hold the half-written file open, and with it the space for `exit.json`.
     fail(f"{DISK_MESSAGES[reason].format(place)}, then retry; nothing saved so far is lost", reason)
 
@@ -159,13 +159,13 @@ def write_exit(path: Path, document: ExitDocument) -> None:
             scratch.unlink(missing_ok=True)
 
 
-def look_for_cycles() -> None:
+def enable_garbage_collection() -> None:
     """From here on, and never in what was imported: it stays, and going through it again and again takes half a second."""
     gc.freeze()
     gc.enable()
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exit as multiprocessing's children do: what waits for threads or has files to delete does so, and the interpreter is
     not taken apart. A thread that is in native code then, as those of gloo are that have just done the last exchange, wants
     it back, and the process was aborted: a node of a run that had ended well seemed to have crashed, and the others waited.

@@ -18,88 +18,97 @@ from pydantic import JsonValue
 
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.parameters import SplitParameters
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from recipes.preparation.source import Source
-from recipes.preparation.split_assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
-from recipes.records.disk_partitions import Column, Reader, Rows, Scratch
-from recipes.records.key_index import hash_of
-from recipes.records.layouts import laid_out, question
-from recipes.records.record_reader import normalize
-from recipes.runner import main, say
+from recipes.preparation.split_assignment import (
+    SPLITS,
+    TRAIN,
+    assign_splits,
+    count_leaks,
+    draw_rank,
+    parse_split_name,
+    refuse_empty_splits,
+    refuse_missing_groups,
+)
+from recipes.records.disk_partitions import ColumnReader, Rows, Scratch, SpilledColumn
+from recipes.records.key_index import hash_key
+from recipes.records.layouts import read_question, require_one_layout
+from recipes.records.record_reader import normalize_text
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.storage.line_selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_lines
-from recipes.storage.manifest import Artifact, FileRecord, Manifest, Selection
+from recipes.storage.line_selection import LineMask, bitmap_uri, iterate_line_batches, origin_uri, pack_bitmap
+from recipes.storage.manifest import Artifact, FileRecord, LineSelection, Manifest
 
-PIECE = 1 << 20
-AT_ONCE = 1 << 16
+READ_BYTES = 1 << 20
+BATCH_ROWS = 1 << 16
 """Rows whose numbers Python holds."""
-ASKED = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
-Asked: TypeAlias = tuple[int, int, bool, int]
+QUESTION_ROW = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
+QuestionRow: TypeAlias = tuple[int, int, bool, int]
 Files: TypeAlias = dict[str, list[FileRecord]]
 
 
 @dataclass(frozen=True)
-class Divided:
+class SplitRows:
     """Of each record, in their order, the place of its split in `SPLITS`; and how many held-out ones leaked."""
 
-    splits: Column
+    splits: SpilledColumn
     leaked: int
 
 
-def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, scratch: Scratch) -> Divided:
+def split_rows(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, scratch: Scratch) -> SplitRows:
     """The same rows and parameters give the same splits everywhere. Rows are seen once, and not kept.
 
     Raises:
         BadConfiguration: a split would be empty, or a record has no layout or names no split.
     """
-    with scratch.partitions("asked", ASKED, 0) as all_asked:
+    with scratch.partitions("asked", QUESTION_ROW, 0) as all_asked:
         total, is_grouped, counts = 0, False, np.zeros(len(SPLITS), np.int64)
-        for asked in batched(asked_by(rows, parameters)):
+        for asked in batch_rows(hash_questions(rows, parameters)):
             all_asked.add(np.zeros(len(asked)), asked)
             total += len(asked)
             is_grouped = is_grouped or bool(asked["is_grouped"].any())
             counts += np.bincount(asked["split"], minlength=len(SPLITS))
         if not parameters.column:
-            refuse_no_groups(is_grouped, parameters)
+            refuse_missing_groups(is_grouped, parameters)
             drawn = ((asked["draw"], asked["group"]) for asked in all_asked.pieces(0))
-            return Divided(assign(drawn, total, parameters, scratch), 0)
-        named(counts.tolist(), parameters.column)
-        leaked = leaks(((asked["draw"], asked["split"]) for asked in all_asked.pieces(0)), total, scratch)
+            return SplitRows(assign_splits(drawn, total, parameters, scratch), 0)
+        refuse_empty_splits(counts.tolist(), parameters.column)
+        leaked = count_leaks(((asked["draw"], asked["split"]) for asked in all_asked.pieces(0)), total, scratch)
         splits, before = scratch.column("split", np.int8, total, TRAIN), 0
         for asked in all_asked.pieces(0):
             splits.put(before + np.arange(len(asked), dtype=np.uint64), asked["split"])
             before += len(asked)
-        return Divided(splits, leaked)
+        return SplitRows(splits, leaked)
 
 
-def asked_by(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Iterator[Asked]:
-    """Of each row what `ASKED` has of it."""
-    for line, (row, layout) in enumerate(laid_out(rows), start=1):
+def hash_questions(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Iterator[QuestionRow]:
+    """Of each row what `QUESTION_ROW` has of it."""
+    for line, (row, layout) in enumerate(require_one_layout(rows), start=1):
         place, group = TRAIN, None
         if parameters.column:
-            if (name := split_named(row.get(parameters.column))) is None:
+            if (name := parse_split_name(row.get(parameters.column))) is None:
                 raise BadConfiguration(f"line {line}: '{parameters.column}' must be one of {', '.join(SPLITS)}")
             place = SPLITS.index(name)
         elif parameters.group_by:
             group = row.get(parameters.group_by, "")
-        drawn = draw(normalize(question(row, layout)), parameters.seed)
+        drawn = draw_rank(normalize_text(read_question(row, layout)), parameters.seed)
         # Records without a value are a group too; only if all are is the column one that nobody has.
-        yield drawn, hash_of(str(group)), group not in ("", None), place
+        yield drawn, hash_key(str(group)), group not in ("", None), place
 
 
-def batched(asked: Iterator[Asked]) -> Iterator[Rows]:
-    while batch := list(islice(asked, AT_ONCE)):
-        yield np.array(batch, ASKED)
+def batch_rows(asked: Iterator[QuestionRow]) -> Iterator[Rows]:
+    while batch := list(islice(asked, BATCH_ROWS)):
+        yield np.array(batch, QUESTION_ROW)
 
 
-def runs(source: Source, path: str) -> Iterator[list[bytes]]:
+def read_line_batches(source: Source, path: str) -> Iterator[list[bytes]]:
     """The lines of a file, some at a time."""
     with source.open(path) as opened:
-        yield from runs_of_lines(iter(lambda: opened.read(PIECE), b""))
+        yield from iterate_line_batches(iter(lambda: opened.read(READ_BYTES), b""))
 
 
 @dataclass
-class Part:
+class SplitPart:
     """What a split has of one file, while that is read: a bit in memory for each of the file's records."""
 
     records: int = 0
@@ -107,9 +116,9 @@ class Part:
     size: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
     _bitmap: bytearray = field(default_factory=bytearray)
-    _rest: Marks = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _rest: LineMask = field(default_factory=lambda: np.zeros(0, np.bool_))
 
-    def add(self, lines: Sequence[bytes], marks: Marks) -> None:
+    def add(self, lines: Sequence[bytes], marks: LineMask) -> None:
         data = b"".join(compress(lines, marks))
         self.records += len(marks)
         self.chosen += int(marks.sum())
@@ -117,34 +126,36 @@ class Part:
         self.digest.update(data)
         marks = np.concatenate([self._rest, marks])
         whole = len(marks) // 8 * 8
-        self._bitmap += bitmap_of(marks[:whole])
+        self._bitmap += pack_bitmap(marks[:whole])
         self._rest = marks[whole:]
 
     def bitmap(self) -> bytes:
-        return bytes(self._bitmap) + bitmap_of(self._rest)
+        return bytes(self._bitmap) + pack_bitmap(self._rest)
 
 
-def parts_of(source: Source, path: str, chosen: Reader) -> dict[str, Part]:
+def build_parts(source: Source, path: str, chosen: ColumnReader) -> dict[str, SplitPart]:
     """What each split has of a file, whose records are the next of which `chosen` tells the splits."""
-    parts = {name: Part() for name in SPLITS}
-    for lines in runs(source, path):
+    parts = {name: SplitPart() for name in SPLITS}
+    for lines in read_line_batches(source, path):
         splits = chosen.take(len(lines))
         for place, part in enumerate(parts.values()):
             part.add(lines, splits == place)
     return parts
 
 
-def selected(store: Store, version: Artifact, source: Source, chosen: Reader, places: Mapping[str, str]) -> Files:
+def store_selections(
+    store: Store, version: Artifact, source: Source, chosen: ColumnReader, places: Mapping[str, str]
+) -> Files:
     """The files of each split, whose bitmaps are stored: one for each file of the version that has a record in the split."""
     found: Files = {name: [] for name in SPLITS}
     before = 0
     for number, path in enumerate(source.files):
         records = 0
-        for name, part in parts_of(source, path, chosen).items():
+        for name, part in build_parts(source, path, chosen).items():
             records = part.records
             if part.chosen:
                 bitmap = part.bitmap()
-                selection = Selection(
+                selection = LineSelection(
                     of=version.digest,
                     path=path,
                     before=before,
@@ -161,16 +172,16 @@ def selected(store: Store, version: Artifact, source: Source, chosen: Reader, pl
     return found
 
 
-def divide(job: Job, store: Store, work: Path) -> Result:
+def split_dataset(job: Job, store: Store, work: Path) -> Result:
     """Split a version. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
     parameters = SplitParameters.model_validate(job.parameters)
     version = job.inputs["dataset"]
     source = Source(store, version, Path(job.cache_dir))
-    rows = (json.loads(line) for path in source.files for lines in runs(source, path) for line in lines)
-    divided = split(rows, parameters, Scratch(work / "scratch"))
+    rows = (json.loads(line) for path in source.files for lines in read_line_batches(source, path) for line in lines)
+    divided = split_rows(rows, parameters, Scratch(work / "scratch"))
     places = {name: job.outputs[name].rstrip("/") for name in SPLITS}
     with divided.splits:
-        files = selected(store, version, source, divided.splits.reader(), places)
+        files = store_selections(store, version, source, divided.splits.reader(), places)
     artifacts, counts = {}, {}
     for name, found in files.items():
         counts[name] = sum(file.selection.chosen for file in found if file.selection is not None)
@@ -182,7 +193,7 @@ def divide(job: Job, store: Store, work: Path) -> Result:
         store.put_bytes(origin_uri(places[name]), version.uri.encode())
         manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": version.digest}, facts=facts)
         artifacts[name] = store.put_manifest(places[name], manifest)
-        say(f"{name}: {counted(counts[name], 'record')}")
+        log_line(f"{name}: {pluralize(counts[name], 'record')}")
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,
@@ -192,4 +203,4 @@ def divide(job: Job, store: Store, work: Path) -> Result:
 
 
 if __name__ == "__main__":
-    main(divide)
+    main(split_dataset)

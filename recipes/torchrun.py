@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from recipes.startup import begin_imports
+from recipes.startup import prepare_imports
 
 if __name__ == "__main__":
-    begin_imports()
+    prepare_imports()
 
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -26,32 +26,32 @@ from torch.distributed.run import main as torchrun
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_RESTART, Job
 
-TOGETHER_SECONDS = 1
+SAME_FAILURE_SECONDS = 1
 """Processes that end within this ended by themselves; one that does not heed torchrun's SIGTERM is killed much later."""
 
 
-def codes_of(failures: Collection[ProcessFailure]) -> list[int]:
+def first_exit_codes(failures: Collection[ProcessFailure]) -> list[int]:
     """The exit codes of those that ended first, negative where a signal ended one."""
     first = min(failure.timestamp for failure in failures)
-    return [failure.exitcode for failure in failures if failure.timestamp <= first + TOGETHER_SECONDS]
+    return [failure.exitcode for failure in failures if failure.timestamp <= first + SAME_FAILURE_SECONDS]
 
 
-def kills_in(codes: Sequence[int]) -> list[int]:
+def find_kill_signals(codes: Sequence[int]) -> list[int]:
     """The signals that killed processes, and with them the job. SIGTERM is torchrun's own, to those that are left."""
-    decided = any(code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART) for code in codes)
-    return [] if decided else [-code for code in codes if code < 0 and code != -signal.SIGTERM]
+    decisive = any(code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART) for code in codes)
+    return [] if decisive else [-code for code in codes if code < 0 and code != -signal.SIGTERM]
 
 
-def exit_code(codes: Sequence[int]) -> int:
+def choose_exit_code(codes: Sequence[int]) -> int:
     """Of a job whose processes ended with these."""
-    if killed := kills_in(codes):
+    if killed := find_kill_signals(codes):
         return 128 + killed[0]
-    said = [code for code in codes if code > 0]
-    decided = [code for code in said if code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART)]
-    return next(iter((*decided, *said)), 128 + signal.SIGTERM)
+    error_codes = [code for code in codes if code > 0]
+    decisive = [code for code in error_codes if code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART)]
+    return next(iter((*decisive, *error_codes)), 128 + signal.SIGTERM)
 
 
-def end_once(number: int, frame: FrameType | None, *, end: Callable[[int, FrameType | None], None]) -> None:
+def terminate_once(number: int, frame: FrameType | None, *, end: Callable[[int, FrameType | None], None]) -> None:
     """What torchrun does when it is asked to end, the first time. Its processes know, and save what they have.
 
     Asked again while it waited for them, it waited anew, and once for minutes for one that had ended long ago.
@@ -62,15 +62,15 @@ def end_once(number: int, frame: FrameType | None, *, end: Callable[[int, FrameT
 
 def main() -> None:
     gc.enable()
-    api._terminate_process_handler = partial(end_once, end=api._terminate_process_handler)
+    api._terminate_process_handler = partial(terminate_once, end=api._terminate_process_handler)
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as error:
-        codes = codes_of(error.failures.values())
-        if kills_in(codes):
+        codes = first_exit_codes(error.failures.values())
+        if find_kill_signals(codes):
             job = Job.model_validate_json(Path(sys.argv[-1]).read_bytes())
             (Path(job.work_dir) / EXIT_FILE).unlink(missing_ok=True)
-        sys.exit(exit_code(codes))
+        sys.exit(choose_exit_code(codes))
     except SignalException as error:
         sys.exit(128 + error.sigval)
 

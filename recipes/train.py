@@ -10,52 +10,52 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.startup import begin_imports
+from recipes.startup import prepare_imports
 
 if __name__ == "__main__":
-    begin_imports()
+    prepare_imports()
 
 import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
 from hanzo_ml.client.points import Point
-from hanzo_ml.client.repeated_steps import NEVER, Anew, first_until
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import part_in
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import part_in_folder
 from recipes.contracts.job import Job, Result
-from recipes.contracts.recovery_log import read_incidents
-from recipes.counted import counted
-from recipes.launch import computes_whole_blocks, saves_by_name
-from recipes.machine import cores
-from recipes.runner import Preempted, Restart, main, say
+from recipes.contracts.quantities import pluralize
+from recipes.contracts.recovery_log import read_recovery_log
+from recipes.contracts.results import UnsentPoint, Usage, read_usage, result_folder, write_unsent_metrics, write_usage
+from recipes.machine import usable_cores
+from recipes.planning.parallel_layout import computes_whole_blocks, saves_by_name
+from recipes.runner import Preempted, Restart, log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.training.checkpointing.save_schedule import CheckpointWhenDue, SaveTheBest
-from recipes.training.compilation import are_compiled, compile_blocks
+from recipes.training.checkpointing.resume import (
+    COMPILED_FACT,
+    MADE_WITH_FACT,
+    describe_recipe,
+    is_finished,
+    needs_evaluation,
+    warn_compilation_changed,
+)
+from recipes.training.checkpointing.save_schedule import SaveBestCheckpoint, SaveOnSchedule
+from recipes.training.compilation import compile_blocks, has_compiled_blocks
 from recipes.training.data.packing import PackedRows
-from recipes.training.data.prefetch import ReadAhead
-from recipes.training.data.sample_order import RowsOrNone, SampleOrder, SamplesOfRun
-from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is
-from recipes.training.discarding import DIVERGENCES, forget_beside
-from recipes.training.facts import facts_of
-from recipes.training.material import Material, gather
-from recipes.training.metrics import open_metrics
-from recipes.training.metrics.tracking import LogToTracking
-from recipes.training.metrics.usage import Meter, WriteUsage, gpus_held, peak_memory, work_of_token
-from recipes.training.model import load_for_training
+from recipes.training.data.prefetch import RowPrefetcher
+from recipes.training.data.sample_order import OptionalRows, RunSamples, SampleOrder
+from recipes.training.determinism import allow_nondeterminism, enable_determinism, wrap_seed
+from recipes.training.metrics.tracking import TrackingCallback, open_metric_buffer
+from recipes.training.metrics.usage import UsageMeter, UsageWriter, count_held_gpus, peak_memory_bytes, token_cost
+from recipes.training.model import load_model, load_starting_weights
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.packed_attention import attend_where_it_fits
+from recipes.training.packed_attention import use_packed_attention_if_supported
 from recipes.training.parallel.pipeline import PipelineTrainer
-from recipes.training.publishing import publish_trained, save_chosen
-from recipes.training.random_states import within_32_bits
-from recipes.training.recovery import restart_after, roll_back
-from recipes.training.resuming import COMPILED, MADE_WITH, is_over, made_with, owes_evaluation, tell_other_rounding
-from recipes.training.run_setup import Course, take_up
-from recipes.training.start import start_from
-from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
-from recipes.training.trainer import arguments
-from recipes.unsent_metrics import UnsentPoint, write_unsent
-from recipes.usage import Usage, folder_of, read_usage, write_usage
+from recipes.training.publishing import publish_weights, save_selected_weights, training_facts
+from recipes.training.recovery import DIVERGENCES_FACT, discard_local_checkpoints, recover_from_error, roll_back
+from recipes.training.run_setup import RunInputs, RunState, load_inputs, prepare_run
+from recipes.training.stopping import StopCallbacks, StopForReplay, StopOnDivergence, StopOnSignal
+from recipes.training.trainer import training_arguments
 
 METRICS_GRACE_SECONDS = 60
 """How long a finished run waits for a tracking server that is down, before its last points go with its result."""
@@ -64,7 +64,7 @@ STOPPED_GRACE_SECONDS = 30
 
 
 def train(job: Job, store: Store, work: Path) -> Result | None:
-    """Fine-tune. Inputs: `run`, `train`, `validation`, and `start` where other weights than the base model's are given.
+    """Fine-tune. Inputs: `run_training`, `train`, `validation`, and `start` where other weights than the base model's are given.
 
     Outputs: `checkpoints`, and `adapter` or `weights`. Of several processes (`Job.distributed`) the leader has the result.
 
@@ -75,103 +75,113 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
             can go on otherwise.
     """
     began = time.monotonic()
-    compute_alike_each_time()
-    course = take_up(job, store, work)
+    enable_determinism()
+    course = prepare_run(job, store, work)
     recipe, group = course.recipe, course.group
     if refused := course.incidents.not_deterministic:
-        compute_with_what_there_is()
-        say(refused[0].words)
-    torch.set_num_threads(max(1, cores(job.hardware.cpu) // group.on_this_node))
-    material = gather(job, recipe, group, store)
+        allow_nondeterminism()
+        log_line(refused[0].message)
+    torch.set_num_threads(max(1, usable_cores(job.hardware.cpu) // group.local_size))
+    material = load_inputs(job, recipe, group, store)
     model = build_model(job, course, material, store)
-    group.collect(None)  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)
-    ends = Ends(
+    group.all_gather(
+        None
+    )  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)
+    ends = StopCallbacks(
         StopOnSignal(group, saves=job.checkpoint.save_on_preempt),
         StopOnDivergence(recipe.divergence),
-        StopToRepeat(course.repeats),
+        StopForReplay(course.repeats),
     )
     trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
-        set_seed(within_32_bits(recipe.seed + group.stream))  # other rows drop out others, on equal weights
-    run(trainer, course, store, folder_of(job))
-    trainer.meter.learn_peaks(group.collect(peak_memory()))
-    if not group.leads:  # its node's part; the leader has use for the whole
-        wait_for_uploads(course, goes_on=True)
-        if (found := ends.divergence.found) and group.local_rank == 0:
-            forget_beside(course.checkpoints, found, course.repeats)
-    group.disband()
-    return leave(job, course, material, trainer, ends, store, work) if group.leads else None
+        set_seed(wrap_seed(recipe.seed + group.random_stream))  # other rows drop out others, on equal weights
+    run_training(trainer, course, store, result_folder(job))
+    trainer.meter.record_peaks(group.all_gather(peak_memory_bytes()))
+    if not group.is_leader:  # its node's part; the leader has use for the whole
+        wait_for_uploads(course, resumes_later=True)
+        if (found := ends.divergence.detected) and group.local_rank == 0:
+            discard_local_checkpoints(course.checkpoints, found, course.repeats)
+    group.destroy()
+    return publish_run(job, course, material, trainer, ends, store, work) if group.is_leader else None
 
 
-def build_model(job: Job, course: Course, material: Material, store: Store) -> Any:
+def build_model(job: Job, course: RunState, material: RunInputs, store: Store) -> Any:
     """The base model with what is trained of it, as it is before the run's first step."""
     set_seed(course.recipe.seed)
-    model = load_for_training(material.folder, course.recipe)
+    model = load_model(material.folder, course.recipe)
     material.objective.begin(model)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if material.objective.packed or material.objective.padded_behind:
-        attend_where_it_fits(base, course.recipe)
+        use_packed_attention_if_supported(base, course.recipe)
     if failed := course.incidents.not_compiled:
-        say(failed[0].words)
+        log_line(failed[0].message)
     elif material.objective.packed and computes_whole_blocks(course.recipe):
         compile_blocks(base, Path(job.cache_dir))
     if course.resume is None and (start := job.inputs.get("start")):
-        start_from(start, model, course.recipe, course.group, store, Path(job.cache_dir))
+        load_starting_weights(start, model, course.recipe, course.group, store, Path(job.cache_dir))
     return model
 
 
 def build_trainer(
-    job: Job, course: Course, material: Material, model: Any, ends: Ends, store: Store, work: Path, began: float
+    job: Job, course: RunState, material: RunInputs, model: Any, ends: StopCallbacks, store: Store, work: Path, began: float
 ) -> ObjectiveTrainer:
     """What trains `model` from the checkpoint on that the run has come to, in a program that `began` then."""
     recipe, group, resume = course.recipe, course.group, course.resume
-    evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
-    anew = course.steps_done_anew
-    metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
-    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), gpus_held(job), began)
+    evaluates_first = resume is not None and needs_evaluation(resume[1], recipe)
+    anew = course.repeated_steps
+    metrics = open_metric_buffer(job, resume, anew, evaluates_on_resume=evaluates_first) if group.is_leader else None
+    meter = UsageMeter(read_usage(store, result_folder(job)) if group.is_leader else Usage(), count_held_gpus(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
-    begins = f"starting {counted(recipe.max_steps, 'step')}"
-    say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else begins)
-    compiled = are_compiled(model)
+    begins = f"starting {pluralize(recipe.max_steps, 'step')}"
+    log_line(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else begins)
+    compiled = has_compiled_blocks(model)
     if resume:
-        tell_other_rounding(resume, compiled)
-    policy = job.checkpoint.of_unstable() if course.incidents.skipped else job.checkpoint
-    saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
-    per_token, has_perplexity = work_of_token(recipe, material.folder), material.objective.has_perplexity
-    told = [LogToTracking(metrics, per_token, meter, has_perplexity=has_perplexity)] if metrics else []
-    written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
+        warn_compilation_changed(resume, compiled)
+    policy = job.checkpoint.for_unstable_run() if course.incidents.skipped else job.checkpoint
+    checkpoint_callbacks = [SaveOnSchedule(policy, group), SaveBestCheckpoint()]
+    per_token, has_perplexity = token_cost(recipe, material.folder), material.objective.has_perplexity
+    tracking_callbacks = [TrackingCallback(metrics, per_token, meter, has_perplexity=has_perplexity)] if metrics else []
+    usage_callbacks = [UsageWriter(meter, store, result_folder(job))] if group.is_leader else []
     rows = material.rows["train"]
     order = SampleOrder(len(rows), recipe.seed, course.incidents.skipped)
-    samples = SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps)
-    ahead = [ReadAhead(rows, samples, recipe.batch_size, group)] if isinstance(rows, PackedRows) else []
+    samples = RunSamples(order, recipe.samples_per_step, recipe.max_steps)
+    prefetch_callbacks = [RowPrefetcher(rows, samples, recipe.batch_size, group)] if isinstance(rows, PackedRows) else []
     kind = PipelineTrainer if recipe.stages > 1 else ObjectiveTrainer
     trainer = kind(
         model=model,
-        args=arguments(recipe, work, model, evaluate_first=evaluates_first),
-        train_dataset=RowsOrNone(rows) if recipe.rows_per_step else rows,
+        args=training_arguments(recipe, work, model, evaluate_on_resume=evaluates_first),
+        train_dataset=OptionalRows(rows) if recipe.rows_per_step else rows,
         eval_dataset=material.rows["validation"],
         objective=material.objective,
         stop=ends.signal,
         processing_class=material.tokenizer,
-        callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written, *ahead],
+        callbacks=[
+            *checkpoint_callbacks,
+            ends.signal,
+            ends.divergence,
+            ends.repeat,
+            *tracking_callbacks,
+            *usage_callbacks,
+            *prefetch_callbacks,
+        ],
         checkpoints=course.checkpoints,
         facts={
-            MADE_WITH: made_with(recipe),
-            DIVERGENCES: len(course.incidents.diverged),
-            **({COMPILED: True} if compiled else {}),
+            MADE_WITH_FACT: describe_recipe(recipe),
+            DIVERGENCES_FACT: len(course.incidents.diverged),
+            **({COMPILED_FACT: True} if compiled else {}),
         },
         samples=samples,
         metrics=metrics,
         meter=meter,
         divergence=ends.divergence,
         group=group,
-        in_rows=saves_by_name(recipe),
+        saves_sharded=saves_by_name(recipe),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) -> None:
+def run_training(trainer: ObjectiveTrainer, course: RunState, store: Store, folder: str) -> None:
     """Train until the run is over or something ends it.
 
     Raises:
@@ -186,52 +196,54 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
                 trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
                 write_usage(store, folder, trainer.meter.read(trainer.state))
             step = trainer.state.global_step + 1
-            if restart := restart_after(error, course.incidents, store, course.uri, course.recipe, step):
+            if restart := recover_from_error(error, course.incidents, store, course.uri, course.recipe, step):
                 raise restart from error
             raise
         finally:
             # What happened is written down by now: the other processes wait for this one, and end it after minutes. An
             # upload that is cut off would be on this machine alone until the next start.
-            finish_writing(trainer, course)
-            wait_for_uploads(course, goes_on=True)
+            finish_checkpoint_writes(trainer, course)
+            wait_for_uploads(course, resumes_later=True)
 
 
-def finish_writing(trainer: ObjectiveTrainer, course: Course) -> None:
+def finish_checkpoint_writes(trainer: ObjectiveTrainer, course: RunState) -> None:
     """The newest checkpoint of a run that has failed: what keeps it from being one must not stand for that."""
-    for finish in (trainer.staging.close, course.checkpoints.settle):
+    for finish in (trainer.staging.close, course.checkpoints.wait_for_commit):
         try:
             finish()
         except Exception as problem:
-            say(f"the newest checkpoint is not whole: {type(problem).__name__}: {' '.join(str(problem).split())}")
+            log_line(f"the newest checkpoint is not whole: {type(problem).__name__}: {' '.join(str(problem).split())}")
 
 
-def leave(
-    job: Job, course: Course, material: Material, trainer: ObjectiveTrainer, ends: Ends, store: Store, work: Path
+def publish_run(
+    job: Job, course: RunState, material: RunInputs, trainer: ObjectiveTrainer, ends: StopCallbacks, store: Store, work: Path
 ) -> Result:
     """Publish the weights of a run that has ended. Raises Preempted or Restart of one that goes on later."""
     recipe = course.recipe
     usage = trainer.meter.read(trainer.state)
-    ends_early = ends.signal.requested or ends.divergence.found
-    wait_for_uploads(course, goes_on=bool(ends_early))
+    ends_early = ends.signal.is_requested or ends.divergence.detected
+    wait_for_uploads(course, resumes_later=bool(ends_early))
     grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
     unsent = trainer.metrics.close(timeout=grace) if trainer.metrics else []
-    chosen = weights_to_leave(course, trainer, ends, store)
-    course.checkpoints.make_room(spared=chosen[0] if chosen else None)
+    chosen = choose_weights(course, trainer, ends, store)
+    course.checkpoints.free_disk_space(kept_step=chosen[0] if chosen else None)
     out = work / recipe.trained_role
-    published = save_chosen(trainer, chosen, material.folder, recipe, out)
+    published = save_selected_weights(trainer, chosen, material.folder, recipe, out)
     if unsent:
-        write_unsent(store, folder_of(job), (left(point, course.steps_done_anew) for point in unsent))
-        say(f"{counted(len(unsent), 'metric point')} went with the result: the tracking server did not answer")
-    trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
+        write_unsent_metrics(
+            store, result_folder(job), (build_unsent_point(point, course.repeated_steps) for point in unsent)
+        )
+        log_line(f"{pluralize(len(unsent), 'metric point')} went with the result: the tracking server did not answer")
+    trained = publish_weights(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(trainer.state).gpu_seconds})
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": material.base},
         metrics={"total_steps": float(trainer.state.global_step)},
-        facts=facts_of(
+        facts=training_facts(
             trainer,
             usage,
-            read_incidents(store, course.uri),
+            read_recovery_log(store, course.uri),
             resumed_from=course.resume[0] if course.resume else None,
             published=published,
             unsent=len(unsent),
@@ -239,47 +251,51 @@ def leave(
     )
 
 
-def left(point: Point, anew: Sequence[Anew]) -> UnsentPoint:
+def build_unsent_point(point: Point, anew: Sequence[RepeatedSteps]) -> UnsentPoint:
     """A point as it goes with the result of a run that did those steps `anew`."""
-    until = first_until(anew, point.step)
-    return UnsentPoint(**vars(point), anew=until is not None, since=None if until == NEVER else until)
+    until = last_repeat_time(anew, point.step)
+    return UnsentPoint(**vars(point), anew=until is not None, since=None if until == UNKNOWN_TIME else until)
 
 
-def wait_for_uploads(course: Course, *, goes_on: bool) -> None:
-    """A run that `goes_on` later needs its checkpoints here alone; that its newest is no place else is said, not its end.
+def wait_for_uploads(course: RunState, *, resumes_later: bool) -> None:
+    """A run that `resumes_later` later needs its checkpoints here alone; that its newest is no place else is said, not its end.
 
     Whatever kept it from there: it must not stand for the error that the run ends with, and its next start tries again.
     """
-    course.checkpoints.settle()
+    course.checkpoints.wait_for_commit()
     try:
         course.checkpoints.wait()
     except Exception as problem:
-        if not goes_on:
+        if not resumes_later:
             raise
-        say(f"{newest_here(course.checkpoints)} is on this machine alone: {' '.join(str(problem).split())}")
+        log_line(
+            f"{describe_newest_checkpoint(course.checkpoints)} is on this machine alone: {' '.join(str(problem).split())}"
+        )
 
 
-def newest_here(checkpoints: Checkpoints) -> str:
+def describe_newest_checkpoint(checkpoints: CheckpointManager) -> str:
     """What this machine has of the newest checkpoint: of what several save together, each has its part."""
-    here = checkpoints.local_steps()
-    part = part_in(checkpoints.folder / str(here[0])) if here else None
+    steps = checkpoints.local_steps()
+    part = part_in_folder(checkpoints.folder / str(steps[0])) if steps else None
     return f"part {part.number} of {part.of} of the newest checkpoint" if part else "the newest checkpoint"
 
 
-def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, store: Store) -> tuple[int, Path] | None:
+def choose_weights(
+    course: RunState, trainer: ObjectiveTrainer, ends: StopCallbacks, store: Store
+) -> tuple[int, Path] | None:
     """The checkpoint whose weights the run leaves; None: those that training ended with."""
     recipe, state = course.recipe, trainer.state
-    if found := ends.divergence.found:
+    if found := ends.divergence.detected:
         return roll_back(store, course.uri, recipe, course.checkpoints, trainer.samples, found, course.repeats)
-    if ends.signal.requested and not is_over(state, recipe):
-        raise Preempted(what_is_left(course, state.global_step))
-    if ends.repeat.reached and not is_over(state, recipe):
+    if ends.signal.is_requested and not is_finished(state, recipe):
+        raise Preempted(describe_resume_point(course, state.global_step))
+    if ends.repeat.reached and not is_finished(state, recipe):
         raise Restart(f"after step {state.global_step} the run that is repeated took smaller micro-batches")
-    course.checkpoints.close_parts()
+    course.checkpoints.require_complete_parts()
     return course.checkpoints.best() if recipe.publish == "best" else None
 
 
-def what_is_left(course: Course, step: int) -> str:
+def describe_resume_point(course: RunState, step: int) -> str:
     """In words, of a run that was stopped after `step`."""
     known = [*course.checkpoints.local_steps(), course.resume[0] if course.resume else 0]
     newest = max(saved for saved in known if saved <= step)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from recipes.contracts.dataset_contract import ValidateParameters
 from recipes.contracts.job import BadConfiguration, Job, Result
-from recipes.contracts.validation_results import STATISTICS, Statistics, ValidationFacts, Violations
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
+from recipes.contracts.validation_results import STATISTICS_FILE, Statistics, ValidationFacts, Violations
 from recipes.preparation.source import Source
-from recipes.runner import main, say
+from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.validation.dataset_statistics import Description
-from recipes.validation.drift import compare
-from recipes.validation.record_blocks import blocks
+from recipes.validation.dataset_statistics import StatisticsCollector
+from recipes.validation.drift import compare_versions
+from recipes.validation.record_blocks import iterate_blocks
 
 
 def validate(job: Job, store: Store, work: Path) -> Result:
@@ -26,35 +26,37 @@ def validate(job: Job, store: Store, work: Path) -> Result:
     if not isinstance(records, int):
         raise BadConfiguration(f"{source.uri} does not say how many records it has: make the version again")
     lines = Source(store, source, Path(job.cache_dir)).lines()
-    statistics, violations = examine(lines, parameters, records, work)
-    say(f"{counted(statistics.records, 'record')}, {counted(violations.count, 'violation')} of the contract")
+    statistics, violations = validate_records(lines, parameters, records, work)
+    log_line(f"{pluralize(statistics.records, 'record')}, {pluralize(violations.count, 'violation')} of the contract")
     folder = work / "statistics"
     folder.mkdir(exist_ok=True)
-    (folder / STATISTICS).write_text(statistics.model_dump_json(indent=None), encoding="utf-8")
+    (folder / STATISTICS_FILE).write_text(statistics.model_dump_json(indent=None), encoding="utf-8")
     artifact = store.publish(folder, job.outputs["statistics"], "statistics", inputs={"dataset": source.digest})
     reference = job.inputs.get("reference")
     drift = None
     if reference is not None:
-        drift = compare(parameters.reference, read_statistics(store.get_bytes(f"{reference.uri}/{STATISTICS}")), statistics)
+        drift = compare_versions(
+            parameters.reference, read_statistics(store.get_bytes(f"{reference.uri}/{STATISTICS_FILE}")), statistics
+        )
     facts = ValidationFacts(violations=violations, drift=drift)
     return Result(work_digest=job.work_digest, artifacts={"statistics": artifact}, facts=facts.model_dump(mode="json"))
 
 
-def examine(
+def validate_records(
     lines: Iterable[bytes], parameters: ValidateParameters, records: int, scratch: Path
 ) -> tuple[Statistics, Violations]:
     """One pass over all records."""
-    description = Description(parameters.measures, records, scratch)
+    description = StatisticsCollector(parameters.measures, records, scratch)
     if not parameters.contract.has_rules:
-        for block in blocks(lines):
-            description.see(block)
+        for block in iterate_blocks(lines):
+            description.add(block)
         return description.statistics(), Violations()
-    from recipes.validation.contract_check import Conformance  # pandera takes a second to import
+    from recipes.validation.contract_check import ContractChecker  # pandera takes a second to import
 
-    conformance = Conformance(parameters.contract)
-    for block in blocks(lines):
-        description.see(block)
-        conformance.see(block)
+    conformance = ContractChecker(parameters.contract)
+    for block in iterate_blocks(lines):
+        description.add(block)
+        conformance.add(block)
     return description.statistics(), conformance.violations()
 
 

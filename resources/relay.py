@@ -25,29 +25,28 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.detached import lock
 from resources.metadata.database import Database
-from resources.metadata.event_positions import move, position_of
-from resources.metadata.outbox import Event, read_after
-from resources.metadata.told_config import told_payload
+from resources.metadata.job_record import mask_payload
+from resources.metadata.outbox import Event, advance_position, read_after, read_position
 from resources.settings.settings import Settings
+from resources.stack.detached_process import lock_folder
 
 log = logging.getLogger(__name__)
 
-READER = "kafka"
-BATCH = 200
+READER_NAME = "kafka"
+MAX_BATCH = 200
 POLL_SECONDS = 0.5
-AGAIN_SECONDS = 2.0
-ANSWERS_WITHIN_SECONDS = 5.0
-ACKNOWLEDGED_WITHIN_SECONDS = 10.0
-MAX_VALUE = 900_000
+RETRY_SECONDS = 2.0
+ANSWER_TIMEOUT_SECONDS = 5.0
+ACKNOWLEDGEMENT_TIMEOUT_SECONDS = 10.0
+MAX_VALUE_BYTES = 900_000
 """Bytes of a message: brokers take 1 MB, with its key and headers, unless they are told otherwise."""
 POSTGRES_RELAY_LOCK = 57_000_003
-SENDING = "events are sent"
+SENDING_MESSAGE = "events are sent"
 
 
 @dataclass(frozen=True)
-class Record:
+class KafkaRecord:
     """A message of Kafka. The key decides the partition, and so what stays in order."""
 
     topic: str
@@ -55,7 +54,7 @@ class Record:
     value: bytes
 
 
-class Undelivered(Exception):
+class DeliveryError(Exception):
     """Some of the messages were not acknowledged; the text says why. Before the first of those, `delivered` others were."""
 
     def __init__(self, reason: str, delivered: int = 0) -> None:
@@ -63,20 +62,20 @@ class Undelivered(Exception):
         self.delivered = delivered
 
 
-def record_of(event: Event, prefix: str) -> Record:
+def to_record(event: Event, prefix: str) -> KafkaRecord:
     """The event's payload, with its name and number beside it.
 
     One that no broker would take says how large it is, and where it can be read: without it, all behind it would wait.
     """
     named = {"event": event.type, "seq": event.seq}
-    value = json.dumps({**told_payload(event.payload), **named}, separators=(",", ":")).encode()
-    if len(value) > MAX_VALUE:
-        told = {"key": event.key, "timestamp": event.created_at, "too_large": len(value)}
-        value = json.dumps({**told, "read_at": f"/v1/events?after={event.seq - 1}&limit=1", **named}).encode()
-    return Record(f"{prefix}.{event.topic}", event.key, value)
+    value = json.dumps({**mask_payload(event.payload), **named}, separators=(",", ":")).encode()
+    if len(value) > MAX_VALUE_BYTES:
+        report = {"key": event.key, "timestamp": event.created_at, "too_large": len(value)}
+        value = json.dumps({**report, "read_at": f"/v1/events?after={event.seq - 1}&limit=1", **named}).encode()
+    return KafkaRecord(f"{prefix}.{event.topic}", event.key, value)
 
 
-class Kafka:
+class KafkaPublisher:
     """The brokers. A producer that failed is given up with all that it still holds, so that nothing of it comes late."""
 
     def __init__(self, brokers: str, security: Mapping[str, str] | None = None) -> None:
@@ -84,19 +83,19 @@ class Kafka:
         self._brokers = brokers
         self._security = dict(security or {})
         self._producer: Producer | None = None
-        self._trouble = ""
+        self._connection_error = ""
 
-    def send(self, records: Sequence[Record]) -> None:
+    def send(self, records: Sequence[KafkaRecord]) -> None:
         """Returns when the brokers have acknowledged all of them, each written to all replicas that are in sync.
 
         Raises:
             Undelivered: they have not. Of those behind the first one that is not there, some may be.
         """
-        self._trouble = ""
+        self._connection_error = ""
         missing = dict(enumerate(records))
         problems: dict[int, str] = {}
 
-        def told(number: int, error: KafkaError | None, message: Message) -> None:
+        def report(number: int, error: KafkaError | None, message: Message) -> None:
             if error is None:
                 del missing[number]
             else:
@@ -106,16 +105,16 @@ class Kafka:
             if self._producer is None:
                 self._producer = self._connected()
             for number, record in missing.copy().items():
-                on_delivery = partial(told, number)
+                on_delivery = partial(report, number)
                 self._producer.produce(record.topic, value=record.value, key=record.key, on_delivery=on_delivery)
-            self._producer.flush(ACKNOWLEDGED_WITHIN_SECONDS + 5)
+            self._producer.flush(ACKNOWLEDGEMENT_TIMEOUT_SECONDS + 5)
         except (KafkaException, BufferError) as error:
             self.close()
-            raise Undelivered(self._trouble or str(error)) from error
+            raise DeliveryError(self._connection_error or str(error)) from error
         if missing:
             self.close()
             first = min(missing)
-            raise Undelivered(problems.get(first) or self._trouble or "no answer", first)
+            raise DeliveryError(problems.get(first) or self._connection_error or "no answer", first)
 
     def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -130,7 +129,7 @@ class Kafka:
                 "bootstrap.servers": self._brokers,
                 "client.id": "hanzo-ml",
                 "enable.idempotence": True,  # a retry within the producer neither doubles nor overtakes
-                "message.timeout.ms": int(ACKNOWLEDGED_WITHIN_SECONDS * 1000),
+                "message.timeout.ms": int(ACKNOWLEDGEMENT_TIMEOUT_SECONDS * 1000),
                 "compression.type": "zstd",
                 "error_cb": self._note,
                 "log_level": 0,  # it would log every attempt to connect
@@ -138,22 +137,22 @@ class Kafka:
             }
         )
         try:
-            producer.list_topics(timeout=ANSWERS_WITHIN_SECONDS)
+            producer.list_topics(timeout=ANSWER_TIMEOUT_SECONDS)
         finally:
             producer.poll(0)  # calls `_note`
         return producer
 
     def _note(self, error: KafkaError) -> None:
         """What is wrong with the connections: a message itself only says that it was not acknowledged in time."""
-        self._trouble = error.str()
+        self._connection_error = error.str()
 
 
 class Relay:
-    def __init__(self, database: Database, kafka: Kafka, prefix: str) -> None:
+    def __init__(self, database: Database, kafka: KafkaPublisher, prefix: str) -> None:
         self._database = database
         self._kafka = kafka
         self._prefix = prefix
-        self._batch = BATCH
+        self._batch = MAX_BATCH
 
     def send_next(self) -> int:
         """Send the next events, and note that they were sent. Returns how many there were.
@@ -164,25 +163,25 @@ class Relay:
             Undelivered, SQLAlchemyError: what was not noted comes first the next time.
         """
         with self._database.read() as connection:
-            events = read_after(connection, position_of(connection, READER), limit=self._batch)
+            events = read_after(connection, read_position(connection, READER_NAME), limit=self._batch)
         try:
-            self._kafka.send([record_of(event, self._prefix) for event in events])
-        except Undelivered as error:
+            self._kafka.send([to_record(event, self._prefix) for event in events])
+        except DeliveryError as error:
             self._batch = 1
             self._note(events[: error.delivered])
             raise
-        self._batch = min(2 * self._batch, BATCH)
+        self._batch = min(2 * self._batch, MAX_BATCH)
         self._note(events)
         return len(events)
 
     def _note(self, sent: Sequence[Event]) -> None:
         if sent:
             with self._database.write() as connection:
-                move(connection, READER, sent[-1].seq)
+                advance_position(connection, READER_NAME, sent[-1].seq)
 
 
 @contextmanager
-def alone(database: Database, folder: Path, stopped: threading.Event) -> Iterator[Callable[[], None]]:
+def exclusive_relay(database: Database, folder: Path, stopped: threading.Event) -> Iterator[Callable[[], None]]:
     """While the block runs, no other relay of this database sends: everything would be sent twice, each time in order.
 
     It begins when the other one ended, or when it is stopped. What it yields raises SQLAlchemyError where the database was
@@ -191,7 +190,7 @@ def alone(database: Database, folder: Path, stopped: threading.Event) -> Iterato
     if database.engine.dialect.name != "postgresql":
         folder.mkdir(parents=True, exist_ok=True)
         while not stopped.is_set():
-            with lock(folder) as descriptor:
+            with lock_folder(folder) as descriptor:
                 if descriptor is not None:
                     yield lambda: None
                     return
@@ -217,26 +216,31 @@ def run(settings: Settings, stopped: threading.Event) -> None:
     if settings.stream.brokers is None:
         raise BadConfiguration("no Kafka: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
     database = Database(settings.database_url, settings.database.connect_seconds)
-    kafka = Kafka(settings.stream.brokers, settings.stream.security)
+    kafka = KafkaPublisher(settings.stream.brokers, settings.stream.security)
     relay = Relay(database, kafka, settings.stream.topic_prefix)
-    said = ""
+    last_message = ""
     while not stopped.is_set():
         try:
-            with alone(database, settings.home / "relay", stopped) as check:
+            with exclusive_relay(database, settings.home / "relay", stopped) as check:
                 while not stopped.is_set():
                     check()
                     sent = relay.send_next()
-                    if said != SENDING:
-                        log.info("%s to %s, as topics %s.*", SENDING, settings.stream.brokers, settings.stream.topic_prefix)
-                        said = SENDING
+                    if last_message != SENDING_MESSAGE:
+                        log.info(
+                            "%s to %s, as topics %s.*",
+                            SENDING_MESSAGE,
+                            settings.stream.brokers,
+                            settings.stream.topic_prefix,
+                        )
+                        last_message = SENDING_MESSAGE
                     if not sent:
                         stopped.wait(POLL_SECONDS)
-        except (Undelivered, SQLAlchemyError) as error:
+        except (DeliveryError, SQLAlchemyError) as error:
             problem = str(error).splitlines()[0]
-            if problem != said:
+            if problem != last_message:
                 log.warning("events wait in the database, and are sent when this is over: %s", problem)
-            said = problem
-            stopped.wait(AGAIN_SECONDS)
+            last_message = problem
+            stopped.wait(RETRY_SECONDS)
     kafka.close()
     database.close()
 

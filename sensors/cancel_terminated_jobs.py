@@ -7,11 +7,11 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
 from sensors.decisions.job_runs import newest_run
-from sensors.event_cursor import SELDOM_SECONDS
+from sensors.event_cursor import SLOW_INTERVAL_SECONDS
 from sensors.sensor import sensor
 
 
-@sensor(interval=SELDOM_SECONDS, description="Cancels the job of each run that was terminated.", requests_runs=False)
+@sensor(interval=SLOW_INTERVAL_SECONDS, description="Cancels the job of each run that was terminated.", requests_runs=False)
 def cancel_terminated_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     # From the jobs to their runs: of those there are few, of cancelled runs a sweep leaves hundreds.
     with control_plane.database.read() as connection:

@@ -3,11 +3,11 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.deployment import PROMOTED
-from resources.metadata.registry.deployments import LOST, of_promotion
+from hanzo_ml_assets.deployment import PROMOTED_EVENT
+from resources.metadata.registry.deployments import LOST_EVENT, find_by_promotion
 from resources.metadata.registry.model_key import ModelKey
-from sensors.decisions.definition_lookup import home_of
-from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.decisions.definition_lookup import find_definition
+from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
 from sensors.sensor import sensor
 
 
@@ -16,19 +16,19 @@ def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: Contro
     requests = []
     promotions = []
     with control_plane.database.read() as connection:
-        cursor = position(context, connection)
-        for event in new_events(cursor, connection, PROMOTED, LOST):
+        cursor = read_cursor(context, connection)
+        for event in read_new_events(cursor, connection, PROMOTED_EVENT, LOST_EVENT):
             cursor = cursor.after(event)
-            name, run_id, promoted = event.key, event.payload["run_id"], event.type == PROMOTED
+            name, run_id, promoted = event.key, event.payload["run_id"], event.type == PROMOTED_EVENT
             # A client may promote a mere pointer, as in MLflow: nothing of it can be deployed, and no run made it here.
             if promoted and (event.payload["stage"] != "production" or not event.payload.get("servable", True)):
                 continue
-            home = home_of(context, "models", name)
+            home = find_definition(context, "models", name)
             model = ModelKey(event.payload["organization"], name)
             version = control_plane.registry.find(model, event.payload["version"], connection)
             if version is None:  # deleted or renamed since: it is in production no more
                 continue
-            deployed = of_promotion(connection, event.seq if promoted else event.payload["promotion"])
+            deployed = find_by_promotion(connection, event.seq if promoted else event.payload["promotion"])
             ended = deployed is not None and deployed.status != "deploying"
             if version.stage != "production" or ended:
                 continue

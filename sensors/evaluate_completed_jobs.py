@@ -12,13 +12,13 @@ from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_key import ModelKey
-from sensors.decisions.definition_lookup import home_of
+from sensors.decisions.definition_lookup import find_definition
 from sensors.decisions.job_runs import PRIORITY_TAG
-from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
 from sensors.sensor import sensor
 
-STEPS = ("evaluation", "version", "merged", "gguf")
-FIRST = {PRIORITY_TAG: "1"}
+EVALUATION_ASSETS = ("evaluation", "version", "merged", "gguf")
+HIGH_PRIORITY = {PRIORITY_TAG: "1"}
 """Before the trainings that wait for the same GPUs: a model that is made was to be evaluated after all that were submitted
 meanwhile.
 """
@@ -28,18 +28,18 @@ meanwhile.
 def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     with control_plane.database.read() as connection:
-        cursor = position(context, connection)
-        for event in new_events(cursor, connection, "job.completed", "sweep.completed"):
+        cursor = read_cursor(context, connection)
+        for event in read_new_events(cursor, connection, "job.completed", "sweep.completed"):
             cursor = cursor.after(event)
             of_sweep = event.type == "sweep.completed"
-            job = control_plane.jobs.get(best_of(event) if of_sweep else event.key, connection)
-            if job.type != TRAINING or job.replay_of is not None or of_sweep != is_searched(job):
+            job = control_plane.jobs.get(best_job_id(event) if of_sweep else event.key, connection)
+            if job.type != TRAINING or job.replay_of is not None or of_sweep != is_trial(job):
                 continue
             if job.status != "completed":  # all trials with a value were stopped early: there is no model of any yet
                 continue
-            home = home_of(context, "models", str(job.config["model"]))
+            home = find_definition(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, registered_name(home, job.name))
-            version = control_plane.registry.of_training(model, job.id, connection)
+            version = control_plane.registry.find_by_training(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue
             # One that Dagster does not know, whose history was begun anew, fails the tick, and with it all jobs behind it.
@@ -48,19 +48,19 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                 dg.RunRequest(
                     run_key=cursor.run_key(f"evaluate-{job.id}"),
                     partition_key=job.id,
-                    asset_selection=[dg.AssetKey(["models", home, step]) for step in STEPS],
-                    tags=FIRST,
+                    asset_selection=[dg.AssetKey(["models", home, step]) for step in EVALUATION_ASSETS],
+                    tags=HIGH_PRIORITY,
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))
 
 
-def is_searched(job: JobRecord) -> bool:
+def is_trial(job: JobRecord) -> bool:
     """Whether a job is a trial, of which its sweep says whether there is to be a version of it."""
     return SWEEP_KEY in job.config and not job.resumed.times
 
 
-def best_of(event: Event) -> str:
+def best_job_id(event: Event) -> str:
     """The job of a sweep's best trial that completed. Events of before that was told have the best of all."""
     best = event.payload.get("best_completed") or event.payload["best"]
     return str(best["job_id"])

@@ -1,8 +1,4 @@
-"""A training was launched in the Dagster UI -> its job is listed while its run waits in Dagster's queue. It was known only
-once it had begun, which is hours later where others have the place.
-
-What is wrong with it, the run says as it begins.
-"""
+"""Record the job of each training launched in the Dagster UI."""
 
 from contextlib import suppress
 
@@ -10,35 +6,35 @@ import dagster as dg
 from pydantic import ValidationError
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.training import TrainingConfig, record_click
+from hanzo_ml_assets.training import TrainingConfig, record_launch
 from resources.errors import HanzoError
 from sensors.decisions.job_runs import PARTITION_TAG
-from sensors.event_cursor import SELDOM_SECONDS
+from sensors.event_cursor import SLOW_INTERVAL_SECONDS
 from sensors.sensor import sensor
 
 
 @sensor(
-    interval=SELDOM_SECONDS,
+    interval=SLOW_INTERVAL_SECONDS,
     description="Lists the job of each training that was launched here and waits for its turn.",
     requests_runs=False,
 )
 def list_clicked_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     for run in context.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])):
-        run_id, key = run.tags.get(PARTITION_TAG), training_of(run)
-        if run_id is None or key is None or control_plane.jobs.known(run_id):
+        run_id, key = run.tags.get(PARTITION_TAG), find_trained_asset(run)
+        if run_id is None or key is None or control_plane.jobs.find_by_id(run_id):
             continue
         with suppress(HanzoError, ValidationError):  # its run fails for it, and says so
-            record_click(run_id, key.path[1], given_to(run, key), control_plane, "queued")
+            record_launch(run_id, key.path[1], read_launch_config(run, key), control_plane, "queued")
     return dg.SensorResult()
 
 
-def training_of(run: dg.DagsterRun) -> dg.AssetKey | None:
+def find_trained_asset(run: dg.DagsterRun) -> dg.AssetKey | None:
     """The asset that a run trains, if it does."""
     keys = (key for key in run.asset_selection or () if key.path[0] == "models" and key.path[-1] == "checkpoint")
     return next(keys, None)
 
 
-def given_to(run: dg.DagsterRun, key: dg.AssetKey) -> dict[str, object]:
+def read_launch_config(run: dg.DagsterRun, key: dg.AssetKey) -> dict[str, object]:
     """What was asked for in the launchpad. Raises ValidationError."""
     asked = run.run_config.get("ops", {}).get(key.to_python_identifier(), {}).get("config", {})
-    return TrainingConfig(**asked).given
+    return TrainingConfig(**asked).overrides

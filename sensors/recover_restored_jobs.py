@@ -1,27 +1,19 @@
-"""A job goes on, and its run has ended -> the database was put back to a day before that: the run is done once more.
-
-Its end was recorded before the run ended, so that this is so at no other time. What its program made is still in the store,
-and is taken from there; a job whose run key is used up was never started again, and was queued or ran for ever.
-
-A job runs, and there never was a run of it -> Dagster's history was put back, or begun anew: it gets one. So it was as often
-as a pod died that had the history in it, and nobody went on with what the pod had been at.
-"""
+"""Rerun jobs whose end, or whose run, a restored database has lost."""
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from resources.metadata.jobs import ACTIVE, PREPARATION, JobRecord
+from resources.metadata.jobs import ACTIVE_STATUSES, PREPARATION, JobRecord
 from sensors import start_submitted_jobs, start_submitted_preparations
-from sensors.decisions.job_runs import PARTITION_TAG, time_of
-from sensors.decisions.retry_policy import JOB_ASSETS, NO, stored_decision
-from sensors.event_cursor import SELDOM_SECONDS
-from sensors.retries import retry, steps_of, was_retried
+from sensors.decisions.job_runs import PARTITION_TAG, to_datetime
+from sensors.decisions.retry_policy import JOB_ASSETS, NO, make_retry_request, selected_steps, stored_decision, was_retried
+from sensors.event_cursor import SLOW_INTERVAL_SECONDS
 from sensors.sensor import sensor
 
 
 @sensor(
-    interval=SELDOM_SECONDS,
+    interval=SLOW_INTERVAL_SECONDS,
     description="Goes on with each job whose end the database, or whose run Dagster, has lost.",
 )
 def go_on_with_put_back_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
@@ -29,16 +21,18 @@ def go_on_with_put_back_jobs(context: dg.SensorEvaluationContext, control_plane:
     with control_plane.database.read() as connection:
         active = [(job, jobs.resumed_at(job.id, connection)) for job in jobs.active(connection)]
         preparing = jobs.running(PREPARATION, connection)
-    requests = [start_submitted_preparations.run_of(context, job) for job in preparing if has_no_run(instance, job)]
+    requests = [
+        start_submitted_preparations.make_run_request(context, job) for job in preparing if has_no_run(instance, job)
+    ]
     for job, resumed_at in active:
         if job.status == "running" and has_no_run(instance, job):
-            requests.append(start_submitted_jobs.run_of(instance, job))
+            requests.append(start_submitted_jobs.make_run_request(instance, job))
             continue
-        run = newest_of_program(instance, job, resumed_at)
-        if run is None or not has_told_its_job(run) or was_retried(instance, run):
+        run = newest_program_run(instance, job, resumed_at)
+        if run is None or not has_recorded_end(run) or was_retried(instance, run):
             continue
-        if jobs.read(job.id).status in ACTIVE:  # it has not ended since it was looked at, and its run with it
-            requests.append(retry(run))
+        if jobs.read(job.id).status in ACTIVE_STATUSES:  # it has not ended since it was looked at, and its run with it
+            requests.append(make_retry_request(run))
     return dg.SensorResult(run_requests=requests)
 
 
@@ -48,14 +42,14 @@ def has_no_run(instance: dg.DagsterInstance, job: JobRecord) -> bool:
     return not instance.get_runs(dg.RunsFilter(tags={tag: job.id}), limit=1)
 
 
-def newest_of_program(instance: dg.DagsterInstance, job: JobRecord, resumed_at: int) -> dg.DagsterRun | None:
+def newest_program_run(instance: dg.DagsterInstance, job: JobRecord, resumed_at: int) -> dg.DagsterRun | None:
     """The newest run that worked for a job since it was resumed last, and not for what the job has left."""
     if job.type == PREPARATION:
         return next(iter(instance.get_runs(dg.RunsFilter(tags={PREPARATION_TAG: job.id}), limit=1)), None)
-    filters = dg.RunsFilter(tags={PARTITION_TAG: job.id}, created_after=time_of(resumed_at))
-    return next((run for run in instance.get_runs(filters) if steps_of(run) & JOB_ASSETS), None)
+    filters = dg.RunsFilter(tags={PARTITION_TAG: job.id}, created_after=to_datetime(resumed_at))
+    return next((run for run in instance.get_runs(filters) if selected_steps(run) & JOB_ASSETS), None)
 
 
-def has_told_its_job(run: dg.DagsterRun) -> bool:
+def has_recorded_end(run: dg.DagsterRun) -> bool:
     """Whether a run has ended, and what became of it was recorded."""
     return bool(run.status == dg.DagsterRunStatus.SUCCESS or stored_decision(run) == NO)

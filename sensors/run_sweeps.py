@@ -10,16 +10,16 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.job import BadConfiguration, Program
 from recipes.contracts.recipe import Recipe
-from recipes.planning.recipe_checks import unpinned
+from recipes.planning.recipe_checks import unpinned_model_reason
 from resources.compute.job_key import JobRef
 from resources.errors import HanzoError
-from resources.hpo.sweep_advance import advance
+from resources.hpo.sweep_advance import advance_sweep
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.sweep_step import End, Step
 from resources.hpo.sweeps import Sweeps
-from resources.hpo.trial_job import trial_job
-from sensors.decisions.definition_lookup import dataset_of, is_of_another_definition, recipe_of, undefined
-from sensors.decisions.job_runs import is_gone
+from resources.hpo.trial_job import build_trial_job
+from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, find_model_recipe, takes_defined_name
+from sensors.decisions.job_runs import has_no_unfinished_run
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.sensor import sensor
 
@@ -29,10 +29,12 @@ def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane)
     moved = []
     for sweep_id in Sweeps(control_plane.database).running():
         try:
-            if refuse(context, sweep_id, control_plane):
+            if fail_unstartable_sweep(context, sweep_id, control_plane):
                 continue
             pin_dataset(context, sweep_id, control_plane)
-            if advance(control_plane.database, control_plane.store, sweep_id, partial(has_ended, context, control_plane)):
+            if advance_sweep(
+                control_plane.database, control_plane.store, sweep_id, partial(has_ended, context, control_plane)
+            ):
                 moved.append(sweep_id)
         except Exception as error:  # whatever it is: one that stumbles holds up no other
             context.log.exception(f"sweep {sweep_id} cannot go on: {error!r}")
@@ -41,38 +43,40 @@ def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane)
 
 def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, job_id: str) -> bool:
     """Whether a trial has ended: no Dagster run, and no program whose run worker died, which still holds the GPU."""
-    return is_gone(context.instance, job_id) and not control_plane.compute.has_processes(JobRef(job_id, Program.TRAIN))
+    return has_no_unfinished_run(context.instance, job_id) and not control_plane.compute.has_processes(
+        JobRef(job_id, Program.TRAIN)
+    )
 
 
-def refuse(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:
+def fail_unstartable_sweep(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:
     """Whether none of a sweep's trials could start: each of them was made, a job and a run of its own, and failed for it."""
     before = Sweeps(control_plane.database).snapshot(sweep_id)
-    reason = "" if before.trials else why_none_could_start(context, before.sweep.config)
-    return bool(reason) and Sweeps(control_plane.database).take(before, Step(end=End("failed", reason)))
+    reason = "" if before.trials else explain_unstartable(context, before.sweep.config)
+    return bool(reason) and Sweeps(control_plane.database).apply_step(before, Step(end=End("failed", reason)))
 
 
-def why_none_could_start(context: dg.SensorEvaluationContext, config: SweepConfig) -> str:
+def explain_unstartable(context: dg.SensorEvaluationContext, config: SweepConfig) -> str:
     """What is wrong with the sweep's model or the name of its experiment, or nothing.
 
     Only here is it known which models are defined, and only now, whether the base model's files were pinned since it was
     asked for.
     """
-    job = trial_job(config, {name: dimension.at(0.0) for name, dimension in config.search_space.items()})
-    if problem := undefined(context, job["model"], families()):
+    job = build_trial_job(config, {name: dimension.at(0.0) for name, dimension in config.search_space.items()})
+    if problem := explain_undefined(context, job["model"], list_model_families()):
         return problem
-    if is_of_another_definition(context, job["model"], job["name"]):
+    if takes_defined_name(context, job["model"], job["name"]):
         what = f"experiment '{job['name']}' is the name of a definition, whose gate its versions pass"
         return f"{what}: search with base_config.model: {job['name']}, or give the experiment another name"
-    name = job.get("recipe") or recipe_of(context, job["model"])
+    name = job.get("recipe") or find_model_recipe(context, job["model"])
     try:
         recipe = Recipe.named(str(name)).changed(job["parameters"])
     except BadConfiguration:  # of these hyperparameters: others may fit
         return ""
-    missing = unpinned(recipe)
+    missing = unpinned_model_reason(recipe)
     return f"recipe '{recipe.name}': {missing}" if missing else ""
 
 
-def families() -> set[str]:
+def list_model_families() -> set[str]:
     """What a sweep may name as its model beside a method, as the specification's does."""
     return {name.rpartition("-")[0] for name in Recipe.names()}
 
@@ -82,7 +86,7 @@ def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plan
     sweep = Sweeps(control_plane.database).snapshot(sweep_id).sweep
     if sweep.config.base_config.get("dataset"):
         return
-    reference = dataset_of(context, trial_job(sweep.config, {})["model"])
+    reference = find_model_dataset(context, build_trial_job(sweep.config, {})["model"])
     if reference is None:
         return
     try:

@@ -7,11 +7,11 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import SPLITS
-from hanzo_ml_assets.run_tags import tags_of
+from hanzo_ml_assets.run_tags import version_tags
 from resources.datasets.validations import NOT_CHECKED
 from resources.errors import HanzoError
-from sensors.decisions.definition_lookup import home_of_version
-from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.decisions.definition_lookup import find_version_definition
+from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
 from sensors.sensor import sensor
 
 
@@ -19,8 +19,8 @@ from sensors.sensor import sensor
 def split_new_versions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     with control_plane.database.read() as connection:
-        cursor = position(context, connection)
-        for event in new_events(cursor, connection, "dataset.created"):
+        cursor = read_cursor(context, connection)
+        for event in read_new_events(cursor, connection, "dataset.created"):
             cursor = cursor.after(event)
             try:
                 version = control_plane.datasets.get(event.payload["dataset_id"], connection)
@@ -29,12 +29,12 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
             standing = control_plane.validations.standings([version.id], connection)[version.id]
             if standing.blocked or (version.splits and standing != NOT_CHECKED):
                 continue
-            home = home_of_version(context, version)
+            home = find_version_definition(context, version)
             requests.append(
                 dg.RunRequest(
                     run_key=cursor.run_key(f"split-{version.id}"),
                     asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
-                    tags=tags_of(version),
+                    tags=version_tags(version),
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))

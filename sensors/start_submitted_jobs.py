@@ -13,19 +13,19 @@ import dagster as dg
 from dagster._core.launcher import WorkerStatus
 from sqlalchemy import Connection
 
-from hanzo_ml_assets.command import KEY, PARTITIONS
+from hanzo_ml_assets.command import COMMAND_KEY, COMMAND_PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.run_tags import tags_of
-from hanzo_ml_assets.training import DAGSTER
+from hanzo_ml_assets.run_tags import version_tags
+from hanzo_ml_assets.training import DAGSTER_USER
 from resources.compute.local.capacity import max_running_jobs
 from resources.errors import HanzoError
-from resources.metadata.dataset_problems import problems_of
+from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.jobs import COMMAND, DATASET, TRACKED, JobRecord
-from resources.monitoring.heartbeats import SENSORS
+from resources.metadata.jobs import COMMAND, DATASET_KEY, TRACKED_TYPES, JobRecord
+from resources.monitoring.heartbeats import SENSORS_NAME
 from resources.settings.sections import Scheduler
-from sensors.decisions.definition_lookup import dataset_of, is_of_another_definition, undefined
-from sensors.decisions.job_quota import held_back
+from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, takes_defined_name
+from sensors.decisions.job_quota import apply_quotas
 from sensors.decisions.job_runs import PARTITION_TAG, RUN_KEY_TAG, newest_run
 from sensors.decisions.retry_policy import is_given_up
 from sensors.event_cursor import INTERVAL_SECONDS
@@ -54,30 +54,30 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
     # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
     requests: list[dg.RunRequest] = []
     with control_plane.database.read() as connection:
-        jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED]
-        decided = [decide(context, job, control_plane, connection) for job in jobs]
-        decisions = within_quotas(context, jobs, decided, control_plane, connection)
-        decisions = in_turn(context.instance, jobs, decisions, control_plane.settings.scheduler)
+        jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED_TYPES]
+        decided = [decide_start(context, job, control_plane, connection) for job in jobs]
+        decisions = apply_quota_decisions(context, jobs, decided, control_plane, connection)
+        decisions = mark_queued_runs(context.instance, jobs, decisions, control_plane.settings.scheduler)
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
-        if decision.dataset and not job.config.get(DATASET):
-            control_plane.jobs.specify(job.id, DATASET, decision.dataset)
+        if decision.dataset and not job.config.get(DATASET_KEY):
+            control_plane.jobs.set_config_value(job.id, DATASET_KEY, decision.dataset)
         if decision.fail:
             with suppress(HanzoError):  # somebody was faster, and others wait to be started
                 control_plane.jobs.fail(job.id, decision.fail)
         if decision.wait and decision.wait != job.reason:
-            control_plane.jobs.wait_for(job.id, decision.wait)
+            control_plane.jobs.set_waiting_reason(job.id, decision.wait)
         if decision.start and new < MAX_NEW_RUNS:
-            partitions, _ = place_of(job)
+            partitions, _ = find_job_asset(job)
             # One that was requested before is requested again: if it was launched, its run key holds.
             new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
-            requests.append(run_of(context.instance, job))
+            requests.append(make_run_request(context.instance, job))
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
-    control_plane.heartbeats.beat(SENSORS)
+    control_plane.heartbeats.beat(SENSORS_NAME)
     return dg.SensorResult(run_requests=requests)
 
 
-def within_quotas(
+def apply_quota_decisions(
     context: dg.SensorEvaluationContext,
     jobs: Sequence[JobRecord],
     decisions: Sequence[Decision],
@@ -89,7 +89,7 @@ def within_quotas(
     starting = [job for job, decision in zip(jobs, decisions, strict=True) if decision.start]
     if not scheduler.quotas or not starting:
         return list(decisions)
-    waits, never = held_back(context, starting, scheduler, control_plane.jobs.active(connection))
+    waits, never = apply_quotas(context, starting, scheduler, control_plane.jobs.active(connection))
     return [
         replace(decision, start=False, wait=waits.get(job.id, ""), fail=never.get(job.id, ""))
         if job.id in waits or job.id in never
@@ -98,7 +98,7 @@ def within_quotas(
     ]
 
 
-def in_turn(
+def mark_queued_runs(
     instance: dg.DagsterInstance, jobs: Sequence[JobRecord], decisions: Sequence[Decision], scheduler: Scheduler
 ) -> list[Decision]:
     """The same, but that a job whose run stands in Dagster's queue already says so: others run on this machine."""
@@ -113,9 +113,9 @@ def in_turn(
     ]
 
 
-def run_of(instance: dg.DagsterInstance, job: JobRecord) -> dg.RunRequest:
+def make_run_request(instance: dg.DagsterInstance, job: JobRecord) -> dg.RunRequest:
     """A run of the asset that runs a job, in a partition that Dagster knows from then on."""
-    partitions, asset = place_of(job)
+    partitions, asset = find_job_asset(job)
     instance.add_dynamic_partitions(partitions, [job.id])
     return dg.RunRequest(run_key=run_key(job), partition_key=job.id, asset_selection=[asset])
 
@@ -125,7 +125,7 @@ def run_key(job: JobRecord) -> str:
     return f"{job.id}-{times}" if times else job.id
 
 
-def goes_on_still(instance: dg.DagsterInstance, job: JobRecord, control_plane: ControlPlane) -> bool:
+def is_still_ending(instance: dg.DagsterInstance, job: JobRecord, control_plane: ControlPlane) -> bool:
     """Whether what was before the job was resumed still ends: its program saves a checkpoint as it is cancelled.
 
     A program whose worker had died is told to end here.
@@ -137,14 +137,14 @@ def goes_on_still(instance: dg.DagsterInstance, job: JobRecord, control_plane: C
         return False
     unfinished = [run for run in runs if not run.is_finished]
     if unfinished:
-        end_without_workers(instance, unfinished)
+        report_dead_workers(instance, unfinished)
         return True
     if still_runs := control_plane.compute.has_processes(job):
         control_plane.compute.terminate_processes(job)
     return still_runs
 
 
-def end_without_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
+def report_dead_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
     """Of a worker that died as it was ending its run nobody hears: Dagster waits for it for as long as that may take."""
     if instance.run_launcher.supports_check_run_worker_health:
         for run in runs:
@@ -153,55 +153,55 @@ def end_without_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterR
                 instance.report_run_canceled(run)
 
 
-def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
+def find_job_asset(job: JobRecord) -> tuple[str, dg.AssetKey]:
     """The asset that runs a job, and its partitions."""
     if job.type == COMMAND:
-        return PARTITIONS, dg.AssetKey(KEY)
+        return COMMAND_PARTITIONS, dg.AssetKey(COMMAND_KEY)
     model = str(job.config["model"])
     return f"{model}-runs", dg.AssetKey(["models", model, "checkpoint"])
 
 
-def takes_a_model_s_name(context: dg.SensorEvaluationContext, job: JobRecord) -> bool:
+def has_reserved_name(context: dg.SensorEvaluationContext, job: JobRecord) -> bool:
     """Whether the versions of a job that brings its own configuration would be a defined model's, past its gate.
 
     A replay makes none. One that had begun before there was a definition of its name could never be gone on with.
     """
     new = job.started_at is None and job.replay_of is None
-    return new and is_of_another_definition(context, str(job.config["model"]), job.name)
+    return new and takes_defined_name(context, str(job.config["model"]), job.name)
 
 
-def decide(
+def decide_start(
     context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
 ) -> Decision:
-    if goes_on_still(context.instance, job, control_plane):
+    if is_still_ending(context.instance, job, control_plane):
         return Decision(wait="waits until what ran before it was resumed has ended")
     if job.type == COMMAND:
         return Decision(start=True)
-    if job.user_id == DAGSTER and not job.resumed.times:
-        return of_click(context.instance, job)
+    if job.user_id == DAGSTER_USER and not job.resumed.times:
+        return decide_launched_job(context.instance, job)
     model = str(job.config["model"])
-    if missing := undefined(context, model):
+    if missing := explain_undefined(context, model):
         return Decision(fail=missing)
-    if takes_a_model_s_name(context, job):
+    if has_reserved_name(context, job):
         what = f"'{job.name}' has a definition, whose gate its versions pass"
         return Decision(fail=f"{what}: submit it with --model {job.name}, or give this job another name")
-    reference = str(job.config.get(DATASET) or dataset_of(context, model))
+    reference = str(job.config.get(DATASET_KEY) or find_model_dataset(context, model))
     try:
         version = control_plane.datasets.resolve(reference, job.organization, connection)
     except HanzoError as error:
         return Decision(fail=error.message)
     if blocked := control_plane.validations.blocked(version.id, connection):
         return Decision(fail=f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
-    if not version.splits or not control_plane.validations.judged(version.id, connection):
+    if not version.splits or not control_plane.validations.has_split_verdict(version.id, connection):
         if run := failed_split(context.instance, version):
-            problem = problems_of(connection, [version.id]).get(version.id)
+            problem = find_problems(connection, [version.id]).get(version.id)
             reason = problem.problem if problem else f"could not be checked and split: see run {run} in Dagster"
             return Decision(fail=f"dataset {version.reference} {reason}")
         return Decision(wait=f"waits for the checks and splits of {version.reference}", dataset=version.reference)
     return Decision(start=True, dataset=version.reference)
 
 
-def of_click(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
+def decide_launched_job(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
     """Of a job that is recorded because its run waits: Dagster starts that, and a second one would do its work again."""
     if newest_run(instance, job.id, resumed_at=0) is None:
         return Decision(fail="its run was deleted in Dagster before it began: launch it again in a new partition")
@@ -210,7 +210,7 @@ def of_click(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
 
 def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:
     """The run that failed to split a version for good; None while one runs, may be tried again, or has never been."""
-    newest = next(iter(instance.get_run_records(dg.RunsFilter(tags=tags_of(version)), limit=1)), None)
+    newest = next(iter(instance.get_run_records(dg.RunsFilter(tags=version_tags(version)), limit=1)), None)
     if newest is None or newest.dagster_run.status != dg.DagsterRunStatus.FAILURE:
         return None
     return str(newest.dagster_run.run_id) if is_given_up(newest, datetime.now(UTC)) else None

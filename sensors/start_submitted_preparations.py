@@ -5,8 +5,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import PREPARATION, JobRecord
-from sensors.decisions.definition_lookup import home_of
-from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS
+from sensors.decisions.definition_lookup import find_definition
+from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS_PER_TICK
 from sensors.sensor import sensor
 
 
@@ -15,10 +15,10 @@ def start_submitted_preparations(context: dg.SensorEvaluationContext, control_pl
     # By state, not by event: a job that a tick had no room for is seen again, and one that was started has its run key.
     with control_plane.database.read() as connection:
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type == PREPARATION]
-    return dg.SensorResult(run_requests=[run_of(context, job) for job in jobs[:MAX_EVENTS]])
+    return dg.SensorResult(run_requests=[make_run_request(context, job) for job in jobs[:MAX_EVENTS_PER_TICK]])
 
 
-def run_of(context: dg.SensorEvaluationContext, job: JobRecord) -> dg.RunRequest:
+def make_run_request(context: dg.SensorEvaluationContext, job: JobRecord) -> dg.RunRequest:
     name, _, _ = str(job.config["dataset"]).partition("@")
-    asset = dg.AssetKey(["datasets", home_of(context, "datasets", name), "prepared"])
+    asset = dg.AssetKey(["datasets", find_definition(context, "datasets", name), "prepared"])
     return dg.RunRequest(run_key=job.id, asset_selection=[asset], tags={PREPARATION_TAG: job.id})

@@ -10,8 +10,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.outbox import Event, now_ms
-from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, is_gone
-from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfinished_run
+from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
 from sensors.sensor import sensor
 
 LOOK_BACK = timedelta(days=7)
@@ -21,19 +21,19 @@ LOOK_BACK = timedelta(days=7)
 @sensor(interval=INTERVAL_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
 def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
-        cursor = position(context, connection)
-        events = new_events(cursor, connection, "job.cancelled")
+        cursor = read_cursor(context, connection)
+        events = read_new_events(cursor, connection, "job.cancelled")
         jobs = {event.key: control_plane.jobs.find(event.key, connection) for event in events}
     for event in events:
         cursor = cursor.after(event)
         job = jobs[event.key]
-        for run in runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
+        for run in find_runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
             context.instance.run_coordinator.cancel_run(run.run_id)
     terminate_orphaned_programs(context, control_plane)
     return dg.SensorResult(cursor=str(cursor))
 
 
-def runs_to_end(instance: dg.DagsterInstance, event: Event, *, resumed: bool) -> list[dg.DagsterRun]:
+def find_runs_to_end(instance: dg.DagsterInstance, event: Event, *, resumed: bool) -> list[dg.DagsterRun]:
     """Those of the cancelled job that are in progress. Of one that was resumed since, newer runs are wanted."""
     before = datetime.fromtimestamp(event.created_at / 1000, UTC) if resumed else None
     filters = (
@@ -47,8 +47,8 @@ def terminate_orphaned_programs(context: dg.SensorEvaluationContext, control_pla
     """Terminate the programs of cancelled or failed jobs that no Dagster run supervises any more."""
     since = now_ms() - int(LOOK_BACK.total_seconds() * 1000)
     with control_plane.database.read() as connection:
-        broken_off = control_plane.jobs.broken_off(since, connection)
+        broken_off = control_plane.jobs.list_failed_or_cancelled(since, connection)
     for job in broken_off:
-        if control_plane.compute.has_processes(job) and is_gone(context.instance, job.id):
+        if control_plane.compute.has_processes(job) and has_no_unfinished_run(context.instance, job.id):
             context.log.info(f"job {job.id} is {job.status}: terminating its program")
             control_plane.compute.terminate_processes(job)

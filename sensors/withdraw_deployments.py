@@ -1,6 +1,6 @@
 """A model was taken out of production -> the engine serves it no more (specification rows O3, O5).
 
-It follows the rows and not the events: whatever was killed in between, a row says `withdrawing` until the engine was seen
+It follows the rows and not the events: whatever was killed in between, a row says `list_withdrawing` until the engine was seen
 to have let go of exactly that deployment.
 """
 
@@ -8,16 +8,16 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import EngineError, UnknownModel
-from resources.metadata.registry.deployments import withdrawing, withdrawn
-from sensors.event_cursor import SELDOM_SECONDS
+from resources.metadata.registry.deployments import list_withdrawing, mark_withdrawn
+from sensors.event_cursor import SLOW_INTERVAL_SECONDS
 from sensors.sensor import sensor
 
 
-@sensor(interval=SELDOM_SECONDS, description="Takes what left production out of service.", requests_runs=False)
+@sensor(interval=SLOW_INTERVAL_SECONDS, description="Takes what left production out of service.", requests_runs=False)
 def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
-        leaving = withdrawing(connection)
-    told = []
+        leaving = list_withdrawing(connection)
+    withdrawn_models = []
     for deployment in leaving:
         reference = f"{deployment.name} version {deployment.version}"
         try:
@@ -29,6 +29,10 @@ def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: Con
             context.log.warning(f"{reference} is still to be taken out of service: {error}")
             continue
         with control_plane.database.write() as connection:
-            withdrawn(connection, deployment)
-        told.append(reference)
-    return dg.SensorResult(skip_reason=f"taken out of service: {', '.join(told)}" if told else "nothing leaves production")
+            mark_withdrawn(connection, deployment)
+        withdrawn_models.append(reference)
+    return dg.SensorResult(
+        skip_reason=f"taken out of service: {', '.join(withdrawn_models)}"
+        if withdrawn_models
+        else "nothing leaves production"
+    )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.s3_server import S3Server
 
 ROOT = Path(__file__).parent
-ONE_STACK = "chain"
+ONE_STACK = "end_to_end"
 """The folder whose tests share one stack, which costs more to start than most files take."""
 LONGEST_FIRST = (ONE_STACK, "recipes/training", "recipes/preparation")
 """Folders in the order in which they start: a process that began one of them last would work alone at the end."""

@@ -15,10 +15,9 @@ from api.artifacts.run_artifacts import Entry, OwnedArtifacts, RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
 from recipes.storage import uris
 from resources.errors import HanzoError, not_found
-from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
-from resources.metadata.artifacts.locations import files_owner, folders_above
+from resources.metadata.artifacts.locations import EXPERIMENT_ID_PATTERN, MODELS_PART, find_files_owner, list_parent_folders
 from resources.metadata.database import Database
-from resources.metadata.tracking.logged_model_states import no_model
+from resources.metadata.tracking.logged_model_records import logged_model_not_found
 from resources.metadata.tracking.run_data import check_run_active
 
 
@@ -35,7 +34,7 @@ class ArtifactLocation:
     def check_writable(self) -> None:
         """Raises a 4xx where the owner is deleted."""
         if self.is_model and self.lifecycle_stage != "active":
-            raise no_model(self.owner)
+            raise logged_model_not_found(self.owner)
         check_run_active(self.owner, self.lifecycle_stage)
 
 
@@ -71,7 +70,7 @@ class ArtifactLocations:
         if location is not None:
             return relative_entries(location.artifacts.entries(location.owner, location.path))
         with self._database.read() as connection:
-            folders = folders_above(connection, proxied, organization)
+            folders = list_parent_folders(connection, proxied, organization)
         if folders is None and is_reserved(proxied):
             raise no_such_location()
         free = [] if is_reserved(proxied) else relative_entries(self._free.entries(organization, proxied))
@@ -79,7 +78,7 @@ class ArtifactLocations:
 
     def _owned(self, proxied: str, organization: str) -> ArtifactLocation | None:
         with self._database.read() as connection:
-            found = files_owner(connection, proxied)
+            found = find_files_owner(connection, proxied)
         if found is None or found.organization != organization:
             return None
         return ArtifactLocation(self._run_artifacts, found.id, found.path, found.is_model, found.lifecycle_stage)
@@ -88,7 +87,7 @@ class ArtifactLocations:
 def is_reserved(proxied: str) -> bool:
     """Whether nothing but the files of runs, logged models and versions is at a path."""
     first = proxied.partition("/")[0]
-    return first == VERSIONS or RESERVED.fullmatch(first) is not None
+    return first == MODELS_PART or EXPERIMENT_ID_PATTERN.fullmatch(first) is not None
 
 
 def relative_entries(entries: list[Entry]) -> list[Entry]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from recipes.checkpoints.retention import from_the_best, standing_of
+from recipes.checkpoints.retention import parse_quality, rank_by_loss
 from recipes.storage import uris
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 
 UPLOADS_FOLDER = "artifacts"
 """The folder, beside what was published, of what was uploaded."""
@@ -42,7 +42,7 @@ def published_folders(store: Store, run_id: str, folder: str) -> list[str] | Non
     if found is None:
         return None
     names = []
-    for place in store.below(f"{uris.run_checkpoints(run_id)}{found.group(1)}")[1]:
+    for place in store.list_folder(f"{uris.run_checkpoints(run_id)}{found.group(1)}")[1]:
         name = place.rpartition("/")[2]
         if re.fullmatch(r"from-\d+", name):
             names.append(name)
@@ -53,7 +53,7 @@ def published_folders(store: Store, run_id: str, folder: str) -> list[str] | Non
 
 def has_manifest(store: Store, place: str) -> bool:
     try:
-        store.size(f"{place}/{MANIFEST}")
+        store.size(f"{place}/{MANIFEST_FILE}")
     except FileNotFoundError:
         return False
     return True
@@ -79,17 +79,17 @@ def kept_checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
     losses = {}
     for place, (_, _, uri, _) in enumerate(saved):
         with suppress(FileNotFoundError):  # retention took it meanwhile
-            losses[place] = standing_of(store.get_bytes(uri + MANIFEST)).loss
+            losses[place] = parse_quality(store.get_bytes(uri + MANIFEST_FILE)).loss
     named = [("/".join(["checkpoint", *way, f"step-{step}"]), uri, size) for step, way, uri, size in saved]
     yield from (named[place] for place in losses)
-    for place in from_the_best(losses)[:1]:
+    for place in rank_by_loss(losses)[:1]:
         yield (f"best_model_step_{saved[place][0]}", *saved[place][2:])
 
 
 def list_artifacts(store: Store, root: str) -> list[tuple[str, int]]:
     """Artifacts with a manifest, and files of none, by their names; with their sizes."""
     entries = store.entries(root)
-    artifacts = {entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)}
+    artifacts = {entry.uri.removesuffix(MANIFEST_FILE) for entry in entries if entry.uri.endswith("/" + MANIFEST_FILE)}
     sizes: dict[str, int] = {}
     for entry in entries:
         ends = (found.end() for found in re.finditer("/", entry.uri))

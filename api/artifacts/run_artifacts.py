@@ -111,7 +111,7 @@ class OwnedArtifacts:
         try:
             return self._files.open(uri, owner)
         except FileNotFoundError:
-            raise (not_a_file(path) if any(self._store.below(uri)) else no_artifact(path)) from None
+            raise (not_a_file(path) if any(self._store.list_folder(uri)) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
@@ -125,7 +125,7 @@ class OwnedArtifacts:
         parents = path.split("/")[:-1]
         if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
             raise invalid("Invalid artifact path: a part of it is a file already")
-        if any(self._store.below(self.uri(owner, path))):
+        if any(self._store.list_folder(self.uri(owner, path))):
             raise invalid("Invalid artifact path: it is a folder already")
 
     def _is_file(self, uri: str) -> bool:
@@ -188,7 +188,7 @@ class RunArtifacts(OwnedArtifacts):
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
     """Files and folders directly below a URI, by name; `prefix` goes before each."""
-    files, folders = store.below(root)
+    files, folders = store.list_folder(root)
     found = [Entry(prefix + file_name(file.uri), False, file.size) for file in files]
     found += [Entry(prefix + file_name(folder), True) for folder in folders]
     return sorted(found, key=lambda entry: entry.path)

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.checksums import ExpectedChecksums, RunningChecksums
-from recipes.storage.artifact_store import MANIFEST, BrokenArtifact, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, BrokenArtifact, Store
 from recipes.storage.buckets import StoreUnavailable
-from recipes.storage.locations import hash_in_name
+from recipes.storage.locations import parse_chunk_hash
 from recipes.storage.manifest import Artifact, Manifest
 from recipes.storage.object_transfer import StoredObject
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.artifacts.file_hashes import UNSEEN, ArtifactFiles, Recorded
+from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH, FileHashes, RecordedHash
 
 CHUNK_BYTES = 1 << 20
 MAX_BYTES_IN_MEMORY = 4 << 20
@@ -59,7 +59,7 @@ class VerifiedFiles:
         find_organization: whose the file at a URI is, for the audit log.
     """
 
-    def __init__(self, store: Store, records: ArtifactFiles, find_organization: Callable[[str], str]) -> None:
+    def __init__(self, store: Store, records: FileHashes, find_organization: Callable[[str], str]) -> None:
         self.store = store
         self._records = records
         self._find_organization = find_organization
@@ -81,7 +81,7 @@ class VerifiedFiles:
                 yield piece
             running.check()
             # The store makes the object visible when this ends: its hash is on record by then.
-            arrivals.append(await run_in_threadpool(self._records.arriving, uri, running.sha256, running.size))
+            arrivals.append(await run_in_threadpool(self._records.begin_upload, uri, running.sha256, running.size))
 
         await self.store.put_stream(uri, hashed(), declared_size)
         await run_in_threadpool(self._records.stored, arrivals[0])
@@ -93,7 +93,7 @@ class VerifiedFiles:
         Raises:
             Exception: whatever `complete` raises. What lay at `uri` before is there still.
         """
-        arrival = self._records.arriving(uri, UNSEEN, 0)
+        arrival = self._records.begin_upload(uri, UNKNOWN_HASH, 0)
         try:
             complete()
         except StoreUnavailable:  # it may have happened all the same
@@ -103,7 +103,7 @@ class VerifiedFiles:
             raise
         stored = self.store.open(uri)
         sha256 = stored.sha256()
-        self._records.seen(arrival, sha256, stored.size)
+        self._records.finish_unknown_upload(arrival, sha256, stored.size)
         return UploadedFile(uri, sha256, stored.size)
 
     def open(self, uri: str, owner: str, artifact: Artifact | None = None) -> VerifiedFile:
@@ -131,8 +131,8 @@ class VerifiedFiles:
             if not expected or found in expected:
                 self._note_repair(uri, rows)
                 return VerifiedFile(stored, found, content)
-            if UNSEEN in expected:
-                self._records.first_seen(uri, found, stored.size)
+            if UNKNOWN_HASH in expected:
+                self._records.fix_unknown_hash(uri, found, stored.size)
                 return VerifiedFile(stored, found, content)
             if self.store.open(uri).version == stored.version:
                 self._records.report_broken(uri, owner, self._find_organization(uri), sorted(expected), found)
@@ -141,25 +141,25 @@ class VerifiedFiles:
 
     def delete(self, uri: str) -> None:
         """Delete the file at `uri`, or everything below it."""
-        rows = self._records.stored_at([uri, *self.store.list(uri)])
+        rows = self._records.list_stored_rows([uri, *self.store.list(uri)])
         self.store.delete(uri)
         self._records.forget(rows)
 
-    def _note_repair(self, uri: str, rows: list[Recorded]) -> None:
+    def _note_repair(self, uri: str, rows: list[RecordedHash]) -> None:
         if any(row.found_sha256 for row in rows):
-            self._records.is_whole_again(uri)
+            self._records.mark_repaired(uri)
 
     def _published_hashes(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
         """The hash that a chunk has by its name, a file by a manifest: a known artifact's, else the nearest one above it."""
-        if named := hash_in_name(uri):
+        if named := parse_chunk_hash(uri):
             return {named}
         if artifact is not None:
             return self._hashes_in_manifest(uri, artifact.uri, self._proved_manifest(artifact, owner)) | (
-                {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST}" else set()
+                {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST_FILE}" else set()
             )
         folder = uri.rpartition("/")[0]
         while folder.count("/") > 3:  # s3://BUCKET/KIND/NAME is the shortest place of an artifact
-            where = f"{folder}/{MANIFEST}"
+            where = f"{folder}/{MANIFEST_FILE}"
             # A file of that name that somebody uploaded proves nothing.
             if where != uri and not self._records.at(where):
                 with suppress(FileNotFoundError, ValidationError):
@@ -173,7 +173,7 @@ class VerifiedFiles:
         try:
             return self.store.manifest(artifact)
         except BrokenArtifact:
-            where = f"{artifact.uri}/{MANIFEST}"
+            where = f"{artifact.uri}/{MANIFEST_FILE}"
             found = self._hash_or_nothing(where)
             self._records.report_broken(where, owner, self._find_organization(where), [artifact.digest], found)
             raise corrupted_artifact(where) from None

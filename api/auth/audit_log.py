@@ -32,10 +32,10 @@ from api.auth.route_matching import Match
 from api.routing import Audit
 from recipes.storage.retry import every
 from resources.metadata import audit_log
-from resources.metadata.audit import MAX_OBJECTS, AuditedCall, record
+from resources.metadata.audit_log import MAX_OBJECTS, AuditedCall, record_calls
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.ownership import ObjectKind, Reference
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Call:
 
     def _objects(self) -> tuple[str, ...]:
         run_id, dataset_id = self.state.get("run_id"), self.state.get("dataset_id")
-        run = (str(Reference(Kind.RUN, str(run_id))),) if run_id else ()
+        run = (str(Reference(ObjectKind.RUN, str(run_id))),) if run_id else ()
         if dataset_id:  # found by its name
-            return (str(Reference(Kind.DATASET, str(dataset_id))),)
+            return (str(Reference(ObjectKind.DATASET, str(dataset_id))),)
         # Each logged metric comes by here, and names its run alone.
         return tuple(nsmallest(MAX_OBJECTS, {*map(str, self.references), *run})) if self.references else run
 
@@ -158,7 +158,7 @@ class AuditLog:
         """Write what was counted, and put the counts that are due into the log. What cannot be written now is kept."""
         counts, self._counts = self._counts, Counter()
         counted = [structs.replace(call, count=number) for call, number in counts.items()]
-        if await run_in_threadpool(self._write_counts, counted, 0 if everything else audit_log.PERIOD_MS):
+        if await run_in_threadpool(self._write_counts, counted, 0 if everything else audit_log.FLUSH_PERIOD_MS):
             return
         if everything and counted:
             log.error("audit rows could not be written: %s", counted)
@@ -184,8 +184,8 @@ class AuditLog:
     def _write(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> bool:
         try:
             with self._database.write() as connection:
-                record(connection, each)
-                audit_log.count(connection, counted)
+                record_calls(connection, each)
+                audit_log.count_calls(connection, counted)
         except SQLAlchemyError as error:
             log.warning("audit rows cannot be written now: %s", type(error).__name__)
             return False
@@ -193,11 +193,11 @@ class AuditLog:
 
     def _write_counts(self, counted: Sequence[AuditedCall], period: int) -> bool:
         try:
-            if not counted and not audit_log.is_due(self._database, self._now(), period):
+            if not counted and not audit_log.is_flush_due(self._database, self._now(), period):
                 return True
             with self._database.write() as connection:
-                audit_log.count(connection, counted)
-                record(connection, audit_log.take(connection, self._now(), period))
+                audit_log.count_calls(connection, counted)
+                record_calls(connection, audit_log.flush_counts(connection, self._now(), period))
         except SQLAlchemyError as error:
             log.warning("audit rows cannot be written now: %s", type(error).__name__)
             return False

@@ -16,9 +16,9 @@ from api.auth.ownership import missing_object
 from api.auth.permissions import JOB, Caller
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
+from resources.metadata.job_tokens import TOKEN_PREFIX, JobGrant, find_grant, hash_token
+from resources.metadata.ownership import ObjectKind, Reference, stored_id
 from resources.metadata.run_tags import PARENT_TAG
-from resources.metadata.scope import Kind, Reference, stored_id
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
 CACHE_SECONDS = 5.0
@@ -44,31 +44,31 @@ class JobTokens:
 
     async def caller(self, token: str) -> Caller:
         """Raises 401 where the token is unknown, expired or revoked."""
-        known = self._cached.get(digest(token))
+        known = self._cached.get(hash_token(token))
         if known is not None and time.monotonic() - known.at < CACHE_SECONDS:
             return known.caller
         grant = await run_in_threadpool(self._look_up, token)
         if grant is None:
-            self._cached.pop(digest(token), None)
+            self._cached.pop(hash_token(token), None)
             raise HanzoError(
                 ErrorCode.UNAUTHENTICATED, "The token is refused: it is of a job that has ended or was restarted"
             )
         caller = Caller(user_id=grant.user_id, organization=grant.organization, roles=frozenset({JOB}), job=grant)
         if len(self._cached) >= MAX_CACHED:
             self._cached.clear()
-        self._cached[digest(token)] = CachedCaller(caller, time.monotonic())
+        self._cached[hash_token(token)] = CachedCaller(caller, time.monotonic())
         return caller
 
     def _look_up(self, token: str) -> JobGrant | None:
         with self._database.read() as connection:
-            return grant_of(connection, token)
+            return find_grant(connection, token)
 
 
 def job_token(authorization: str | None) -> str | None:
     """The token of a header, where it is a job's."""
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
-    return token if scheme.lower() == "bearer" and token.startswith(PREFIX) else None
+    return token if scheme.lower() == "bearer" and token.startswith(TOKEN_PREFIX) else None
 
 
 def acted_on_references(
@@ -84,11 +84,11 @@ def job_references(route: str, acted_on: Iterable[Reference], body: Any) -> froz
     """What a job's request names: a run that it makes is named by the parent that it gets, and by nothing else."""
     named = set(acted_on)
     if route.endswith(CREATE_RUN_PATH):
-        named = {reference for reference in named if reference.kind is not Kind.RUN}
+        named = {reference for reference in named if reference.kind is not ObjectKind.RUN}
         tags = body.get("tags") if isinstance(body, dict) else None
         for tag in tags if isinstance(tags, list) else ():
             if isinstance(tag, dict) and tag.get("key") == PARENT_TAG:
-                named.add(Reference(Kind.RUN, str(tag.get("value"))))
+                named.add(Reference(ObjectKind.RUN, str(tag.get("value"))))
     return frozenset(named)
 
 
@@ -99,8 +99,8 @@ def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Refere
         HanzoError: 404 as for what is not there at all; 403 where a change names neither a run nor what one made, or a
             read of objects (`lists`) names none.
     """
-    own_run = Reference(Kind.RUN, grant.run_id)
-    if writes and not any(reference.kind in (Kind.RUN, Kind.LOGGED_MODEL) for reference in named):
+    own_run = Reference(ObjectKind.RUN, grant.run_id)
+    if writes and not any(reference.kind in (ObjectKind.RUN, ObjectKind.LOGGED_MODEL) for reference in named):
         message = "A job's token writes to its own run only: name it, or as mlflow.parentRunId of a run that it starts"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
     if lists and not named:
@@ -118,22 +118,22 @@ def belongs_to_job(connection: Connection, grant: JobGrant, reference: Reference
     if stored_id(reference) is None:
         return False
     match reference.kind:
-        case Kind.RUN:
+        case ObjectKind.RUN:
             return is_descendant(connection, reference.id, grant.run_id)
-        case Kind.EXPERIMENT:
+        case ObjectKind.EXPERIMENT:
             return reference.id == str(grant.experiment_id)
-        case Kind.LOGGED_MODEL:
+        case ObjectKind.LOGGED_MODEL:
             query = select(logged_models.c.source_run_id).where(logged_models.c.id == reference.id)
             source = connection.execute(query).scalar()
             return source is not None and is_descendant(connection, source, grant.run_id)
-        case Kind.DATASET:
+        case ObjectKind.DATASET:
             row = connection.execute(select(dataset_versions).where(dataset_versions.c.id == reference.id)).first()
             if row is None or row.organization != grant.organization:
                 return False
             return grant.dataset in (row.name, f"{row.name}@{row.version}")
-        case Kind.REGISTERED_MODEL:
+        case ObjectKind.REGISTERED_MODEL:
             return reference.id in grant.models
-        case Kind.JOB:
+        case ObjectKind.JOB:
             return reference.id == grant.job_id
         case _:
             return False

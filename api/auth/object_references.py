@@ -10,23 +10,23 @@ from typing import Any
 
 from recipes.storage import uris
 from resources.jobs.sandbox import SANDBOX
-from resources.metadata.artifacts.artifact_locations import PROXY, RESERVED
-from resources.metadata.registry.model_key import organization_of_place
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.artifacts.locations import EXPERIMENT_ID_PATTERN, PROXY_SCHEME
+from resources.metadata.ownership import ObjectKind, Reference
+from resources.metadata.registry.model_key import folder_organization
 
-PARAMETER_KINDS: Mapping[str, Kind] = {
-    "experiment_id": Kind.EXPERIMENT,
-    "run_id": Kind.RUN,
-    "run_uuid": Kind.RUN,
-    "run_ids": Kind.RUN,
-    "run_uuids": Kind.RUN,
-    "ids": Kind.RUN,
-    "source_run_id": Kind.RUN,
-    "model_id": Kind.LOGGED_MODEL,
-    "dataset_id": Kind.DATASET,
-    "job_id": Kind.JOB,
-    "sweep_id": Kind.SWEEP,
-    "pipeline_id": Kind.REGISTERED_MODEL,
+PARAMETER_KINDS: Mapping[str, ObjectKind] = {
+    "experiment_id": ObjectKind.EXPERIMENT,
+    "run_id": ObjectKind.RUN,
+    "run_uuid": ObjectKind.RUN,
+    "run_ids": ObjectKind.RUN,
+    "run_uuids": ObjectKind.RUN,
+    "ids": ObjectKind.RUN,
+    "source_run_id": ObjectKind.RUN,
+    "model_id": ObjectKind.LOGGED_MODEL,
+    "dataset_id": ObjectKind.DATASET,
+    "job_id": ObjectKind.JOB,
+    "sweep_id": ObjectKind.SWEEP,
+    "pipeline_id": ObjectKind.REGISTERED_MODEL,
 }
 REGISTRY_ROUTE = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
 """Routes whose `name` is a registered model."""
@@ -58,13 +58,13 @@ def parameter_references(route: str, name: str, value: Any) -> Iterator[Referenc
     values = value if isinstance(value, list) else [value]
     texts = [str(each) for each in values if isinstance(each, str | int) and not isinstance(each, bool) and each != ""]
     if name == "ids":
-        yield from (Reference(Kind.RUN, run_id) for run_id in split_ids(texts))
+        yield from (Reference(ObjectKind.RUN, run_id) for run_id in split_ids(texts))
     elif name in PARAMETER_KINDS:
         yield from (Reference(PARAMETER_KINDS[name], text) for text in texts)
     elif name == "name" and REGISTRY_ROUTE.search(route):
-        yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts)
+        yield from (Reference(ObjectKind.REGISTERED_MODEL, text) for text in texts)
     elif name in ("name", "model") and route in SUBMIT_ROUTES:
-        yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts if text != SANDBOX)
+        yield from (Reference(ObjectKind.REGISTERED_MODEL, text) for text in texts if text != SANDBOX)
     elif name == "artifact_path" or (name == "path" and PROXY_LISTING_ROUTE.search(route)):
         for text in texts:
             yield from proxy_path_references(text)
@@ -85,15 +85,15 @@ def proxy_path_references(path: str) -> Iterator[Reference]:
     """
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"]:
-        yield from (Reference(Kind.REGISTERED_MODEL, name) for name in parts[1:2])
+        yield from (Reference(ObjectKind.REGISTERED_MODEL, name) for name in parts[1:2])
         return
-    if not parts or not RESERVED.fullmatch(parts[0]):
+    if not parts or not EXPERIMENT_ID_PATTERN.fullmatch(parts[0]):
         return
-    yield Reference(Kind.EXPERIMENT, parts[0])
+    yield Reference(ObjectKind.EXPERIMENT, parts[0])
     if parts[1:2] == ["models"]:
-        yield from (Reference(Kind.LOGGED_MODEL, model) for model in parts[2:3])
+        yield from (Reference(ObjectKind.LOGGED_MODEL, model) for model in parts[2:3])
     else:
-        yield from (Reference(Kind.RUN, run) for run in parts[1:2])
+        yield from (Reference(ObjectKind.RUN, run) for run in parts[1:2])
 
 
 def uri_references(uri: str) -> Iterator[Reference]:
@@ -104,12 +104,12 @@ def uri_references(uri: str) -> Iterator[Reference]:
     if not parts:
         return
     if scheme == "runs":
-        yield Reference(Kind.RUN, parts[0])
+        yield Reference(ObjectKind.RUN, parts[0])
     elif scheme == "models" and parts[0].startswith("m-"):
-        yield Reference(Kind.LOGGED_MODEL, parts[0])
+        yield Reference(ObjectKind.LOGGED_MODEL, parts[0])
     elif scheme == "models":
-        yield Reference(Kind.REGISTERED_MODEL, parts[0].partition("@")[0])
-    elif scheme == PROXY:
+        yield Reference(ObjectKind.REGISTERED_MODEL, parts[0].partition("@")[0])
+    elif scheme == PROXY_SCHEME:
         yield from proxy_path_references(
             "/".join(parts[1:] if rest.startswith("//") and not rest.startswith("///") else parts)
         )
@@ -120,11 +120,11 @@ def uri_references(uri: str) -> Iterator[Reference]:
 
 
 def store_reference(parts: Sequence[str]) -> Reference:
-    """Whose a place in the object store is (a dataset's: `resources.ingest.place`), nobody's if it cannot be told."""
+    """Whose a place in the object store is (a dataset's: `resources.metadata.datasets`), nobody's if it cannot be told."""
     match parts:
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", run, *_]:
-            return Reference(Kind.RUN, run)
+            return Reference(ObjectKind.RUN, run)
         case [uris.PRODUCT_BUCKET, "datasets", *below] | [uris.MODELS_BUCKET, *below] if below:
-            return Reference(Kind.ORGANIZATION, organization_of_place(below) or "")
+            return Reference(ObjectKind.ORGANIZATION, folder_organization(below) or "")
         case _:
-            return Reference(Kind.ORGANIZATION, "")
+            return Reference(ObjectKind.ORGANIZATION, "")

@@ -11,18 +11,18 @@ from api.dependencies import CallerOf, DatabaseOf
 from api.middleware.request_body import parse_body
 from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
-from resources.metadata.scope import Kind, Reference, owners
-from resources.metadata.tracking_rules import printable
+from resources.metadata.field_rules import printable
+from resources.metadata.ownership import ObjectKind, Reference, find_owners
 
 MISSING = {
-    Kind.EXPERIMENT: "No Experiment with id={} exists",
-    Kind.RUN: "Run with id={} not found",
-    Kind.LOGGED_MODEL: "Logged model with ID '{}' not found.",
-    Kind.REGISTERED_MODEL: "Registered Model with name={} not found",
-    Kind.DATASET: "no dataset version has the id '{}': see `hanzo-ml dataset list`",
-    Kind.ORGANIZATION: "There is nothing at that place in this server's store",
-    Kind.SWEEP: "there is no sweep '{}': see `hanzo-ml hpo list`",
-    Kind.JOB: "there is no job '{}': see `hanzo-ml job list`",
+    ObjectKind.EXPERIMENT: "No Experiment with id={} exists",
+    ObjectKind.RUN: "Run with id={} not found",
+    ObjectKind.LOGGED_MODEL: "Logged model with ID '{}' not found.",
+    ObjectKind.REGISTERED_MODEL: "Registered Model with name={} not found",
+    ObjectKind.DATASET: "no dataset version has the id '{}': see `hanzo-ml dataset list`",
+    ObjectKind.ORGANIZATION: "There is nothing at that place in this server's store",
+    ObjectKind.SWEEP: "there is no sweep '{}': see `hanzo-ml hpo list`",
+    ObjectKind.JOB: "there is no job '{}': see `hanzo-ml job list`",
 }
 
 
@@ -37,15 +37,15 @@ def check_ownership(
     """
     wanted = sorted(named)
     with database.read() as connection:
-        found = owners(connection, wanted, caller.organization)
+        found = find_owners(connection, wanted, caller.organization)
     for reference in wanted:
         owner = found.get(reference)
-        is_new_model = may_be_new and reference.kind is Kind.REGISTERED_MODEL
+        is_new_model = may_be_new and reference.kind is ObjectKind.REGISTERED_MODEL
         if owner is None and is_new_model:
             continue
         if owner is None or owner.organization != caller.organization:
             raise missing_object(reference)
-        if only_own and reference.kind is Kind.JOB and owner.user_id != caller.user_id:
+        if only_own and reference.kind is ObjectKind.JOB and owner.user_id != caller.user_id:
             message = f"job '{printable(reference.id)}' is another user's: an ml-admin may do this"
             raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
 

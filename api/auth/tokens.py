@@ -11,9 +11,9 @@ import jwt
 
 from api.auth.jwks import SigningKeys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
-from recipes.contracts.frozen_model import UNSTORABLE
+from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.tracking_rules import MAX_USER
+from resources.metadata.field_rules import MAX_USER
 from resources.settings.sections import Auth
 
 MAX_TOKEN_LENGTH = 16_384
@@ -111,7 +111,7 @@ def caller_from_claims(claims: Mapping[str, Any], auth: Auth) -> Caller:
     """Who the claims name. Roles that are not ours are left out."""
     user, organization = claims.get(auth.user_claim), claims.get(auth.organization_claim)
     for claim, value in ((auth.user_claim, user), (auth.organization_claim, organization)):
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_USER or UNSTORABLE.search(value):
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_USER or UNSTORABLE_CHARACTERS.search(value):
             raise unauthenticated(f"its claim {claim} is missing or no name")
     given = claims.get(auth.roles_claim, ())
     names = given.split() if isinstance(given, str) else given if isinstance(given, list) else ()

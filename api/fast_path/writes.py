@@ -18,10 +18,10 @@ from api.auth.audit_log import Call
 from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
 from api.schemas.mlflow.requests import MAX_BATCH_BYTES
 from resources.errors import HanzoError
-from resources.metadata.audit_log import tally_of
-from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
+from resources.metadata.audit_log import make_tally
+from resources.metadata.field_rules import MAX_INT64, check_key, metric_point
 from resources.metadata.writes.group_commit import RunWriter
-from resources.metadata.writes.run_writes import Points, RunWrite, write_of_points
+from resources.metadata.writes.run_writes import Points, RunWrite, run_write_from_points
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""
@@ -83,7 +83,7 @@ _pair = msgspec.json.Decoder(PairOfRun)
 def decode_log_metric(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_metric, body)
-        return write_of_points(sent.run_id, _points([sent]), organization=organization)
+        return run_write_from_points(sent.run_id, _points([sent]), organization=organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -94,7 +94,7 @@ def decode_log_batch(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_batch, body)
         params, tags = ([(pair.key, pair.value) for pair in pairs] for pairs in (sent.params, sent.tags))
-        return write_of_points(sent.run_id, _points(sent.metrics), params, tags, organization)
+        return run_write_from_points(sent.run_id, _points(sent.metrics), params, tags, organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -102,7 +102,9 @@ def decode_log_batch(body: bytes, organization: str | None) -> RunWrite | None:
 def decode_log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
-        return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization, batch=False)
+        return run_write_from_points(
+            sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization, batch=False
+        )
     except (HanzoError, NotPlain):
         return None
 
@@ -110,7 +112,7 @@ def decode_log_parameter(body: bytes, organization: str | None) -> RunWrite | No
 def decode_set_tag(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
-        return write_of_points(sent.run_id, {}, tags=[(sent.key, sent.value)], organization=organization)
+        return run_write_from_points(sent.run_id, {}, tags=[(sent.key, sent.value)], organization=organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -174,12 +176,12 @@ class WriteCall:
             body = await whole_body(first, receive)
             if body is None:
                 return None
-            async with self._writer.room:
+            async with self._writer.slots:
                 write = self._decode(body, caller(scope).organization)
                 if write is not None:
                     call: Call = scope["state"]["call"]
                     scope["state"]["run_id"] = write.run_id
-                    await self._writer.store(write.counted_in(tally_of(call.audit_row(_OK))))
+                    await self._writer.store(write.with_tally(make_tally(call.audit_row(_OK))))
                     call.is_counted = True
                     return _respond_stored
         return with_body(body, route)

@@ -35,7 +35,7 @@ from api.routes.ui import sign_in
 from api.routing import PUBLIC, Audit, Declaration
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.scope import Reference
+from resources.metadata.ownership import Reference
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 if TYPE_CHECKING:

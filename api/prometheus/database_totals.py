@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from recipes.contracts.job import StoreAddress
 from resources.compute.local import gpus
 from resources.metadata.database import Database
-from resources.metadata.totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
+from resources.monitoring.usage_totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
 
 log = logging.getLogger(__name__)
 

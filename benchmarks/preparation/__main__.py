@@ -22,13 +22,12 @@ import psutil
 
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
-from benchmarks.trainers.peers import DoesNotRun, last_line, python_of
+from benchmarks.trainers.peers import DoesNotRun, last_line, peer_python
 from recipes.contracts.job import Hardware, Job, Program, StoreAddress
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.tokenization.frozen_tokenizer import freeze
-from recipes.preparation.tokenizer_files import read_frozen
+from recipes.preparation.tokenization.frozen_tokenizer import export_tokenizer, read_frozen_tokenizer
 from recipes.storage.artifact_store import Store
-from resources.datasets.prepared_versions import outputs_at
+from resources.datasets.prepared_versions import output_uris
 from resources.settings.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,7 +66,7 @@ class Cost:
     kept: int | None
 
 
-def cost_of(command: list[str]) -> Cost:
+def measure_cost(command: list[str]) -> Cost:
     """Run a command. Raises DoesNotRun with what it said last where it fails."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     before, started = os.times(), time.monotonic()
@@ -77,7 +76,7 @@ def cost_of(command: list[str]) -> Cost:
         process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
         tree = psutil.Process(process.pid)
         while process.poll() is None:
-            peak = max(peak, memory_of(tree))
+            peak = max(peak, tree_memory(tree))
             time.sleep(0.5)
         log.seek(0)
         text = log.read()
@@ -85,17 +84,17 @@ def cost_of(command: list[str]) -> Cost:
             raise DoesNotRun(f"failed: {last_line(text)}")
     after = os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Cost(cpu, time.monotonic() - started, peak / 1e6, kept_of(text))
+    return Cost(cpu, time.monotonic() - started, peak / 1e6, parse_kept_records(text))
 
 
-def kept_of(said: str) -> int | None:
+def parse_kept_records(said: str) -> int | None:
     """How many records a way kept, from what it said; none of a floor, which drops nothing."""
     splits = re.search(r"-> train (\d+), validation (\d+), test (\d+);", said)
     found = re.search(r"(\d+) records kept", said)
     return sum(map(int, splits.groups())) if splits else int(found[1]) if found else None
 
 
-def memory_of(tree: psutil.Process) -> int:
+def tree_memory(tree: psutil.Process) -> int:
     """Memory of a process and all below it; what they share counts once (proportional set size)."""
     total = 0
     try:
@@ -119,7 +118,7 @@ def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[s
         program=Program.PREPARE,
         inputs={"dataset": store.publish(raw, f"{uri}/1/records", "dataset")},
         parameters={"tokenize": {"tokenizer": tokenizer.as_uri()}, "filter": {"language": "en"}},
-        outputs=outputs_at(f"{uri}/2"),
+        outputs=output_uris(f"{uri}/2"),
         result_uri=f"{uri}/2/result.json",
         store=store.address,
         work_dir=str(place / "work"),
@@ -133,8 +132,10 @@ def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[s
 def tokenizer_folder(folder: Path, reference: str) -> Path:
     """A folder with the tokenizer as transformers reads it; `around.json` is the chat template's text around a question."""
     asked = TokenizeParameters(tokenizer=reference)
-    freeze(asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "frozen")
-    frozen = read_frozen(folder / "frozen")
+    export_tokenizer(
+        asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "frozen"
+    )
+    frozen = read_frozen_tokenizer(folder / "frozen")
     target = folder / "tokenizer"
     target.mkdir()
     (target / "tokenizer.json").write_bytes((folder / "frozen" / "tokenizer.json").read_bytes())
@@ -163,17 +164,19 @@ def main() -> None:
         tokenizer = tokenizer_folder(folder, asked.tokenizer)
         print(f"{asked.records} records ({asked.shape}), {source.stat().st_size / 1e6:.0f} MB, {cores} cores")
         costs = {
-            FLOOR_NAME: cost_of([sys.executable, "-c", FLOOR, str(source), str(tokenizer)]),
-            "floor: a copy of the file": cost_of(["cp", str(source), str(folder / "copy")]),
+            FLOOR_NAME: measure_cost([sys.executable, "-c", FLOOR, str(source), str(tokenizer)]),
+            "floor: a copy of the file": measure_cost(["cp", str(source), str(folder / "copy")]),
         }
         for workers in asked.processes:
-            costs[of("ours", workers)] = cost_of(our_job(folder, source, tokenizer, workers))
+            costs[of("ours", workers)] = measure_cost(our_job(folder, source, tokenizer, workers))
             for way in ways:
                 if asked.shape in way.shapes and (workers == 1 or way.shares):
                     try:
-                        command = [python_of(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
+                        command = [peer_python(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
                         told = [str(workers), way.option] if way.shares else []
-                        costs[of(way.name, workers)] = cost_of([*command, str(source), str(tokenizer), str(target), *told])
+                        costs[of(way.name, workers)] = measure_cost(
+                            [*command, str(source), str(tokenizer), str(target), *told]
+                        )
                     except DoesNotRun as reason:
                         print(f"{way.name} {reason}")
                     shutil.rmtree(target, ignore_errors=True)

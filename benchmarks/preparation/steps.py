@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from recipes.preparation.language import LanguageFilter
-from recipes.preparation.personal_data import mask
+from recipes.preparation.personal_data import mask_value
 
 Row = dict[str, Any]
 
@@ -28,11 +28,13 @@ def text_of(row: Row) -> str:
     return "\n".join(message["content"] for message in messages_of(row))
 
 
-def masked(row: Row) -> Row:
+def mask_row(row: Row) -> Row:
     """The record without personal data."""
     if "messages" in row:
-        return {"messages": [{**message, "content": mask(message["content"], Counter())} for message in row["messages"]]}
-    return {name: mask(row[name], Counter()) for name in ("instruction", "answer")}
+        return {
+            "messages": [{**message, "content": mask_value(message["content"], Counter())} for message in row["messages"]]
+        }
+    return {name: mask_value(row[name], Counter()) for name in ("instruction", "answer")}
 
 
 def is_english(row: Row) -> bool:

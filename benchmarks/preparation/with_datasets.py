@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.preparation.steps import Row, digest, is_english, masked, messages_of
+from benchmarks.preparation.steps import Row, digest, is_english, mask_row, messages_of
 
 
 def typical(folder: str) -> Callable[[Row], Row]:
@@ -72,7 +72,7 @@ def main() -> None:
 
     workers = int(processes) if int(processes) > 1 else None
     data = load_dataset("json", data_files=source, split="train", cache_dir=f"{target}-cache")
-    data = data.map(masked, num_proc=workers).filter(is_new).filter(is_english, num_proc=workers)
+    data = data.map(mask_row, num_proc=workers).filter(is_new).filter(is_english, num_proc=workers)
     if way == "typical":
         data = data.map(typical(folder), num_proc=workers)
     else:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.preparation.steps import Row, is_english, masked, messages_of, text_of
+from benchmarks.preparation.steps import Row, is_english, mask_row, messages_of, text_of
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
     def mask(documents: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         for document in documents:
-            document.metadata["row"] = masked(document.metadata["row"])
+            document.metadata["row"] = mask_row(document.metadata["row"])
             yield document
 
     def in_english(document: Document) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def of_session(leader: int) -> list[int]:
+def list_session_processes(leader: int) -> list[int]:
     """A process that leads a session, and all in it."""
     listed = subprocess.run(["ps", "-o", "pid=", "-g", str(leader)], capture_output=True, text=True, check=True)
     return [int(pid) for pid in listed.stdout.split()]

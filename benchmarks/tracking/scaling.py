@@ -15,9 +15,9 @@ from sqlalchemy import text
 from benchmarks.tracking.load_generator import API, Call, Client, latencies, median
 from benchmarks.tracking.servers import Place, Server
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
-from resources.metadata.writes.run_groups import write_group
+from resources.metadata.writes.group_commit import write_group
 from resources.metadata.writes.run_writes import run_write
 
 NOW = 1_700_000_000_000

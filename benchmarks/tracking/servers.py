@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tracking.load_generator import Client
-from benchmarks.tracking.process_cost import memory, of_session, processor_seconds
+from benchmarks.tracking.process_cost import list_session_processes, memory, processor_seconds
 from resources.metadata.database import Database
 
 NOT_PASSED_ON = ("HANZO_ML_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
@@ -127,10 +127,10 @@ class Server:
 
     def memory(self) -> float:
         """Proportional set size of the server and all its children, in MB."""
-        return memory(of_session(self._process.pid))
+        return memory(list_session_processes(self._process.pid))
 
     def processor_seconds(self) -> float:
-        return processor_seconds(of_session(self._process.pid))
+        return processor_seconds(list_session_processes(self._process.pid))
 
     def settle(self) -> None:
         """Wait until it has started all that it starts: mlflow is healthy long before its job consumers are there, and while

@@ -11,10 +11,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from benchmarks.trainers.model_shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
-from benchmarks.trainers.trainer_cost import measuring
+from benchmarks.trainers.trainer_cost import measure_training
 from recipes.records.record_reader import read_records
-from recipes.training.data.examples import encode
-from recipes.training.packing import collate, pack
+from recipes.training.data.examples import encode_examples
+from recipes.training.data.packing import collate, pack_examples
 
 
 def main() -> None:
@@ -22,8 +22,8 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(work.model)
-    examples = encode(tokenizer, read_records(work.path("train")), None, work.sequence_length)
-    rows = [vars(row) for row in pack(examples, work.sequence_length, tokenizer.pad_token_id)]
+    examples = encode_examples(tokenizer, read_records(work.path("train")), None, work.sequence_length)
+    rows = [vars(row) for row in pack_examples(examples, work.sequence_length, tokenizer.pad_token_id)]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(
         work.model,
@@ -36,7 +36,7 @@ def main() -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
     order = torch.randperm(len(rows)).tolist()
-    with measuring(report) as clock:
+    with measure_training(report) as clock:
         for first in range(0, len(order), work.batch_size):
             batch = collate([rows[index] for index in order[first : first + work.batch_size]])
             model(**{name: tensor.to(device) for name, tensor in batch.items()}, use_cache=False).loss.backward()

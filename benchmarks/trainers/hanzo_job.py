@@ -9,21 +9,21 @@ from benchmarks.trainers.model_shapes import LEARNING_RATE, LORA_ALPHA, LORA_RAN
 from recipes.contracts.job import Job, Program, StoreAddress, Tracking
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import Store
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.base_model_folder import hash_model_folder
 
 NF4 = {"base_dtype": "nf4", "double_quant": True}
 HELD_OUT = 4
 """Records of the validation split, which the program asks for and nobody else has."""
 
 
-def recipe_of(work: Work) -> Recipe:
+def make_recipe(work: Work) -> Recipe:
     """The recipe that trains one epoch of the work."""
     folder = Path(work.model)
     return Recipe.model_validate(
         {
             "name": "benchmark",
             "description": "one epoch",
-            "base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)},
+            "base_model": {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)},
             "method": work.method,
             **(NF4 | {"compute_dtype": work.dtype} if work.method == "qlora" else {"base_dtype": work.dtype}),
             "lora_rank": LORA_RANK,
@@ -40,7 +40,7 @@ def recipe_of(work: Work) -> Recipe:
     )
 
 
-def job_of(work: Work, place: Path, tracking_uri: str, run_id: str) -> Job:
+def make_job(work: Work, place: Path, tracking_uri: str, run_id: str) -> Job:
     """The job, its data published to a store of its own."""
     store = Store(
         StoreAddress(root=(place / "objects").as_uri(), buckets={n: n for n in ("datasets", "models", "checkpoints")})
@@ -52,7 +52,7 @@ def job_of(work: Work, place: Path, tracking_uri: str, run_id: str) -> Job:
     record = place / "record"
     record.mkdir()
     (record / "run.json").write_text(json.dumps({"benchmark": run_id}))
-    recipe = recipe_of(work)
+    recipe = make_recipe(work)
     folders = {"run": record, "train": work.path("train"), "validation": held_out}
     return Job(
         id=run_id,

@@ -45,12 +45,12 @@ class DoesNotRun(Exception):
     """Why a peer is left out, in one line."""
 
 
-def program_of(peer: Peer) -> str:
+def peer_program(peer: Peer) -> str:
     """The module that trains with it, in its environment."""
     return f"{__package__}.{peer.module}"
 
 
-def python_of(peer: Peer, cache: Path) -> str:
+def peer_python(peer: Peer, cache: Path) -> str:
     """The Python of the peer's environment.
 
     Raises:

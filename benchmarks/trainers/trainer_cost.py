@@ -66,7 +66,7 @@ class Clock:
 
 
 @contextmanager
-def measuring(report: Path) -> Iterator[Clock]:
+def measure_training(report: Path) -> Iterator[Clock]:
     """Write what training within it costs. Who trains tells the clock of each step."""
     clock = Clock()
     yield clock
@@ -88,7 +88,7 @@ def measure_trainers(report: Path) -> None:
 
     def measured(self: Any, *arguments: Any, **named: Any) -> Any:
         save = self._save_checkpoint
-        with measuring(report) as clock:
+        with measure_training(report) as clock:
 
             def timed(*given: Any, **options: Any) -> None:
                 began = time.perf_counter()

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from benchmarks.preparation.corpus import write_corpus
 from benchmarks.trainers.model_shapes import Shape, Work
 from recipes.records.record_reader import read_records
-from recipes.training.data.examples import encode
-from recipes.training.packing import pack
+from recipes.training.data.examples import encode_examples
+from recipes.training.data.packing import pack_examples
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -43,8 +43,8 @@ def make_work(folder: Path, shape: Shape, method: str, records: int, threads: in
             prompt = [{"role": "user", "content": row["instruction"]}]
             completion = [{"role": "assistant", "content": row["answer"]}]
             file.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
-    examples = encode(tokenizer, read_records(folder / "train"), None, shape.sequence_length)
-    packed = pack(examples, shape.sequence_length, tokenizer.pad_token_id)
+    examples = encode_examples(tokenizer, read_records(folder / "train"), None, shape.sequence_length)
+    packed = pack_examples(examples, shape.sequence_length, tokenizer.pad_token_id)
     work = Work(
         folder=str(folder),
         tokens=sum(len(example.tokens) for example in examples),

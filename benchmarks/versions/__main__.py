@@ -24,7 +24,7 @@ from benchmarks.versions import many_files
 from benchmarks.versions.many_files import BUCKETS
 from recipes.contracts.job import Job, Program, StoreAddress
 from recipes.preparation.split_assignment import SPLITS
-from recipes.split import divide
+from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
@@ -95,7 +95,7 @@ def split(folder: Path) -> None:
         work_dir=str(folder / "work"),
         cache_dir=str(folder / "cache"),
     )
-    divide(job, store_in(folder), folder / "work")
+    split_dataset(job, store_in(folder), folder / "work")
     shutil.rmtree(folder / "cache")
 
 

@@ -20,16 +20,16 @@ from sqlalchemy import event
 from api.routes.v1.dataset_download import file_json, listing, source_artifact
 from api.schemas.v1.datasets import versions_json
 from recipes.contracts.job import Job, Program, StoreAddress
-from recipes.preparation.plan import cut
+from recipes.preparation.plan import cut_ranges
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS
-from recipes.record_lines import record_lines
-from recipes.split import divide
+from recipes.records.record_reader import iterate_record_lines
+from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from resources.datasets.deletion import delete_version
-from resources.datasets.diff import diff
+from resources.datasets.diff import diff_versions
 from resources.ingest.version_creation import create_version
-from resources.lineage.dataset_lineage import lineage
+from resources.lineage.dataset_lineage import read_lineage
 from resources.lineage.trace import Tracer
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -74,11 +74,11 @@ def metadata(place: Place) -> None:
     found, _ = Datasets(place.database).page(OWNER)
     versions_json(place.database, found)
     with place.database.read() as connection:
-        lineage(connection, found[0])
+        read_lineage(connection, found[0])
 
 
 def preview(place: Place) -> None:
-    list(islice(record_lines(place.store, place.version(1).artifact), 10))
+    list(islice(iterate_record_lines(place.store, place.version(1).artifact), 10))
 
 
 def addresses(place: Place) -> None:
@@ -92,7 +92,7 @@ def checkout(place: Place) -> None:
 
 
 def compare(place: Place) -> None:
-    diff(place.store, place.version(1), place.version(2))
+    diff_versions(place.store, place.version(1), place.version(2))
 
 
 def split(place: Place) -> None:
@@ -107,13 +107,13 @@ def split(place: Place) -> None:
         work_dir=str(place.folder / "work"),
         cache_dir=str(place.folder / "cache"),
     )
-    divide(job, place.store, place.folder / "work")
+    split_dataset(job, place.store, place.folder / "work")
 
 
 def plan(place: Place) -> None:
     """What each pod of a preparation does before it reads anything."""
     source = Source(place.store, place.version(1).artifact, place.folder / "cache")
-    cut(source.files.values())
+    cut_ranges(source.files.values())
 
 
 def trace(place: Place) -> None:

@@ -7,24 +7,14 @@ import typer
 from rich.console import Console
 
 from hanzo_ml import demo
-from hanzo_ml.cli import (
-    dataset,
-    dataset_checks,
-    estimate,
-    experiment,
-    hpo,
-    job,
-    lineage,
-    local,
-    model,
-    recipe,
-    replay,
-    run,
-    trace,
-)
+from hanzo_ml.cli import dataset, dataset_checks, hpo, job, lineage, local, model, recipe, run
+from hanzo_ml.cli import job as estimate
+from hanzo_ml.cli import lineage as trace
+from hanzo_ml.cli import run as experiment
+from hanzo_ml.cli import run as replay
 from hanzo_ml.cli.connection import Refused, tracking_uri
-from hanzo_ml.cli.terminal import plain
-from hanzo_ml.client.credentials import BadToken
+from hanzo_ml.cli.output import sanitize_text
+from hanzo_ml.client.credentials import InvalidToken
 
 EXIT_REFUSED = 1
 HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."
@@ -40,7 +30,7 @@ job.app.command("estimate")(estimate.estimate)
 app.add_typer(hpo.app, name="hpo")
 app.add_typer(model.app, name="model")
 app.add_typer(recipe.app, name="recipe")
-app.add_typer(experiment.app, name="experiment")
+app.add_typer(experiment.experiment_app, name="experiment")
 app.add_typer(run.app, name="run")
 run.app.command("replay")(replay.replay)
 app.add_typer(local.config, name="config")
@@ -56,8 +46,8 @@ def main() -> None:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()
-    except (Refused, BadToken) as refusal:
-        errors.print(plain(f"error: {refusal}"), markup=False)
+    except (Refused, InvalidToken) as refusal:
+        errors.print(sanitize_text(f"error: {refusal}"), markup=False)
         sys.exit(EXIT_REFUSED)
     except OSError as error:  # of a file that cannot be read, or a disk that is full
         errors.print(f"error: {error.filename or 'this machine'}: {error.strerror or error}", markup=False)

@@ -1,26 +1,62 @@
-"""A server's refusal of a file, with the line of the file that it is about."""
+"""Report errors of a configuration file with file, line and key."""
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from hanzo_ml.cli.connection import Refused
-from recipes.yaml_lines import line_of, named_in
+from recipes.contracts.yaml_reader import find_line, find_named_key
+
+# What YAML knows and JSON does not: a date, infinity.
+
+
+def check_json(document: Mapping[str, Any], file: Path | None) -> None:
+    """Raises Refused where a value cannot be sent: with its key, its line where there is a file, and what to do."""
+    for key, value in document.items():
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError):
+            where, problem = next(
+                find_invalid_values(value, (key,)), ((key,), "holds a value that is no JSON: put it in quotes")
+            )
+            line = file and find_line(file.read_text(encoding="utf-8"), where)
+            place = f"{file}, line {line}: " if line else ""
+            raise Refused(f"{place}'{'.'.join(map(str, where))}' {problem}") from None
+
+
+def find_invalid_values(value: Any, where: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The values below a place that are no JSON, each with its own place and what to do about it."""
+    if isinstance(value, date):
+        yield where, "is no JSON, such as a date, which YAML takes it for: put it in quotes"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield where, f"is {value}: write a number"
+    elif isinstance(value, dict):
+        for key, below in value.items():
+            yield from find_invalid_values(below, (*where, key))
+    elif isinstance(value, list):
+        for place, below in enumerate(value):
+            yield from find_invalid_values(below, (*where, place))
+
+
+# A server's refusal of a file, with the line of the file that it is about.
 
 SECTIONS = ("parameters", "base_config", "search_space")
 """Mappings of a file whose keys a refusal may name without them."""
-OF_A_RECIPE = re.compile(r"^recipe '[^']*'")
-OF_MLFLOW = " See the API docs for more information about request parameters."
+RECIPE_PROBLEM = re.compile(r"^recipe '[^']*'")
+MLFLOW_SUFFIX = " See the API docs for more information about request parameters."
 """What every error of MLflow's API ends with; who has written a file has none."""
-MISSING = re.compile(r"Missing value for required parameter '([^']+)'\.?")
-NO_TEXT = re.compile(r"Input should be a valid string\. Hint: Value was of type '(?:int|float|bool)'\.")
-QUOTED = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
+MISSING_VALUE = re.compile(r"Missing value for required parameter '([^']+)'\.?")
+NOT_A_STRING = re.compile(r"Input should be a valid string\. Hint: Value was of type '(?:int|float|bool)'\.")
+QUOTED_KEY = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 
 @contextmanager
-def about(document: Mapping[str, Any], file: Path | None) -> Iterator[None]:
+def locate_refusal(document: Mapping[str, Any], file: Path | None) -> Iterator[None]:
     """Around a call with what stands in `file`; in none, where other options have changed it.
 
     Raises:
@@ -29,34 +65,40 @@ def about(document: Mapping[str, Any], file: Path | None) -> Iterator[None]:
     try:
         yield
     except Refused as problem:
-        said = in_words(str(problem))
-        line = file and line_of(file.read_text(encoding="utf-8"), place_of(said, document))
-        in_file = f"{file}, line {line}: " if line else f"{file}: " if file and MISSING.match(str(problem)) else ""
-        raise Refused(f"{in_file}{said}") from None
+        message = rephrase_problem(str(problem))
+        line_number = file and find_line(file.read_text(encoding="utf-8"), find_key(message, document))
+        in_file = (
+            f"{file}, line {line_number}: "
+            if line_number
+            else f"{file}: "
+            if file and MISSING_VALUE.match(str(problem))
+            else ""
+        )
+        raise Refused(f"{in_file}{message}") from None
 
 
-def in_words(problem: str) -> str:
+def rephrase_problem(problem: str) -> str:
     """A refusal of the API as one of a file: with what to do, and without what is said to programs."""
-    said = NO_TEXT.sub("it must be a text, put it in quotes", problem.removesuffix(OF_MLFLOW))
-    return MISSING.sub(r"'\1' is missing or empty: give it a value", said)
+    message = NOT_A_STRING.sub("it must be a text, put it in quotes", problem.removesuffix(MLFLOW_SUFFIX))
+    return MISSING_VALUE.sub(r"'\1' is missing or empty: give it a value", message)
 
 
-def place_of(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
+def find_key(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
     """The key in the document that a refusal is about: one that it quotes, else the first that it names; empty: none."""
-    for name in QUOTED.findall(problem):
+    for name in QUOTED_KEY.findall(problem):
         parts = tuple(name.split("."))
-        for section, keys in sections(document):
+        for section, keys in iterate_sections(document):
             if parts[0] in keys:
                 return (*section, *parts)
     # What is wrong with a recipe begins with its name, and is what a section changes of it, if any does.
-    for words in (OF_A_RECIPE.sub("", problem), problem):
-        for section, keys in sections(document):
-            if place := named_in(words, keys):
+    for words in (RECIPE_PROBLEM.sub("", problem), problem):
+        for section, keys in iterate_sections(document):
+            if place := find_named_key(words, keys):
                 return (*section, *place)
     return ()
 
 
-def sections(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+def iterate_sections(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
     yield (), document
     for name in SECTIONS:
         if isinstance(keys := document.get(name), Mapping):

@@ -1,4 +1,4 @@
-"""The command line's way to the API: JSON in, JSON out, and a refusal as an exception with the server's one line."""
+"""Call the API from the command line, with one-line errors."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 
-from hanzo_ml.client.credentials import authorization
+from hanzo_ml.client.credentials import authorization_header
 
 DEFAULT_URI = "http://127.0.0.1:8057"
-SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 
 
 class Refused(Exception):
@@ -32,7 +32,7 @@ def tracking_uri() -> str:
     return uri
 
 
-def address_of(path: str) -> str:
+def build_url(path: str) -> str:
     """The whole address. Raises Refused where an id in it is empty: another route would answer, as if nobody listened."""
     if path.endswith("/") or "//" in path:
         raise Refused("the id or name is empty: give one that `list` shows")
@@ -45,12 +45,12 @@ def call(method: str, path: str, **options: Any) -> Any:
     Raises:
         Refused: the API answered with an error, or an id in the path is empty.
     """
-    url, headers = address_of(path), authorization() | options.pop("headers", {})
+    url, headers = build_url(path), authorization_header() | options.pop("headers", {})
     # To verify is to read every root certificate first, 33 ms of processor time at each call; a plain address has none.
-    options = {"timeout": SECONDS, "verify": url.startswith("https:"), **options}
+    options = {"timeout": TIMEOUT_SECONDS, "verify": url.startswith("https:"), **options}
     answer = httpx.request(method, url, trust_env=False, headers=headers, **options)
     if answer.is_error:
-        raise Refused(message_of(answer))
+        raise Refused(error_message(answer))
     try:
         return answer.json()
     except ValueError:
@@ -59,7 +59,7 @@ def call(method: str, path: str, **options: Any) -> Any:
         ) from None
 
 
-def pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def iterate_pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Everything that a listing has under `key`, page after page. Raises Refused as `call` does."""
     following: dict[str, Any] = {}
     while True:
@@ -70,20 +70,20 @@ def pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, 
         following = {"page_token": token}
 
 
-def stream(path: str, **options: Any) -> Iterator[str]:
+def stream_lines(path: str, **options: Any) -> Iterator[str]:
     """The lines of a server-sent event stream: a form feed, or a line separator of Unicode, ends none of them."""
-    url, headers = address_of(path), authorization()
+    url, headers = build_url(path), authorization_header()
     with httpx.stream("GET", url, timeout=None, trust_env=False, headers=headers, **options) as answer:
         if answer.is_error:
             answer.read()
-            raise Refused(message_of(answer))
+            raise Refused(error_message(answer))
         begun = b""
         for part in answer.iter_bytes():
             *lines, begun = (begun + part).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
 
 
-def message_of(answer: httpx.Response) -> str:
+def error_message(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):

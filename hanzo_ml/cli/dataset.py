@@ -9,26 +9,24 @@ import typer
 from rich.console import Console
 
 from hanzo_ml.cli import dataset_checkout as checking_out
-from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
-from hanzo_ml.cli.dataset_preparation import prepare
-from hanzo_ml.cli.dataset_reference import Reference, find, versions
+from hanzo_ml.cli.connection import Refused, call, error_message, tracking_uri
+from hanzo_ml.cli.dataset_preparation import features, prepare
+from hanzo_ml.cli.dataset_reference import Reference, find_version, iterate_versions
 from hanzo_ml.cli.dataset_upload import (
-    ADDRESSES,
-    ask_for_query,
-    format_of,
-    metadata_of,
-    progress_line,
+    SOURCE_PREFIXES,
+    continue_topic,
+    detect_format,
+    parse_metadata,
+    request_query,
     send_address,
     send_files,
     send_query,
+    show_progress,
 )
-from hanzo_ml.cli.features import features
-from hanzo_ml.cli.output import AsJson, show, shown_json, table
-from hanzo_ml.cli.terminal import plain
-from hanzo_ml.cli.topic import continued
-from hanzo_ml.client.credentials import authorization
+from hanzo_ml.cli.output import JsonOption, escape_json_controls, print_json, print_table, sanitize_text
+from hanzo_ml.client.credentials import authorization_header
 from recipes.contracts.dataset_formats import Format
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
@@ -59,7 +57,7 @@ def create(
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag to find it by; may be repeated.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; may be repeated.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a version of the files at --path, or of the rows of --sql. The same content never makes a second version."""
     if (path is None) == (sql is None) or (sql is None) != (database is None):
@@ -67,37 +65,37 @@ def create(
     if sql is not None and format is not None:
         raise Refused("--format says what the files at --path are: leave it out, the rows of --sql have no format")
     if since is not None:
-        path = continued(str(path), find(since))
+        path = continue_topic(str(path), find_version(since))
     is_read_here = database is not None and "://" in database
-    extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if is_read_here else [])])
-    found = "jsonl" if path is None else format or format_of(path)
+    extra = parse_metadata([*(metadata or []), *([f"sql={sql}"] if is_read_here else [])])
+    found = "jsonl" if path is None else format or detect_format(path)
     fields = {"name": name, "format": found, "tags": tag or [], "metadata": extra}
     if sql is not None and database is not None:
-        made = send_query(database, sql, fields) if is_read_here else ask_for_query(database, sql, fields)
-    elif str(path).startswith(ADDRESSES):
+        made = send_query(database, sql, fields) if is_read_here else request_query(database, sql, fields)
+    elif str(path).startswith(SOURCE_PREFIXES):
         made = send_address(str(path), fields)
     else:
         made = send_files(str(path), fields)
     if as_json:
-        show(made)
+        print_json(made)
         return
     what = "created" if made["created"] else "is there already with this content"
     print(
-        f"{made['name']}@{made['version']} {what}: {counted(made['num_records'], 'record')}, "
-        f"{counted(made['size_bytes'], 'byte')}, id {made['id']}"
+        f"{made['name']}@{made['version']} {what}: {pluralize(made['num_records'], 'record')}, "
+        f"{pluralize(made['size_bytes'], 'byte')}, id {made['id']}"
     )
-    if left := made.get("not_taken"):
-        print(not_taken_line(made, left))
+    if ignored := made.get("not_taken"):
+        print(describe_ignored_fields(made, ignored))
 
 
-def not_taken_line(version: dict[str, Any], left: dict[str, Any]) -> str:
+def describe_ignored_fields(version: dict[str, Any], ignored: dict[str, Any]) -> str:
     """What a version that was there already does not say of what was said here, and how it would."""
     reference = f"{version['name']}@{version['version']}"
-    what = [f"{field} {left[field] if field == 'format' else ', '.join(left[field])}" for field in left]
+    what = [f"{field} {ignored[field] if field == 'format' else ', '.join(ignored[field])}" for field in ignored]
     how = []
-    if "tags" in left:
-        how.append(f"`hanzo-ml dataset tag {shlex.join([reference, *version['tags'], *left['tags']])}` sets its tags")
-    if "metadata" in left:
+    if "tags" in ignored:
+        how.append(f"`hanzo-ml dataset tag {shlex.join([reference, *version['tags'], *ignored['tags']])}` sets its tags")
+    if "metadata" in ignored:
         how.append(f"PATCH /v1/datasets/{version['id']} its metadata")
     return "; ".join([f"not taken, since nothing of a version changes by sending it again: {', '.join(what)}", *how])
 
@@ -106,12 +104,12 @@ def not_taken_line(version: dict[str, Any], left: dict[str, Any]) -> str:
 def list_versions(
     name: Annotated[str | None, typer.Option()] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """All versions, newest last. `dataset check NAME@VERSION` says why one is blocked, or what its problem is."""
-    found = list(versions(name, tag or ()))
+    found = list(iterate_versions(name, tag or ()))
     if as_json:
-        show(found)
+        print_json(found)
         return
     rows = [
         (
@@ -125,23 +123,23 @@ def list_versions(
         for v in found
     ]
     hint = "no dataset yet: `hanzo-ml dataset create --name NAME --path FILE`"
-    table(("dataset", "records", "bytes", "format", "split", "checks"), rows, hint)
+    print_table(("dataset", "records", "bytes", "format", "split", "checks"), rows, hint)
 
 
 @app.command("show")
 def show_version(reference: Reference) -> None:
     """All that is known of a version, as JSON."""
-    show(find(reference))
+    print_json(find_version(reference))
 
 
 @app.command()
 def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, max=1000)] = 10) -> None:
     """The first records, one JSON line each."""
-    address = f"{tracking_uri()}/v1/datasets/{find(reference)['id']}/preview"
-    answer = httpx.get(address, params={"n": n}, headers=authorization(), timeout=60, trust_env=False)
+    address = f"{tracking_uri()}/v1/datasets/{find_version(reference)['id']}/preview"
+    answer = httpx.get(address, params={"n": n}, headers=authorization_header(), timeout=60, trust_env=False)
     if answer.is_error:
-        raise Refused(message_of(answer))
-    print(shown_json(answer.text), end="")
+        raise Refused(error_message(answer))
+    print(escape_json_controls(answer.text), end="")
 
 
 @app.command()
@@ -149,19 +147,19 @@ def diff(
     old: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
     new: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
     key: Annotated[str | None, typer.Option(help="Column that tells which record became which.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """What changed from one version to another."""
-    params = {"against": find(old)["id"], **({"key": key} if key else {})}
-    found = call("GET", f"/v1/datasets/{find(new)['id']}/diff", params=params)
-    show(found) if as_json else print_diff(found)
+    params = {"against": find_version(old)["id"], **({"key": key} if key else {})}
+    found = call("GET", f"/v1/datasets/{find_version(new)['id']}/diff", params=params)
+    print_json(found) if as_json else print_diff(found)
 
 
 def print_diff(found: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str, style: str | None = None) -> None:
-        console.print(plain(line), style=style)
+        console.print(sanitize_text(line), style=style)
 
     counts = [(kind, found[kind]) for kind in ("added", "removed", "changed", "unchanged") if found[kind] is not None]
     say(f"{found['old']['reference']} -> {found['new']['reference']}: " + ", ".join(f"{n} {k}" for k, n in counts))
@@ -185,18 +183,18 @@ def checkout(
     rejected: Rejected = False,
 ) -> None:
     """The exact files of a version, each verified. Interrupted, it goes on where it was."""
-    version = find(reference)
-    content = wanted_content(records, split, rejected)
+    version = find_version(reference)
+    content = choose_content(records, split, rejected)
 
     def links() -> list[checking_out.RemoteFile]:
-        return [checking_out.RemoteFile.from_json(file) for file in links_of(version, content)["files"]]
+        return [checking_out.RemoteFile.from_json(file) for file in download_links(version, content)["files"]]
 
-    with progress_line("fetching", None) as told:
+    with show_progress("fetching", None) as report_progress:
         try:
-            size = checking_out.checkout(links, to, f"{version['id'][:8]}-{content}", told)
-        except checking_out.Broken as problem:
+            size = checking_out.checkout_files(links, to, f"{version['id'][:8]}-{content}", report_progress)
+        except checking_out.CheckoutError as problem:
             raise Refused(str(problem)) from None
-    print(f"{version['name']}@{version['version']} is in {to}: {counted(size, 'byte')}, every SHA-256 as recorded")
+    print(f"{version['name']}@{version['version']} is in {to}: {pluralize(size, 'byte')}, every SHA-256 as recorded")
 
 
 @app.command()
@@ -205,12 +203,12 @@ def download(
     records: Records = False,
     split: Split = None,
     rejected: Rejected = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Addresses under which anybody can download a version for an hour."""
-    found = links_of(find(reference), wanted_content(records, split, rejected))
+    found = download_links(find_version(reference), choose_content(records, split, rejected))
     if as_json:
-        show(found)
+        print_json(found)
         return
     for file in found["files"]:
         for part in file["parts"]:
@@ -218,11 +216,11 @@ def download(
 
 
 @app.command()
-def lineage(reference: Reference, as_json: AsJson = False) -> None:
+def lineage(reference: Reference, as_json: JsonOption = False) -> None:
     """What a version was made of, and what was made of it."""
-    found = call("GET", f"/v1/datasets/{find(reference)['id']}/lineage")
+    found = call("GET", f"/v1/datasets/{find_version(reference)['id']}/lineage")
     if as_json:
-        show(found)
+        print_json(found)
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     parents = [
@@ -231,30 +229,30 @@ def lineage(reference: Reference, as_json: AsJson = False) -> None:
         *(each["name"] for each in found["made_from"]),
     ]
     for parent in dict.fromkeys(parents):
-        console.print(plain(f"  ↑ {parent}"))
-    console.print(plain(f"{found['dataset']}  (transform: {found['transform']})"))
+        console.print(sanitize_text(f"  ↑ {parent}"))
+    console.print(sanitize_text(f"{found['dataset']}  (transform: {found['transform']})"))
     children = [*(f"dataset {name}" for name in found["children"]), *(each["name"] for each in found["made_into"])]
     for child in dict.fromkeys(children):
-        console.print(plain(f"  ↓ {child}"))
+        console.print(sanitize_text(f"  ↓ {child}"))
 
 
 @app.command()
 def tag(reference: Reference, tags: Annotated[list[str], typer.Argument(help="All tags that it shall have.")]) -> None:
     """Replace the tags of a version."""
-    changed = call("PATCH", f"/v1/datasets/{find(reference)['id']}", json={"tags": tags})
+    changed = call("PATCH", f"/v1/datasets/{find_version(reference)['id']}", json={"tags": tags})
     print(f"{changed['name']}@{changed['version']}: {', '.join(changed['tags'])}")
 
 
 @app.command()
 def delete(reference: Reference, yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False) -> None:
     """Delete a version that no run, job or other version refers to."""
-    version = find(reference)
+    version = find_version(reference)
     if not yes:
         raise Refused(f"this deletes {version['name']}@{version['version']} for good: say --yes")
     print(f"{call('DELETE', '/v1/datasets/' + version['id'])['deleted']} is deleted")
 
 
-def wanted_content(records: bool, split: str | None, rejected: bool) -> str:
+def choose_content(records: bool, split: str | None, rejected: bool) -> str:
     """What of a version is fetched, in the API's words."""
     wanted = [word for word, asked in (("records", records), (split, split), ("rejected", rejected)) if asked and word]
     if len(wanted) > 1:
@@ -262,5 +260,5 @@ def wanted_content(records: bool, split: str | None, rejected: bool) -> str:
     return wanted[0] if wanted else "source"
 
 
-def links_of(version: dict[str, Any], content: str) -> Any:
+def download_links(version: dict[str, Any], content: str) -> Any:
     return call("GET", f"/v1/datasets/{version['id']}/download", params={"content": content})

@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset check` and `report`: what was found of a version, and whether it may be trained on."""
+"""`hanzo-ml dataset check` and `report`: show what validation found."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,34 +8,33 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
-from hanzo_ml.cli.dataset_reference import Reference, find
-from hanzo_ml.cli.job_polling import wait_until
-from hanzo_ml.cli.output import AsJson, show
-from hanzo_ml.cli.terminal import in_markup, plain
-from hanzo_ml.client.credentials import authorization
+from hanzo_ml.cli.connection import Refused, call, error_message, tracking_uri
+from hanzo_ml.cli.dataset_reference import Reference, find_version
+from hanzo_ml.cli.job_polling import poll_until
+from hanzo_ml.cli.output import JsonOption, print_json, sanitize_markup, sanitize_text
+from hanzo_ml.client.credentials import authorization_header
 
-STANDING = {"passed": "passed", "failed": "may be trained on: no check that failed blocks it", "blocked": "blocked"}
+STATUS_TEXT = {"passed": "passed", "failed": "may be trained on: no check that failed blocks it", "blocked": "blocked"}
 
 
 def check(
     reference: Reference,
     again: Annotated[bool, typer.Option("--again", help="Check it once more, by the contract as it is now.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until it was checked.")] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Did a version pass its checks? Exit code 1 where one of them blocks it, or it could not be checked or split."""
-    path = f"/v1/datasets/{find(reference)['id']}/checks"
-    before = tried(call("GET", path)) if again else (None, None)
+    path = f"/v1/datasets/{find_version(reference)['id']}/checks"
+    before = read_attempt_times(call("GET", path)) if again else (None, None)
     if again:
         call("POST", path)
 
-    def look() -> dict[str, Any] | None:
+    def poll() -> dict[str, Any] | None:
         found: dict[str, Any] = call("GET", path)
-        return found if tried(found) != before else None
+        return found if read_attempt_times(found) != before else None
 
-    found = wait_until(look) if wait or again else call("GET", path)
-    show(found) if as_json else print_checks(found)
+    found = poll_until(poll) if wait or again else call("GET", path)
+    print_json(found) if as_json else print_checks(found)
     name = f"{found['name']}@{found['version']}"
     if found["problem"]:
         raise Refused(f"{name} {found['problem']}. Mend that, then `hanzo-ml dataset check {name} --again`")
@@ -43,7 +42,7 @@ def check(
         raise Refused(f"nothing is split or trained of {name}: a check blocks it")
 
 
-def tried(found: dict[str, Any]) -> tuple[int | None, int | None]:
+def read_attempt_times(found: dict[str, Any]) -> tuple[int | None, int | None]:
     """When a version was checked, and when that ended in a problem."""
     return found["checked_at"], found["problem_at"]
 
@@ -59,18 +58,20 @@ def print_checks(found: dict[str, Any]) -> None:
     for column in ("check", "verdict", "why"):
         drawn.add_column(column, overflow="fold", no_wrap=column == "check")
     for verdict in found["checks"]:
-        word = "[green]passed[/green]" if verdict["passed"] else verdict_word(verdict)
-        drawn.add_row(in_markup(verdict["check"]), word, in_markup("\n".join(verdict["reasons"]) or verdict["note"]))
+        word = "[green]passed[/green]" if verdict["passed"] else format_severity(verdict)
+        drawn.add_row(
+            sanitize_markup(verdict["check"]), word, sanitize_markup("\n".join(verdict["reasons"]) or verdict["note"])
+        )
     console.print(drawn)
     if found["violations"]["first"]:
         console.print("\nfirst violations of the contract", style="bold")
         for each in found["violations"]["first"]:
             violation = f"  line {each['line']}  {each['column']}  {each['reason']}: {each['value']}"
-            console.print(plain(violation), markup=False)
-    console.print(f"\n{name} {STANDING[found['status']]}", markup=False)
+            console.print(sanitize_text(violation), markup=False)
+    console.print(f"\n{name} {STATUS_TEXT[found['status']]}", markup=False)
 
 
-def verdict_word(verdict: dict[str, Any]) -> str:
+def format_severity(verdict: dict[str, Any]) -> str:
     color = "red" if verdict["severity"] == "error" else "yellow"
     return f"[{color}]{verdict['severity']}{', blocks' if verdict['blocking'] else ''}[/{color}]"
 
@@ -80,11 +81,11 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to write it; NAME-VERSION.html by default.")] = None,
 ) -> None:
     """Write one self-contained HTML page: schema, quality, plots, checks, drift, lineage, sample records."""
-    version = find(reference)
+    version = find_version(reference)
     url = f"{tracking_uri()}/v1/datasets/{version['id']}/report"
-    answer = httpx.get(url, timeout=60, trust_env=False, headers=authorization())
+    answer = httpx.get(url, timeout=60, trust_env=False, headers=authorization_header())
     if answer.is_error:
-        raise Refused(message_of(answer))
+        raise Refused(error_message(answer))
     target = out or Path(f"{version['name']}-{version['version']}.html")
     try:
         target.write_bytes(answer.content)

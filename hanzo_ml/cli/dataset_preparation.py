@@ -1,19 +1,55 @@
-"""`hanzo-ml dataset prepare`: a version filtered, masked, tokenized, split and shuffled, as a version of its own."""
+"""`hanzo-ml dataset prepare` and `features`."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from hanzo_ml.cli.config_errors import about
-from hanzo_ml.cli.connection import Refused
-from hanzo_ml.cli.dataset_reference import Reference, find, versions
-from hanzo_ml.cli.idempotency import Key, start
-from hanzo_ml.cli.job import read
-from hanzo_ml.cli.job_polling import ended_job
-from hanzo_ml.cli.json_values import check_json
-from hanzo_ml.cli.output import AsJson, show
-from recipes.counted import counted
+from hanzo_ml.cli.config_errors import check_json, locate_refusal
+from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.dataset_reference import Reference, find_version, iterate_versions
+from hanzo_ml.cli.idempotency import KeyOption, start_once
+from hanzo_ml.cli.job import read_config
+from hanzo_ml.cli.job_polling import wait_for_end
+from hanzo_ml.cli.output import JsonOption, print_json
+from recipes.contracts.quantities import pluralize
+
+# `hanzo-ml dataset features`: the numbers that a version's records have, of a key or of rows of one's own.
+
+
+def features(
+    reference: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is the newest with features.")],
+    key: Annotated[str | None, typer.Option(help="Whose: a value of the column that the features name as key.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="A file of JSON lines: the features of each, prepared alike.")] = None,
+) -> None:
+    """Features of a key, or of rows that were never prepared, as JSON."""
+    if (key is None) == (rows is None):
+        raise Refused("give --key, or --rows with a file of JSON lines")
+    name, at, number = reference.partition("@")
+    if not name or (at and not number.isdecimal()):
+        raise Refused(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
+    params = {"version": number} if at else {}
+    where = f"/v1/features/{quote(name, safe='')}"
+    if rows is None:
+        print_json(call("GET", f"{where}/{quote(key or '', safe='')}", params=params))
+    else:
+        print_json(call("POST", f"{where}/transform", params=params, json=read_rows(rows)))
+
+
+def read_rows(path: Path) -> list[Any]:
+    """Raises Refused for a line that is no JSON."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except ValueError as problem:
+            raise Refused(f"{path}, line {number}: not JSON: {problem}") from None
+    return found
+
+
+# `hanzo-ml dataset prepare`: a version filtered, masked, tokenized, split and shuffled, as a version of its own.
 
 
 def prepare(
@@ -22,31 +58,31 @@ def prepare(
         Path, typer.Option(help="A YAML file: clean, tokenize, filter, features, augment, split; name, workers.")
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
-    key: Key = None,
-    as_json: AsJson = False,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a prepared version of another."""
-    document = read(config)
+    document = read_config(config)
     check_json(document, config)
-    path = f"/v1/datasets/{find(reference)['id']}/prepare"
-    with about(document, config):
-        job = start(path, key, json=document)
+    path = f"/v1/datasets/{find_version(reference)['id']}/prepare"
+    with locate_refusal(document, config):
+        job = start_once(path, key, json=document)
     if wait:
-        job = ended_job(job["id"])
+        job = wait_for_end(job["id"])
     if job["status"] in ("failed", "cancelled"):
         raise Refused(f"job {job['id']} {job['status']}: {job['reason']}")
     if as_json:
-        show(job)
+        print_json(job)
     elif job["status"] == "completed":
-        print(f"{made_by(job)}, job {job['id']}")
+        print(f"{describe_result(job)}, job {job['id']}")
     else:
         print(f"{job['id']} {job['status']}")
 
 
-def made_by(job: dict[str, Any]) -> str:
+def describe_result(job: dict[str, Any]) -> str:
     """The version that a job made, in words; of content that was there before it made none."""
     name, digest = job["config"]["name"], job["artifacts"]["dataset"]["digest"]
-    for version in versions(name):
+    for version in iterate_versions(name):
         if version["artifact"]["digest"] == digest:
-            return f"{name}@{version['version']} created: {counted(version['num_records'], 'record')}"
+            return f"{name}@{version['version']} created: {pluralize(version['num_records'], 'record')}"
     return f"{name} has a version with this content already"

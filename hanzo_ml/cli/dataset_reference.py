@@ -1,27 +1,27 @@
-"""The version that somebody names: NAME@VERSION, or NAME for its newest."""
+"""Find the dataset version that NAME or NAME@VERSION names."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import Refused, pages
+from hanzo_ml.cli.connection import Refused, iterate_pages
 
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
 
 
-def find(reference: str) -> dict[str, Any]:
+def find_version(reference: str) -> dict[str, Any]:
     """The version that is meant. Half a reference, as of a variable that is not set, is none: it might be deleted."""
     name, at, number = reference.partition("@")
     if not name or (at and not number.isdecimal()):
         raise Refused(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
-    found = [each for each in versions(name) if not at or str(each["version"]) == number]
+    found = [each for each in iterate_versions(name) if not at or str(each["version"]) == number]
     if not found:
         raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
     return found[-1]
 
 
-def versions(name: str | None, tags: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def iterate_versions(name: str | None, tags: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """All versions of a name, or of all names, that have the tags; newest last."""
     params: dict[str, Any] = {"tags": list(tags)} | ({"name": name} if name else {})
-    return pages("/v1/datasets", "datasets", params)
+    return iterate_pages("/v1/datasets", "datasets", params)

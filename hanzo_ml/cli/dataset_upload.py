@@ -1,15 +1,14 @@
-"""What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address or a query for the
-server.
-"""
+"""Upload files, query rows or source addresses as a dataset version."""
 
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from rich.console import Console
@@ -17,24 +16,44 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from hanzo_ml.cli.connection import Refused, call
 from recipes.contracts.dataset_formats import COMPRESSIONS, ENDINGS, Format
-from recipes.records.sql_query import BadQuery, query_lines
+from recipes.records.sql_query import BadQuery, iterate_query_lines
 
-ADDRESSES = ("s3://", "file://", "kafka://")
+# `--since`: a topic's address that goes on where a version's messages ended.
+
+
+def continue_topic(address: str, version: Mapping[str, Any]) -> str:
+    """The address, from behind the messages of a version on. Raises Refused where that is not of the same topic."""
+    parts = urlsplit(address)
+    if parts.scheme != "kafka" or "from" in parse_qs(parts.query):
+        raise Refused("--since goes with --path kafka://BROKER/TOPIC without from=, and says where its messages begin")
+    reference = f"{version['name']}@{version['version']}"
+    for origin in version["lineage"].get("origins", ()):
+        before = urlsplit(origin)
+        if before.scheme == "kafka" and before.path.strip("/") == parts.path.strip("/"):
+            first = f"from={parse_qs(before.query)['until'][0]}"
+            return parts._replace(query="&".join(filter(None, (first, parts.query)))).geturl()
+    raise Refused(f"{reference} was not made of the topic '{parts.path.strip('/')}': give --since a version that was")
+
+
+# What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address or a query for the
+# server.
+
+SOURCE_PREFIXES = ("s3://", "file://", "kafka://")
 """How those begin that the server fetches."""
-NEVER = httpx.Timeout(30.0, read=None, write=600.0)
+UPLOAD_TIMEOUT = httpx.Timeout(30.0, read=None, write=600.0)
 """How long the server may take to check what it got: as long as that takes."""
-ROUTE = "/v1/datasets"
-Told = Callable[[int], None]
+DATASETS_ROUTE = "/v1/datasets"
+ReportProgress = Callable[[int], None]
 
 
-class Watched(io.RawIOBase):
+class ProgressFile(io.RawIOBase):
     """A file that tells how much of it was read, and is open only while it is: a process may not have thousands open."""
 
-    def __init__(self, path: Path, told: Told) -> None:
+    def __init__(self, path: Path, report: ReportProgress) -> None:
         self._path = path
-        self._told = told
+        self._report = report
         self._size = path.stat().st_size
-        self._place = 0
+        self._position = 0
         self._file: BinaryIO | None = None
 
     def readable(self) -> bool:
@@ -43,29 +62,29 @@ class Watched(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if self._file is None:
             self._file = self._path.open("rb")
-            self._file.seek(self._place)
+            self._file.seek(self._position)
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
-        self._place += len(data)
-        self._told(len(data))
+        self._position += len(data)
+        self._report(len(data))
         if not data:
-            self._leave()
+            self._close_file()
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """What is sent before a file is its length, which whoever sends it finds so."""
-        self._leave()
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._close_file()
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def close(self) -> None:
-        self._leave()
+        self._close_file()
         super().close()
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -76,41 +95,47 @@ def send_files(name: str, fields: dict[str, Any]) -> Any:
     if "://" in name:
         raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://..., file://... or kafka://...")
     path = Path(name)
-    files = local_files(path, str(fields["format"]))
+    files = list_local_files(path, str(fields["format"]))
     total = sum(file.stat().st_size for file in files)
     is_folder = path.is_dir()
-    with progress_line("uploading", total) as told:
+    with show_progress("uploading", total) as report:
         names = [file.relative_to(path).as_posix() if is_folder else file.name for file in files]
-        parts = [("files", (name, Watched(file, told))) for name, file in zip(names, files, strict=True)]
-        return call("POST", ROUTE, data=fields, files=parts, timeout=NEVER)
+        parts = [("files", (name, ProgressFile(file, report))) for name, file in zip(names, files, strict=True)]
+        return call("POST", DATASETS_ROUTE, data=fields, files=parts, timeout=UPLOAD_TIMEOUT)
 
 
 def send_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
     """Upload the rows of a query as JSON lines."""
-    with progress_line("reading the query's rows", None) as told:
+    with show_progress("reading the query's rows", None) as report:
 
         def body() -> Iterator[bytes]:
-            for block in query_lines(database, statement):
-                told(len(block))
+            for block in iterate_query_lines(database, statement):
+                report(len(block))
                 yield block
 
         try:
-            return call("POST", f"{ROUTE}/raw", params={**fields, "file": "query.jsonl"}, content=body(), timeout=NEVER)
+            return call(
+                "POST",
+                f"{DATASETS_ROUTE}/raw",
+                params={**fields, "file": "query.jsonl"},
+                content=body(),
+                timeout=UPLOAD_TIMEOUT,
+            )
         except BadQuery as problem:
             raise Refused(str(problem)) from None
 
 
-def ask_for_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
+def request_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
     """Have the server ask a database that its settings name."""
-    return call("POST", ROUTE, data={**fields, "sql": statement, "database": database}, timeout=NEVER)
+    return call("POST", DATASETS_ROUTE, data={**fields, "sql": statement, "database": database}, timeout=UPLOAD_TIMEOUT)
 
 
 def send_address(address: str, fields: dict[str, Any]) -> Any:
     """Have the server fetch the files."""
-    return call("POST", ROUTE, data={**fields, "source": address}, timeout=NEVER)
+    return call("POST", DATASETS_ROUTE, data={**fields, "source": address}, timeout=UPLOAD_TIMEOUT)
 
 
-def format_of(path: str) -> str:
+def detect_format(path: str) -> str:
     """The format that the files' endings say, for whoever gives none: JSON lines where they say nothing.
 
     Text is taken where it is asked for: anything can be read as that, JSON lines in a `.txt` too.
@@ -130,7 +155,7 @@ def has_format(name: str, format: str) -> bool:
     return name.lower().endswith(endings)
 
 
-def local_files(path: Path, format: str) -> Sequence[Path]:
+def list_local_files(path: Path, format: str) -> Sequence[Path]:
     if not path.exists():
         raise Refused(f"there is no file or folder {path}: check --path")
     is_folder = path.is_dir()
@@ -149,7 +174,7 @@ def local_files(path: Path, format: str) -> Sequence[Path]:
     return files
 
 
-def metadata_of(pairs: Sequence[str]) -> str:
+def parse_metadata(pairs: Sequence[str]) -> str:
     """`key=value` pairs as a JSON object; a value that is JSON is taken as that."""
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -164,7 +189,7 @@ def metadata_of(pairs: Sequence[str]) -> str:
 
 
 @contextmanager
-def progress_line(what: str, total: int | None) -> Iterator[Told]:
+def show_progress(what: str, total: int | None) -> Iterator[ReportProgress]:
     """One line on the terminal, gone when it is over; nothing where nobody looks."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:

@@ -1,4 +1,4 @@
-"""Work that is started once, though the answer to the call was lost: it is sent again with the same key."""
+"""Start work exactly once, retrying with an idempotency key."""
 
 import uuid
 from typing import Annotated, Any
@@ -10,16 +10,16 @@ from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attemp
 from hanzo_ml.cli.connection import Refused, call, tracking_uri
 from hanzo_ml.client.points import retry_delay
 
-ATTEMPTS = 8
+MAX_ATTEMPTS = 8
 """With the pauses between them, a server that is started anew is waited for."""
-NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
+CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout)
 
-Key = Annotated[
+KeyOption = Annotated[
     str | None, typer.Option("--key", help="Any text of your own: said again with the same one, it is started once.")
 ]
 
 
-def start(path: str, key: str | None, **options: Any) -> Any:
+def start_once(path: str, key: str | None, **options: Any) -> Any:
     """The answer to a POST that starts work, by the user's own key or a new one.
 
     Raises:
@@ -31,7 +31,7 @@ def start(path: str, key: str | None, **options: Any) -> Any:
 
     def may_have_started(error: BaseException) -> bool:
         nonlocal lost
-        if not isinstance(error, httpx.TransportError) or (isinstance(error, NOTHING_SENT) and not lost):
+        if not isinstance(error, httpx.TransportError) or (isinstance(error, CONNECT_ERRORS) and not lost):
             return False
         lost = type(error).__name__
         return True
@@ -40,7 +40,7 @@ def start(path: str, key: str | None, **options: Any) -> Any:
         retrying = Retrying(
             retry=retry_if_exception(may_have_started),
             wait=lambda state: retry_delay(state.attempt_number),
-            stop=stop_after_attempt(ATTEMPTS),
+            stop=stop_after_attempt(MAX_ATTEMPTS),
         )
         return retrying(call, "POST", path, headers={"Idempotency-Key": sent}, **options)
     except RetryError:

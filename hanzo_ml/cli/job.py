@@ -7,19 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.code_snapshot import take_code_along
-from hanzo_ml.cli.config_errors import about
-from hanzo_ml.cli.connection import Refused, call, pages, stream
-from hanzo_ml.cli.idempotency import Key, start
-from hanzo_ml.cli.job_polling import begun_job
-from hanzo_ml.cli.json_values import check_json
-from hanzo_ml.cli.local import module
-from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.terminal import in_colour
+from hanzo_ml.cli.code_snapshot import attach_code
+from hanzo_ml.cli.config_errors import check_json, locate_refusal
+from hanzo_ml.cli.connection import Refused, call, iterate_pages, stream_lines
+from hanzo_ml.cli.idempotency import KeyOption, start_once
+from hanzo_ml.cli.job_polling import wait_for_start
+from hanzo_ml.cli.local import run_module
+from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_log_line, sanitize_text
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.yaml_reader import read_mapping
-from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import NO_YAML
+from recipes.contracts.yaml_reader import YAML_ERRORS, load_yaml, read_yaml_mapping
+
+# `hanzo-ml job`: submit, look, follow, cancel, resume.
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -43,8 +41,8 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
     ] = False,
-    key: Key = None,
-    as_json: AsJson = False,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Queue a job: fine-tuning by a recipe, or a script of your own.
 
@@ -56,25 +54,25 @@ def submit(
     that outlives a restart in HANZO_ML_CHECKPOINTS, and the dataset that
     `storage:` names in HANZO_ML_DATASETS.
     """
-    document = document_of(config, model, set_)
+    document = build_document(config, model, set_)
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
         if "command" in document:
-            module("hanzo_ml_assets.dry_run_command", given=json.dumps(document))
+            run_module("hanzo_ml_assets.dry_run_command", given=json.dumps(document))
         else:
-            module("hanzo_ml_assets.dry_run", json.dumps(document))
+            run_module("hanzo_ml_assets.dry_run", json.dumps(document))
         return
-    with about(document, None if model or set_ else config):
-        job = start("/v1/jobs", key, json=document)
-    show(job) if as_json else print(f"{job['id']} {job['status']}")
+    with locate_refusal(document, None if model or set_ else config):
+        job = start_once("/v1/jobs", key, json=document)
+    print_json(job) if as_json else print(f"{job['id']} {job['status']}")
 
 
-def document_of(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
+def build_document(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
     """The body of `POST /v1/jobs` from the options of a command. Raises Refused where it is none."""
-    document = read(config) if config else {}
+    document = read_config(config) if config else {}
     if config and "command" in document:
-        return command_document(config, document, model, set_)
+        return build_command_document(config, document, model, set_)
     if model:
         document["model"] = model
     if "name" not in document and "model" not in document:
@@ -85,33 +83,35 @@ def document_of(config: Path | None, model: str | None, set_: list[str] | None) 
     if set_:
         if not isinstance(document["parameters"], dict):
             raise Refused(f"`parameters:` in {config} must be a mapping of the recipe's keys")
-        document["parameters"] |= dict(assignment(text) for text in set_)
+        document["parameters"] |= dict(parse_assignment(text) for text in set_)
     check_json(document, config)
     return document
 
 
-def command_document(config: Path, document: dict[str, Any], model: str | None, set_: list[str] | None) -> dict[str, Any]:
+def build_command_document(
+    config: Path, document: dict[str, Any], model: str | None, set_: list[str] | None
+) -> dict[str, Any]:
     """The body for a file with a command, whose source files it takes along."""
     if model or set_:
         raise Refused(f"{config} has a `command:`, which takes neither --model nor --set: put arguments into it")
-    take_code_along(config, document)
+    attach_code(config, document)
     check_json(document, config)
     return document
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """A YAML file of one mapping. Raises Refused where it is none."""
     if path.is_dir():
         raise Refused(f"{path} is a folder: name a file in it")
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
-        return read_mapping(path)[1]
+        return read_yaml_mapping(path)[1]
     except BadConfiguration as problem:
         raise Refused(str(problem)) from None
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def parse_assignment(text: str) -> tuple[str, Any]:
     """`learning_rate=1e-4` -> ("learning_rate", 0.0001)."""
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -121,43 +121,43 @@ def assignment(text: str) -> tuple[str, Any]:
     except ValueError:
         pass
     try:
-        return key, yaml_document(value)
-    except NO_YAML:
+        return key, load_yaml(value)
+    except YAML_ERRORS:
         raise Refused(f"--set {text}: the value is not valid YAML") from None
 
 
 @app.command("list")
 def list_jobs(
     status: Annotated[str | None, typer.Option(help="queued, running, completed, failed or cancelled")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """All jobs, newest first."""
-    jobs = list(pages("/v1/jobs", "jobs", {"status": status} if status else {}))
+    jobs = list(iterate_pages("/v1/jobs", "jobs", {"status": status} if status else {}))
     if as_json:
-        show(jobs)
+        print_json(jobs)
         return
-    rows = [(job["id"], job["name"], job["status"], when(job["submitted_at"]), job["reason"]) for job in jobs]
+    rows = [(job["id"], job["name"], job["status"], format_time(job["submitted_at"]), job["reason"]) for job in jobs]
     nothing = f"no job is {status}" if status else "no job yet: `hanzo-ml job submit --model NAME`"
-    table(("job", "name", "status", "submitted", "reason"), rows, nothing)
+    print_table(("job", "name", "status", "submitted", "reason"), rows, nothing)
 
 
 @app.command()
 def get(job_id: str) -> None:
     """One job, whole."""
-    show(call("GET", f"/v1/jobs/{job_id}"))
+    print_json(call("GET", f"/v1/jobs/{job_id}"))
 
 
 @app.command()
 def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Until the job ends.")] = False) -> None:
     """The log of the job's program."""
     if follow:
-        begun_job(job_id)
+        wait_for_start(job_id)
     event = ""
-    for line in stream(f"/v1/jobs/{job_id}/logs", params={"follow": follow}):
+    for line in stream_lines(f"/v1/jobs/{job_id}/logs", params={"follow": follow}):
         if line.startswith("event: "):
             event = line.removeprefix("event: ")
         elif line.startswith("data: ") and event != "end":
-            print(in_colour(line.removeprefix("data: ")), flush=True)
+            print(sanitize_log_line(line.removeprefix("data: ")), flush=True)
 
 
 @app.command()
@@ -186,6 +186,77 @@ def resume(
     print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/resume', json=body)['status']}")
 
 
-def when(milliseconds: int) -> str:
+def format_time(milliseconds: int) -> str:
     """A point in time where the user is: as the logs of jobs and both web UIs tell it."""
     return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# `hanzo-ml job estimate`: what a job would need, before it is launched.
+
+GIB = 1024**3
+
+
+def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: JsonOption = False) -> None:
+    """Tokens, steps, memory, hours and dollars of a job. One that cannot fit its memory is refused, with what would."""
+    document = build_document(config, model, set_)
+    with locate_refusal(document, None if model or set_ else config):
+        found = call("POST", "/v1/jobs/estimate", json=document)
+    print_json(found) if as_json else print(sanitize_text("\n".join(estimate_lines(found))))
+
+
+def estimate_lines(found: dict[str, Any]) -> list[str]:
+    seed = found["seed_estimate"]
+    most = "up to " if found["tokens"] < found["steps"] * found["tokens_per_step"] else ""
+    report = [
+        f"recipe    {found['recipe']} ({found['method']}, {found['objective']}) on {found['hardware']}",
+        f"steps     {found['steps']:,} of {most}{found['tokens_per_step']:,} tokens: {found['tokens']:,} tokens",
+        f"dataset   {describe_dataset(found)}",
+        f"scaling   {describe_scaling(found)}",
+        f"memory    {describe_memory(found['memory'])}",
+        f"disk      {found['disk'] or 'not known'}",
+        f"time      {format_range(found['hours'], format_hours)}",
+        f"cost      {format_range(found['dollars'], format_dollars)}",
+        f"source    {found['source']}",
+        f"seed      {seed['time'] or '-'}, {seed['cost'] or '-'} (the recipe's own figures)",
+    ]
+    return report + [f"note      {note}" for note in found["notes"]]
+
+
+def describe_dataset(found: dict[str, Any]) -> str:
+    if found["dataset"] is None:
+        return "not known"
+    return f"{found['dataset']['count']:,} tokens ({found['dataset']['source']}); up to {found['epochs']:.1f} epochs"
+
+
+def describe_scaling(found: dict[str, Any]) -> str:
+    """Beside what training from nothing would need: fine-tuning needs less, and nobody has a rule for it."""
+    if found["tokens_per_parameter"] is None:
+        return "not known"
+    which = "parameter" if found["method"] == "full" else "trained parameter"
+    best = f"{found['compute_optimal_tokens_per_parameter']} per parameter are best from nothing (Hoffmann et al. 2022)"
+    return f"{found['tokens_per_parameter']:,.3g} tokens per {which} ({found['trained_parameters']:,}); {best}"
+
+
+def describe_memory(memory: dict[str, Any] | None) -> str:
+    if memory is None:
+        return "not known"
+    there = f" of {memory['available'] / GIB:.1f} GiB" if memory["available"] else ""
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["parts"].items() if size >= GIB / 200)
+    return f"{memory['needed'] / GIB:.1f}{there} on {memory['where']} ({parts})"
+
+
+def format_range(found: dict[str, float] | None, words: Any) -> str:
+    return "not known" if found is None else f"{words(found['likely'])} ({words(found['low'])} to {words(found['high'])})"
+
+
+def format_hours(value: float) -> str:
+    """In the unit that people would say it in."""
+    if value < 2 / 60:
+        return f"{value * 3600:.0f} s"
+    if value < 2:
+        return f"{value * 60:.0f} min"
+    return f"{value:.1f} h" if value < 100 else f"{value / 24:.1f} days"
+
+
+def format_dollars(value: float) -> str:
+    return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"

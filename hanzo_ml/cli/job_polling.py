@@ -1,4 +1,4 @@
-"""Waiting for what the asset graph does, and saying so where nobody is there to do it."""
+"""Wait for jobs and checks, and warn when no daemon is running."""
 
 import time
 from collections.abc import Callable
@@ -7,68 +7,68 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from hanzo_ml.cli.connection import call
-from hanzo_ml.cli.terminal import plain
+from hanzo_ml.cli.output import sanitize_text
 
-ENDED = ("completed", "failed", "cancelled")
+ENDED_STATUSES = ("completed", "failed", "cancelled")
 POLL_SECONDS = 1.0
-PATIENCE_SECONDS = 30.0
+SILENCE_SECONDS = 30.0
 """Of silence: Dagster's daemon looks at its sensors every five."""
 T = TypeVar("T")
 
 
-def wait_until(look: Callable[[], T | None]) -> T:
-    """The first answer of `look`. Where nobody takes up work, that is said on standard error, and waited on: once it goes
+def poll_until(poll: Callable[[], T | None]) -> T:
+    """The first answer of `poll`. Where nobody takes up work, that is said on standard error, and waited on: once it goes
     on, so does what was submitted."""
-    began = listened = time.monotonic()
-    said = False
-    while (found := look()) is None:
+    began = checked_at = time.monotonic()
+    warned = False
+    while (found := poll()) is None:
         time.sleep(POLL_SECONDS)
-        if time.monotonic() - listened > PATIENCE_SECONDS:
-            listened = time.monotonic()
-            note = silence(call("GET", "/v1/heartbeats")["heartbeats"], listened - began)
-            if note and not said:
-                tell(note)
-            said = bool(note)
+        if time.monotonic() - checked_at > SILENCE_SECONDS:
+            checked_at = time.monotonic()
+            note = describe_silence(call("GET", "/v1/heartbeats")["heartbeats"], checked_at - began)
+            if note and not warned:
+                print_note(note)
+            warned = bool(note)
     return found
 
 
-def tell(note: str) -> None:
+def print_note(note: str) -> None:
     """Say on standard error what is no output."""
-    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(plain(note))
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(sanitize_text(note))
 
 
-def silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
+def describe_silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
     """What to say of the sensors' heartbeat after `waited` seconds; nothing while it is heard."""
     ago = next((each["seconds_ago"] for each in heartbeats if each["name"] == "sensors"), None)
-    if min(waited, waited if ago is None else ago) <= PATIENCE_SECONDS:
+    if min(waited, waited if ago is None else ago) <= SILENCE_SECONDS:
         return ""
     heard = "was never heard" if ago is None else f"was last heard {ago:.0f} s ago"
     return f"nobody takes this up: Dagster's daemon {heard}. Start it with `hanzo-ml up`: this waits on, and nothing is lost"
 
 
-def ended_job(job_id: str) -> dict[str, Any]:
+def wait_for_end(job_id: str) -> dict[str, Any]:
     """The job, once it has ended. It goes on where nobody waits for it."""
 
-    def look() -> dict[str, Any] | None:
+    def poll() -> dict[str, Any] | None:
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
-        return job if job["status"] in ENDED else None
+        return job if job["status"] in ENDED_STATUSES else None
 
-    return wait_until(look)
+    return poll_until(poll)
 
 
-def begun_job(job_id: str) -> dict[str, Any]:
+def wait_for_start(job_id: str) -> dict[str, Any]:
     """The job, once it is no longer queued. What it waits for is said on standard error."""
-    told = ""
+    last_reason = ""
 
-    def look() -> dict[str, Any] | None:
-        nonlocal told
+    def poll() -> dict[str, Any] | None:
+        nonlocal last_reason
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
         if job["status"] != "queued":
             return job
         reason = job["reason"] or "it starts within seconds, or once what runs before it has left it a place"
-        if reason != told:
-            tell(f"{job_id} is queued: {reason}")
-            told = reason
+        if reason != last_reason:
+            print_note(f"{job_id} is queued: {reason}")
+            last_reason = reason
         return None
 
-    return wait_until(look)
+    return poll_until(poll)

@@ -1,8 +1,4 @@
-"""`hanzo-ml up`, `down`, `status`, `config show`, `server run`, `migrate` and `reset`: the stack of this machine, by the
-platform's own programs.
-
-They run as processes, because the command line must also work where only the client is installed.
-"""
+"""`hanzo-ml up`, `down`, `status`, `config` and `server`: run the platform's programs."""
 
 import importlib.util
 import os
@@ -17,7 +13,7 @@ from hanzo_ml.cli.connection import Refused
 PYTHON = (sys.executable, "-P", "-m")
 """Without the folder that one stands in, which may have an `api` or `resources` of its own."""
 
-UNTIL_CTRL_C = """
+RUN_MODULE_SCRIPT = """
 import runpy, sys
 try:
     runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
@@ -32,17 +28,17 @@ config = typer.Typer(no_args_is_help=True, help="The settings in force.")
 
 def up() -> None:
     """Start whatever of the stack does not run, and wait until it answers."""
-    module("resources.stack.lifecycle", "up")
+    run_module("resources.stack.lifecycle", "up")
 
 
 def down() -> None:
     """End the stack. Running jobs save a checkpoint; `hanzo-ml up` goes on with them."""
-    module("resources.stack.lifecycle", "down")
+    run_module("resources.stack.lifecycle", "down")
 
 
 def status() -> None:
     """What runs."""
-    module("resources.stack.lifecycle", "status")
+    run_module("resources.stack.lifecycle", "status")
 
 
 @config.callback()
@@ -53,7 +49,7 @@ def settings() -> None:
 @config.command("show")
 def show() -> None:
     """Print the effective settings, with secrets masked."""
-    module("resources.settings.settings")
+    run_module("resources.settings.settings")
 
 
 @server.callback()
@@ -64,7 +60,7 @@ def tracking_server() -> None:
 @server.command("run")
 def run() -> None:
     """Serve the API alone, until Ctrl-C: tracking, registry and `/v1`, without Dagster and the engine."""
-    refuse_client_only()
+    require_platform()
     # In place of this process, so that signals reach the server: as a container's first process, this one would get them.
     os.execv(sys.executable, [*PYTHON, "api.server"])
 
@@ -72,26 +68,26 @@ def run() -> None:
 @server.command("migrate")
 def migrate() -> None:
     """Bring the metadata database to this release. `hanzo-ml up` does so by itself."""
-    module("resources.metadata.migrate")
+    run_module("resources.metadata.migrate")
 
 
 @server.command("reset")
 def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everything.")] = False) -> None:
     """Empty the store: every experiment, run, dataset, job and model. Refused in production mode."""
-    module("resources.stack.reset", *(["--yes"] if yes else []))
+    run_module("resources.stack.reset", *(["--yes"] if yes else []))
 
 
-def module(name: str, *arguments: str, given: str | None = None) -> None:
+def run_module(name: str, *arguments: str, given: str | None = None) -> None:
     """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
-    refuse_client_only()
+    require_platform()
     code = subprocess.run(
-        [sys.executable, "-P", "-c", UNTIL_CTRL_C, name, *arguments], check=False, input=given, text=True
+        [sys.executable, "-P", "-c", RUN_MODULE_SCRIPT, name, *arguments], check=False, input=given, text=True
     ).returncode
     if code:
         raise typer.Exit(code)
 
 
-def refuse_client_only() -> None:
+def require_platform() -> None:
     """Raises Refused where there is nothing of the platform that could run."""
     if importlib.util.find_spec("resources") is None:
         raise Refused("the platform is not installed on this machine: this command needs more than the client")

@@ -7,23 +7,26 @@ import typer
 from rich.console import Console
 from rich.tree import Tree
 
-from hanzo_ml.cli.connection import call, pages
-from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.terminal import in_markup
-from recipes.counted import counted
+from hanzo_ml.cli.connection import call, iterate_pages
+from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_markup
+from recipes.contracts.quantities import pluralize
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
 @app.command("list")
 def list_versions(
-    name: Annotated[str | None, typer.Option(help="Only this model.")] = None, as_json: AsJson = False
+    name: Annotated[str | None, typer.Option(help="Only this model.")] = None, as_json: JsonOption = False
 ) -> None:
     """All versions of all models."""
-    names = [name] if name else [model["name"] for model in pages("/v1/models", "models", {})]
-    found = [version for model in names for version in pages(f"/v1/models/{quote(model, safe='')}/versions", "versions", {})]
+    names = [name] if name else [model["name"] for model in iterate_pages("/v1/models", "models", {})]
+    found = [
+        version
+        for model in names
+        for version in iterate_pages(f"/v1/models/{quote(model, safe='')}/versions", "versions", {})
+    ]
     if as_json:
-        show(found)
+        print_json(found)
         return
     rows = [
         (
@@ -37,7 +40,7 @@ def list_versions(
         for version in found
     ]
     columns = ("model", "version", "stage", "status", "deployment", "reason")
-    table(columns, rows, "no model version yet: `hanzo-ml job submit --model NAME` trains one")
+    print_table(columns, rows, "no model version yet: `hanzo-ml job submit --model NAME` trains one")
 
 
 @app.command()
@@ -76,11 +79,11 @@ def undeploy(name: str) -> None:
 
 
 @app.command()
-def prove(name: str, version: int, as_json: AsJson = False) -> None:
+def prove(name: str, version: int, as_json: JsonOption = False) -> None:
     """Prove a version back to its raw files, hashing every byte again. Exits with 1 when an edge is broken."""
     proof = call("GET", f"/v1/models/{name}/versions/{version}/proof")
     if as_json:
-        show(proof)
+        print_json(proof)
     else:
         print_proof(proof)
     if not proof["ok"]:
@@ -90,27 +93,27 @@ def prove(name: str, version: int, as_json: AsJson = False) -> None:
 def print_proof(proof: dict[str, Any]) -> None:
     # Rich cuts the lines of a tree at the console's width, and a reason is no longer one when it is cut.
     console = Console(highlight=False, soft_wrap=True, width=10_000)
-    console.print(draw(proof["chain"]))
+    console.print(draw_proof(proof["chain"]))
     if proof["ok"]:
-        console.print(f"[green]proved[/green]: {counted(proof['bytes_hashed'], 'byte')} hashed, every edge holds")
+        console.print(f"[green]proved[/green]: {pluralize(proof['bytes_hashed'], 'byte')} hashed, every edge holds")
     for edge in proof["broken"]:
-        console.print(f"[red]broken[/red] {in_markup(edge)}")
+        console.print(f"[red]broken[/red] {sanitize_markup(edge)}")
 
 
-def draw(node: dict[str, Any], tree: Tree | None = None) -> Tree:
+def draw_proof(node: dict[str, Any], tree: Tree | None = None) -> Tree:
     """A proof as a tree: what it is, its digest, where it lies; a broken one in red with the reasons."""
     mark = "[red]✗[/red]" if node["problems"] else "[green]✓[/green]"
-    size = f", {counted(node['files'], 'file')}, {counted(node['size_bytes'], 'byte')}" if node["files"] else ""
+    size = f", {pluralize(node['files'], 'file')}, {pluralize(node['size_bytes'], 'byte')}" if node["files"] else ""
     facts = ", ".join(
         f"{key} {value}" for key, value in node["facts"].items() if isinstance(value, str | int) and key != "split"
     )
-    name, digest = in_markup(node["label"]), in_markup(node["digest"][:12])
-    label = f"{mark} {name} [dim]{digest}{size}[/dim]" + (f" [dim]({in_markup(facts)})[/dim]" if facts else "")
+    name, digest = sanitize_markup(node["label"]), sanitize_markup(node["digest"][:12])
+    label = f"{mark} {name} [dim]{digest}{size}[/dim]" + (f" [dim]({sanitize_markup(facts)})[/dim]" if facts else "")
     if node["seen_above"]:
         label = f"[dim]↑ {name} {digest}, shown above[/dim]"
     branch = tree.add(label) if tree else Tree(label)
     for problem in node["problems"]:
-        branch.add(f"[red]{in_markup(problem)}[/red]")
+        branch.add(f"[red]{sanitize_markup(problem)}[/red]")
     for parent in node["made_from"]:
-        draw(parent, branch)
+        draw_proof(parent, branch)
     return branch

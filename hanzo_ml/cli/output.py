@@ -1,4 +1,4 @@
-"""How commands print: a table for people, one JSON document with `--json`."""
+"""Print tables and JSON, with control characters of others made harmless."""
 
 import json
 import os
@@ -10,63 +10,98 @@ from typing import Annotated, Any
 import typer
 from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from hanzo_ml.cli.terminal import plain
+# Text of others on the user's terminal, which acts on what it is sent: a line of a script's log named its window, moved
+# lines away that it had shown, and wrote to the clipboard.
+#
+# As git does with what a server says, colours pass where there may be some, and any other control character is shown.
 
-WHOLE = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
+COLOR_SEQUENCE = r"(\x1b\[[0-9;:]*m)"
+CURSOR_SEQUENCE = r"\x1b\[[0-?]*[ -/]*[@-~]"
+"""Of the cursor, and erasures, by which progress bars draw over themselves: to lines below one another they mean nothing."""
+CONTROL_CHARACTER = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+LOG_PATTERN = re.compile(f"{COLOR_SEQUENCE}|{CURSOR_SEQUENCE}|(?P<control>{CONTROL_CHARACTER})")
+
+
+def sanitize_log_line(text: str) -> str:
+    """A line of a log."""
+    return LOG_PATTERN.sub(lambda found: found[1] or (caret_notation(found[0]) if found["control"] else ""), text)
+
+
+def sanitize_text(text: str) -> str:
+    """A name or a message, which would colour, or widen, what stands beside it."""
+    return re.sub(CONTROL_CHARACTER, lambda found: caret_notation(found[0]), text)
+
+
+def sanitize_markup(text: str) -> str:
+    """The same where Rich's marks stand around it, of which it has none itself."""
+    return escape(sanitize_text(text))
+
+
+def caret_notation(control: str) -> str:
+    """As it is typed, such as ^[ for escape; one that no key has by its number."""
+    return f"^{chr(ord(control) ^ 0x40)}" if control < "\x80" else f"\\x{ord(control):02x}"
+
+
+# How commands print: a table for people, one JSON document with `--json`.
+
+UNCUT_COLUMNS = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
 """Columns of names and of verdicts, which a narrow console does not cut."""
 
-FOR_PROGRAMS = 10_000
+PIPE_WIDTH = 10_000
 """Columns where no terminal reads: cut at 80, one row was six lines, of which `grep` found one."""
 
-CONTROL = re.compile("[\\x7f-\\x9f]")
+JSON_CONTROL_CHARACTER = re.compile("[\\x7f-\\x9f]")
 """Characters that JSON may have as they are, and on which a terminal acts."""
 
-GAP = 2
+COLUMN_GAP = 2
 """Between two columns."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
 
 
-def show(document: Any) -> None:
-    print(shown_json(json.dumps(document, indent=2, ensure_ascii=False)))
+def print_json(document: Any) -> None:
+    print(escape_json_controls(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
-def shown_json(text: str) -> str:
+def escape_json_controls(text: str) -> str:
     """The same JSON, on which no terminal acts."""
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return JSON_CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
     """Rows as a table; `empty` says what to do where there are none. What is read `across` stays side by side."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FOR_PROGRAMS
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
-    lines = [[plain(str(cell)) for cell in row] for row in rows]
+    lines = [[sanitize_text(str(cell)) for cell in row] for row in rows]
     if not lines:
         console.print(empty)
         return
-    least = narrowest(columns, lines)
-    spare = console.width - sum(least) - GAP * (len(columns) - 1)
+    least = minimum_widths(columns, lines)
+    spare = console.width - sum(least) - COLUMN_GAP * (len(columns) - 1)
     if not across and spare < 0:
         for line in lines:
-            console.print("\n".join((f"{columns[0]} {line[0]}", *below(columns[1:], line[1:]))))
+            console.print("\n".join((f"{columns[0]} {line[0]}", *stacked_cells(columns[1:], line[1:]))))
         return
     drawn = Table(box=None, pad_edge=False)
-    for column, width in zip(columns, widths(least, columns, lines, spare), strict=True):
-        drawn.add_column(column, overflow="fold", no_wrap=column in WHOLE, width=width)
+    for column, width in zip(columns, column_widths(least, columns, lines, spare), strict=True):
+        drawn.add_column(column, overflow="fold", no_wrap=column in UNCUT_COLUMNS, width=width)
     for line in lines:
         drawn.add_row(*line)
     console.print(drawn)
 
 
-def narrowest(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+def minimum_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
     """The width of each column below which its heading is broken: of a sweep of four hyperparameters, one was four lines."""
     cells = zip(columns, zip(*lines, strict=True), strict=True)
-    return [max(map(cell_len, (*name.split(), *(cell if name in WHOLE else ())))) for name, cell in cells]
+    return [max(map(cell_len, (*name.split(), *(cell if name in UNCUT_COLUMNS else ())))) for name, cell in cells]
 
 
-def widths(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> Sequence[int | None]:
+def column_widths(
+    least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int
+) -> Sequence[int | None]:
     """The width of each column: its least, and its share of the columns that are to `spare` beside those. Where the least
     does not fit the library decides; left to itself, it breaks a heading in a word beside a column with room.
     """
@@ -83,7 +118,7 @@ def widths(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequenc
     return found
 
 
-def below(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:
+def stacked_cells(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:
     """The cells of a row one below the other, but for those that are empty."""
     longest = max(map(len, columns), default=0)
     return (f"  {name:<{longest}}  {cell}" for name, cell in zip(columns, line, strict=True) if cell)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hanzo_ml.cli.output import AsJson
+from hanzo_ml.cli.output import JsonOption
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(help="A recipe's name, or a YAML file of yo
 
 
 @app.command("list")
-def list_recipes(as_json: AsJson = False) -> None:
+def list_recipes(as_json: JsonOption = False) -> None:
     """All recipes, with what each needs of a GPU's memory."""
     from hanzo_ml.cli import recipe_report
 
@@ -24,7 +24,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show_recipe(name: Name, as_json: AsJson = False) -> None:
+def show_recipe(name: Name, as_json: JsonOption = False) -> None:
     """A recipe, whole, with the values that hold where its file says nothing."""
     from hanzo_ml.cli import recipe_report
 
@@ -32,8 +32,8 @@ def show_recipe(name: Name, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def check(name: Name, as_json: AsJson = False) -> None:
+def check(name: Name, as_json: JsonOption = False) -> None:
     """Validate a recipe, show its memory budget, and try it at its real size without weights (takes a minute)."""
     from hanzo_ml.cli import recipe_report
 
-    recipe_report.check(name, as_json)
+    recipe_report.check_recipe(name, as_json)

@@ -5,85 +5,195 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import Refused, call, pages
-from hanzo_ml.cli.job import when
-from hanzo_ml.cli.job_polling import tell
-from hanzo_ml.cli.output import AsJson, show, table
-from recipes.spelling import meant_by
+from hanzo_ml.cli.connection import Refused, call, iterate_pages
+from hanzo_ml.cli.idempotency import KeyOption, start_once
+from hanzo_ml.cli.job import format_time
+from hanzo_ml.cli.job_polling import print_note, wait_for_end, wait_for_start
+from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_text
+from recipes.contracts.validation_errors import suggest_spelling
+
+# `hanzo-ml experiment`: what was tried.
+
+experiment_app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+
+@experiment_app.callback()
+def experiments() -> None:
+    """What was tried."""
+
+
+@experiment_app.command("list")
+def list_experiments(as_json: JsonOption = False) -> None:
+    """All experiments, with the GPU hours of their runs."""
+    found = list(iterate_pages("/v1/experiments", "experiments", {}))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(item["id"], item["name"], f"{item['gpu_hours']:.2f}") for item in found]
+    print_table(("id", "name", "gpu hours"), rows, "no experiment yet")
+
+
+# `hanzo-ml run replay`: a finished run once more from its record alone, and whether the same came out.
+
+
+def replay(run_id: str, key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
+
+    The new run is trained by the same path as any job, and is neither evaluated
+    nor registered. Given a replay, it waits for that one, or says what came of it.
+    """
+    job = run_id if is_replay(run_id) else submit_replay(run_id, key)
+    wait_for_start(job)
+    ended = wait_for_end(job)
+    if ended["status"] != "completed":
+        raise Refused(f"replay {job} {ended['status']}: {ended['reason']}")
+    verdict = call("GET", f"/v1/runs/{job}/replay")
+    if as_json:
+        print_json(verdict)
+    else:
+        print(sanitize_text("\n".join(verdict_lines(verdict))))
+    if not verdict["equal"]:
+        raise typer.Exit(1)
+
+
+def is_replay(run_id: str) -> bool:
+    """Whether a run is one itself: where waiting for it was broken off, its verdict is still to be had."""
+    try:
+        return bool(call("GET", f"/v1/jobs/{run_id}")["config"].get("replay_of"))
+    except Refused:  # the replay's own refusal says what the run lacks
+        return False
+
+
+def submit_replay(run_id: str, key: str | None) -> str:
+    """The job that trains the run once more."""
+    submitted = start_once(f"/v1/runs/{run_id}/replay", key)
+    job = str(submitted["job"]["id"])
+    for line in environment_lines(submitted["environment"]):
+        print_note(line)
+    print_note(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
+    print_note(f"this waits for it; once broken off, `hanzo-ml run replay {job}` goes on waiting")
+    return job
+
+
+def environment_lines(differences: list[dict[str, str]]) -> list[str]:
+    """One line for each thing that differs, below one that says what it means; none where all is the same."""
+    if not differences:
+        return []
+    report = [f"  {each['what']}: {each['then']} then, {each['now']} now" for each in differences]
+    return ["the environment is not that of the first run, so results may differ:", *report]
+
+
+def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
+    """One line for each thing that only one of both runs was healed of, below one that says what it means."""
+    if not unrepeated:
+        return []
+    other = {"run": "in the first run, not in the replay", "replay": "in the replay, not in the first run"}
+    report = [f"  {other[each['of']]}: {each['what']}" for each in unrepeated]
+    return ["only one of the runs was healed of something, so results may differ from there on:", *report]
+
+
+def verdict_lines(verdict: dict[str, Any]) -> list[str]:
+    """A verdict for people: what came out, then what may explain it."""
+    first = verdict["first_difference"]
+    if first is None:
+        steps = verdict["steps"]
+        losses = "the one loss is equal" if steps == 1 else f"all {steps:,} losses are equal"
+    else:
+        losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
+    untrue = verdict["untrue"]
+    weights = [f"{each['path']} has SHA-256 {each['now']}, then {each['then']}" for each in verdict["weights"]]
+    report = [
+        "reproduced" if verdict["equal"] else "not reproduced",
+        losses,
+        *([describe_changed_loss(untrue)] if untrue else []),
+        *(weights or ["the final weights are equal"]),
+    ]
+    why = [*recovery_lines(verdict["unrepeated"]), *environment_lines(verdict["environment"])]
+    return [f"{report[0]}: {report[1]}", *report[2:], *why]
+
+
+def describe_changed_loss(found: dict[str, Any]) -> str:
+    step, now, then = found["step"], found["now"], found["then"]
+    return f"step {step} of the first run is tracked with loss {now}, and had {then}: it was changed since"
+
+
+# `hanzo-ml run`: tracked runs side by side.
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
-OF_A_RUN = {
+RUN_FIELDS = {
     "name": "name",
     "status": "status",
     "seconds": "duration_seconds",
     "gpu hours": "gpu_hours",
     "commit": "git_commit",
 }
-ALWAYS = ("learning_rate",)
+ALWAYS_SHOWN_PARAMS = ("learning_rate",)
 """Params that are shown where they are the same too."""
-METRICS = "train/loss,eval/loss"
-EPOCHS = ("epoch", "train/epoch")
+DEFAULT_METRICS = "train/loss,eval/loss"
+EPOCH_METRICS = ("epoch", "train/epoch")
 """The metric as transformers' callback logs it, and below the prefix of training."""
 
 
 @app.command("list")
 def list_runs(
     experiment: Annotated[str | None, typer.Option(help="Only those of this experiment: its name or its id.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """All runs, by experiment, the newest first."""
-    everywhere = pages("/v1/experiments", "experiments", {})
+    everywhere = iterate_pages("/v1/experiments", "experiments", {})
     asked = [each for each in everywhere if experiment in (None, each["name"], each["id"])]
     if experiment is not None and not asked:
         raise Refused(f"there is no experiment '{experiment}': see `hanzo-ml experiment list`")
-    found = [(each["name"], run) for each in asked for run in pages(f"/v1/experiments/{each['id']}/runs", "runs", {})]
+    found = [
+        (each["name"], run) for each in asked for run in iterate_pages(f"/v1/experiments/{each['id']}/runs", "runs", {})
+    ]
     if as_json:
-        show([run for _, run in found])
+        print_json([run for _, run in found])
         return
-    rows = [(run["id"], run["name"], name, run["status"], when(run["started_at"])) for name, run in found]
-    table(("run", "name", "experiment", "status", "started"), rows, "no run yet: `hanzo-ml job submit --model NAME`")
+    rows = [(run["id"], run["name"], name, run["status"], format_time(run["started_at"])) for name, run in found]
+    print_table(("run", "name", "experiment", "status", "started"), rows, "no run yet: `hanzo-ml job submit --model NAME`")
 
 
 @app.command()
 def get(run_id: str) -> None:
     """One run, whole: params, latest metrics, artifacts."""
-    show(call("GET", f"/v1/runs/{run_id}"))
+    print_json(call("GET", f"/v1/runs/{run_id}"))
 
 
 @app.command()
 def compare(
     run_ids: list[str],
-    metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = METRICS,
-    as_json: AsJson = False,
+    metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = DEFAULT_METRICS,
+    as_json: JsonOption = False,
 ) -> None:
     """Runs side by side: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
     if len([run for ids in run_ids for run in ids.split(",") if run.strip()]) < 2:
         raise Refused("give two runs or more: `hanzo-ml run compare RUN RUN`, of those that `hanzo-ml run list` shows")
     found = call("GET", "/v1/runs/compare", params={"ids": run_ids})
     if as_json:
-        show(found)
+        print_json(found)
         return
     runs = found["runs"]
     wanted = [key.strip() for key in metrics.split(",")]
-    rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in lines(found, wanted)]
-    table(("run", *(run["id"] for run in runs)), rows, "no run", across=True)
+    rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in comparison_lines(found, wanted)]
+    print_table(("run", *(run["id"] for run in runs)), rows, "no run", across=True)
     logged = sorted({key for run in runs for key in run["metrics"]})
-    for key in wanted if logged and metrics != METRICS else ():
+    for key in wanted if logged and metrics != DEFAULT_METRICS else ():
         if key not in logged:
-            meant = meant_by(key, logged)
+            meant = suggest_spelling(key, logged)
             hint = f"did you mean '{meant}'?" if meant else f"they have {', '.join(logged)}"
-            tell(f"none of these runs has a metric '{key}': {hint}")
+            print_note(f"none of these runs has a metric '{key}': {hint}")
 
 
-def lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+def comparison_lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """What is shown of a comparison: a name, and a value for each run."""
     runs = found["runs"]
-    for name, key in OF_A_RUN.items():
+    for name, key in RUN_FIELDS.items():
         yield name, [run[key] for run in runs]
-    for key in dict.fromkeys([*ALWAYS, *found["differences"]["params"]]):
+    for key in dict.fromkeys([*ALWAYS_SHOWN_PARAMS, *found["differences"]["params"]]):
         yield key, [run["params"].get(key) for run in runs]
-    epochs = [next((run["metrics"][key] for key in EPOCHS if key in run["metrics"]), None) for run in runs]
+    epochs = [next((run["metrics"][key] for key in EPOCH_METRICS if key in run["metrics"]), None) for run in runs]
     yield "epoch", epochs
     for key in metrics:
         yield key, [run["metrics"].get(key) for run in runs]

@@ -1,8 +1,4 @@
-"""Metrics on their way to the server: queued by training, sent by a thread, kept until the server has acknowledged them.
-
-Training is never blocked and never interrupted by anything that happens here. What is decided without a thread stands in
-`points`, what goes over the wire in `transport`.
-"""
+"""Buffer metrics and send them from a thread until the server acknowledges them."""
 
 import logging
 import threading
@@ -11,13 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from hanzo_ml.client.points import BATCH, Point, Resumption, newest_again, retry_delay, without_known
-from hanzo_ml.client.repeated_steps import Anew
+from hanzo_ml.client.points import (
+    MAX_METRICS_PER_REQUEST,
+    Point,
+    ResumeFilter,
+    drop_known_points,
+    newest_repeated_step,
+    retry_delay,
+)
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
 
 log = logging.getLogger(__name__)
 
-LONGEST_DELAY_WHEN_CLOSING = 0.5
+MAX_CLOSING_DELAY_SECONDS = 0.5
 
 
 class MetricTransport(Protocol):
@@ -40,12 +43,12 @@ class MetricBuffer:
         self.refused: list[Point] = []
         self._transport: MetricTransport = transport or Transport(tracking_uri)
         self._queue: list[Point] = []
-        self._kept = 0
+        self._num_restored = 0
         """How many points at the head of the queue a checkpoint had pending."""
         self._resume_step: int | None = None
-        self._anew: Sequence[Anew] = ()
-        self._resumption: Resumption | None = None
-        self._changed = threading.Condition()
+        self._repeated_steps: Sequence[RepeatedSteps] = ()
+        self._resumption: ResumeFilter | None = None
+        self._condition = threading.Condition()
         self._closing = False
         self._abandoned = False
         self._thread: threading.Thread | None = None
@@ -53,49 +56,49 @@ class MetricBuffer:
     def add(self, key: str, value: float, step: int = 0, timestamp: int | None = None) -> None:
         """Queue a value. `timestamp` is in milliseconds; now when it is not given."""
         point = Point(key, float(value), int(step), time.time_ns() // 1_000_000 if timestamp is None else int(timestamp))
-        with self._changed:
+        with self._condition:
             if self._resumption is None or not self._resumption.is_known(point):
                 self._enqueue([point])
 
     def pending(self) -> list[Point]:
         """Everything that the server has not acknowledged, oldest first. A checkpoint stores it (`Point.to_json`)."""
-        with self._changed:
+        with self._condition:
             return list(self._queue)
 
-    def skip_until(self, step: int, anew: Sequence[Anew] = (), pending: Sequence[Point] = ()) -> None:
+    def skip_until(self, step: int, repeated: Sequence[RepeatedSteps] = (), pending: Sequence[Point] = ()) -> None:
         """Training resumes after `step`: drop what is logged again although the server has it already.
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
         values wait in the queue. What the checkpoint had `pending` is sent first, and left out too where the server has its
-        step. Of the steps in `anew`, which the run does otherwise than the first time, it asks for the histories: the first
+        step. Of the steps in `repeated`, which the run does otherwise than the first time, it asks for the histories: the first
         time's values do not count.
 
         Call it before the first `add`. What is pending is told in the same breath: the sender, woken by that alone, has sent
         it once before it was told to ask.
         """
-        with self._changed:
+        with self._condition:
             self._resume_step = step
-            self._anew = anew
-            self._kept = len(pending)
+            self._repeated_steps = repeated
+            self._num_restored = len(pending)
             self._queue = [*pending, *self._queue]
             self._start()
 
     def flush(self, timeout: float) -> bool:
         """Wait until the queue is empty, at most `timeout` seconds. True when it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and self._resume_step is None, timeout)
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._queue and self._resume_step is None, timeout)
 
     def close(self, timeout: float) -> list[Point]:
         """Send what is queued, at most `timeout` seconds. Returns what could not be sent."""
-        with self._changed:
+        with self._condition:
             self._closing = True
-            self._changed.notify_all()
+            self._condition.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
-        with self._changed:
+        with self._condition:
             self._abandoned = True
-            self._changed.notify_all()
+            self._condition.notify_all()
             return list(self._queue)
 
     def _enqueue(self, points: Sequence[Point]) -> None:
@@ -107,14 +110,14 @@ class MetricBuffer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all, name="hanzo-ml-metrics", daemon=True)
             self._thread.start()
-        self._changed.notify_all()
+        self._condition.notify_all()
 
     def _send_all(self) -> None:
         """The thread: until closed and drained, or abandoned."""
         failures = 0
         while self._wait_for_work():
             try:
-                self._learn_newest_steps()
+                self._fetch_newest_steps()
                 self._send_next_batch()
                 failures = 0
             except Unavailable as problem:
@@ -130,50 +133,52 @@ class MetricBuffer:
         self._transport.close()
 
     def _wait_for_work(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._resume_step is not None or self._closing or self._abandoned)
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._queue or self._resume_step is not None or self._closing or self._abandoned
+            )
             return not self._abandoned and bool(self._queue or self._resume_step is not None)
 
     def _pause(self, delay: float) -> None:
-        with self._changed:
+        with self._condition:
             if self._closing:
-                delay = min(delay, LONGEST_DELAY_WHEN_CLOSING)
-            self._changed.wait_for(lambda: self._abandoned, delay)
+                delay = min(delay, MAX_CLOSING_DELAY_SECONDS)
+            self._condition.wait_for(lambda: self._abandoned, delay)
 
-    def _learn_newest_steps(self) -> None:
-        with self._changed:
+    def _fetch_newest_steps(self) -> None:
+        with self._condition:
             step = self._resume_step
         if step is None:
             return
         try:
             newest = self._transport.newest_steps(self.run_id)
-            again = self._newest_again(newest) if self._anew else {}
+            newest_repeated = self._newest_repeated_steps(newest) if self._repeated_steps else {}
         except Refused as problem:
             log.warning("the tracking server does not know run %s: %s", self.run_id, problem)
-            newest = again = {}
-        with self._changed:
-            self._resumption = Resumption(step, newest, self._anew, again)
-            restored, added = self._queue[: self._kept], self._queue[self._kept :]
-            restored = [point for point in restored if not self._resumption.is_there(point)]
-            self._queue, self._kept = [*restored, *without_known(added, self._resumption)], len(restored)
+            newest = newest_repeated = {}
+        with self._condition:
+            self._resumption = ResumeFilter(step, newest, self._repeated_steps, newest_repeated)
+            restored, added = self._queue[: self._num_restored], self._queue[self._num_restored :]
+            restored = [point for point in restored if not self._resumption.is_logged(point)]
+            self._queue, self._num_restored = [*restored, *drop_known_points(added, self._resumption)], len(restored)
             self._resume_step = None
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def _newest_again(self, keys: Iterable[str]) -> dict[str, int]:
-        found = {key: newest_again(self._transport.history(self.run_id, key), self._anew) for key in keys}
+    def _newest_repeated_steps(self, keys: Iterable[str]) -> dict[str, int]:
+        found = {key: newest_repeated_step(self._transport.history(self.run_id, key), self._repeated_steps) for key in keys}
         return {key: step for key, step in found.items() if step is not None}
 
     def _send_next_batch(self) -> None:
-        with self._changed:
+        with self._condition:
             if self._resume_step is not None:
                 return  # asked for since: learn first what the server has
-            batch = list(islice(self._queue, BATCH))
+            batch = list(islice(self._queue, MAX_METRICS_PER_REQUEST))
         refused = self._send(batch) if batch else []
-        with self._changed:
+        with self._condition:
             self.refused += refused
             del self._queue[: len(batch)]
-            self._kept = max(0, self._kept - len(batch))
-            self._changed.notify_all()
+            self._num_restored = max(0, self._num_restored - len(batch))
+            self._condition.notify_all()
 
     def _send(self, points: Sequence[Point]) -> list[Point]:
         """Send points; where the server refuses, halve until the bad ones are alone. Returns those."""

@@ -1,4 +1,4 @@
-"""Where a script logs to: the tracking server, the experiment, and the run that is active."""
+"""Start and resume tracked runs on the tracking server."""
 
 import atexit
 import logging
@@ -27,7 +27,7 @@ class Client:
         environ = os.environ if environ is None else environ
         self.tracking_uri = environ.get("HANZO_ML_TRACKING_URI", DEFAULT_TRACKING_URI)
         self.experiment = environ.get("HANZO_ML_EXPERIMENT", DEFAULT_EXPERIMENT)
-        self._given_run = environ.get("HANZO_ML_RUN_ID")
+        self._job_run_id = environ.get("HANZO_ML_RUN_ID")
         self._active: list[Run] = []
 
     def set_tracking_uri(self, uri: str) -> None:
@@ -56,7 +56,7 @@ class Client:
 
         mlflow = self._mlflow()
         if run_id is None:
-            run_id, self._given_run = self._given_run, None
+            run_id, self._job_run_id = self._job_run_id, None
         if run_id is None:
             known = {key: str(value) for key, value in resolve_tags(dict(tags or {})).items()}
             run_id = self._new_run(self._experiment_id(mlflow), run_name, known)
@@ -75,9 +75,9 @@ class Client:
         from hanzo_ml.client.transport import Transport
 
         transport = Transport(self.tracking_uri)
-        began, key = time.time_ns() // 1_000_000, uuid.uuid4().hex
+        started_at, key = time.time_ns() // 1_000_000, uuid.uuid4().hex
         try:
-            return retry_unavailable(lambda: transport.create_run(experiment_id, name, began, tags, key))
+            return retry_unavailable(lambda: transport.create_run(experiment_id, name, started_at, tags, key))
         finally:
             transport.close()
 

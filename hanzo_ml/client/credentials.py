@@ -1,21 +1,21 @@
-"""Who is calling: the IAM's token, under the name that MLflow's client reads too, so that one variable serves both."""
+"""The authorization header, from MLFLOW_TRACKING_TOKEN."""
 
 import os
 
-TOKEN = "MLFLOW_TRACKING_TOKEN"
+TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 
 
-class BadToken(ValueError):
+class InvalidToken(ValueError):
     """What stands for the token can be none."""
 
 
-def authorization() -> dict[str, str]:
+def authorization_header() -> dict[str, str]:
     """The header that carries the token, read now because it may be renewed; none where there is no token.
 
     Raises:
         BadToken: what stands for it can be none.
     """
-    token = os.environ.get(TOKEN, "").strip()
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):
-        raise BadToken(f"{TOKEN} holds a character that no token has: copy it again, in one line")
+        raise InvalidToken(f"{TOKEN_VARIABLE} holds a character that no token has: copy it again, in one line")
     return {"Authorization": f"Bearer {token}"} if token else {}

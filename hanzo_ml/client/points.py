@@ -1,17 +1,17 @@
-"""What the metric buffer decides, without a thread and without a network: what to send, how, and when again."""
+"""Metric points, and which of them a resumed run must send."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hanzo_ml.client.repeated_steps import Anew, first_until
+from hanzo_ml.client.repeated_steps import RepeatedSteps, last_repeat_time
 
-BATCH = 1000
+MAX_METRICS_PER_REQUEST = 1000
 """MLflow's limit of metrics in one request."""
-FIRST_DELAY = 0.1
-LONGEST_DELAY = 10.0
-CODES_OF_BAD_POINTS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
+FIRST_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 10.0
+REFUSAL_CODES = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
 
 @dataclass(frozen=True)
@@ -36,41 +36,41 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumeFilter:
     """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
 
     The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
-    second time: a key that is always logged at step 0 stays new. Of the steps `anew`, which the run now does otherwise than
-    before, those up to `again[key]` are there as they are now: `newest_again` finds it.
+    second time: a key that is always logged at step 0 stays new. Of the steps `repeated`, which the run now does otherwise than
+    before, those up to `again[key]` are there as they are now: `newest_repeated_step` finds it.
     """
 
     step: int
     newest: Mapping[str, int]
-    anew: Sequence[Anew] = ()
+    repeated: Sequence[RepeatedSteps] = ()
     again: Mapping[str, int] = field(default_factory=dict)
 
     def is_known(self, point: Point) -> bool:
         """Of what is logged from now on."""
-        return self.step < point.step and self.is_there(point)
+        return self.step < point.step and self.is_logged(point)
 
-    def is_there(self, point: Point) -> bool:
+    def is_logged(self, point: Point) -> bool:
         """Of what a predecessor had pending. It may have been another's second time at a step: of one that was killed after
         it had sent its values, and before its checkpoint."""
-        there = self.newest if first_until(self.anew, point.step) is None else self.again
+        there = self.newest if last_repeat_time(self.repeated, point.step) is None else self.again
         return point.key in there and point.step <= there[point.key]
 
 
-def without_known(points: Iterable[Point], resumption: Resumption) -> list[Point]:
+def drop_known_points(points: Iterable[Point], resumption: ResumeFilter) -> list[Point]:
     return [point for point in points if not resumption.is_known(point)]
 
 
-def newest_again(history: Iterable[tuple[int, int]], anew: Sequence[Anew]) -> int | None:
-    """The newest of the steps `anew` in a key's history, as pairs of step and time, that is of the second time."""
-    until = ((step, time, first_until(anew, step)) for step, time in history)
+def newest_repeated_step(history: Iterable[tuple[int, int]], repeated: Sequence[RepeatedSteps]) -> int | None:
+    """The newest of the steps `repeated` in a key's history, as pairs of step and time, that is of the second time."""
+    until = ((step, time, last_repeat_time(repeated, step)) for step, time in history)
     return max((step for step, time, first in until if first is not None and time > first), default=None)
 
 
-def newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
+def parse_newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
     """The newest step of every key in the answer of MLflow's `runs/get`."""
     metrics = run["run"]["data"].get("metrics", [])
     return {metric["key"]: int(metric.get("step", 0)) for metric in metrics}
@@ -78,9 +78,9 @@ def newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
 
 def retry_delay(failures: int) -> float:
     """Seconds to wait after so many failures in a row."""
-    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
+    return min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 20))
 
 
 def is_refusal(status: int, error_code: str) -> bool:
     """Whether sending the same again cannot help. Anything else (a proxy, an expired token, a restart) may pass."""
-    return status in (400, 409, 413, 422) or (status == 404 and error_code in CODES_OF_BAD_POINTS)
+    return status in (400, 409, 413, 422) or (status == 404 and error_code in REFUSAL_CODES)

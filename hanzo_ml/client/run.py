@@ -1,4 +1,4 @@
-"""One run, as a training script holds it: `with hanzo_ml.start_run(...) as run`."""
+"""A tracked run, as a training script holds it."""
 
 import logging
 import time
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PARAMS_IN_ONE_REQUEST = 100
+MAX_PARAMS_PER_REQUEST = 100
 DRAIN_SECONDS = 300.0
 """How long the end of a run waits for a server that is away, before it gives up what it could not send."""
-ATTEMPTS = 13
+MAX_ATTEMPTS = 13
 """Of a call that may be sent twice: with the pauses between them, a server that is away for a minute is waited for."""
-PROXIED = "mlflow-artifacts:/"
+PROXY_SCHEME = "mlflow-artifacts:/"
 """Begins the places that are the server's own."""
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Run:
         """Params never change: logging another value for a key raises mlflow's MlflowException."""
         from mlflow.entities import Param
 
-        for part in parts(params.items(), PARAMS_IN_ONE_REQUEST):
+        for part in split_batches(params.items(), MAX_PARAMS_PER_REQUEST):
             self._client.log_batch(self.id, params=[Param(key, str(value)) for key, value in part])
 
     def log_metric(self, key: str, value: float, step: int | None = None) -> None:
@@ -99,18 +99,18 @@ class Run:
         files = [source] if source.is_file() else sorted(file for file in source.rglob("*") if file.is_file())
         names = [key if source.is_file() else f"{key}/{file.relative_to(source).as_posix()}" for file in files]
         place = str(self.info.artifact_uri)
-        if not place.startswith(PROXIED):  # of an experiment whose clients write to it themselves, as mlflow does
+        if not place.startswith(PROXY_SCHEME):  # of an experiment whose clients write to it themselves, as mlflow does
             for file, name in zip(files, names, strict=True):
-                self._log_there(file, PurePosixPath(name))
+                self._log_with_mlflow(file, PurePosixPath(name))
             return
         transport = Transport(self._tracking_uri)
         try:
             for file, name in zip(files, names, strict=True):
-                retry_unavailable(partial(transport.upload, place.removeprefix(PROXIED), name, file))
+                retry_unavailable(partial(transport.upload, place.removeprefix(PROXY_SCHEME), name, file))
         finally:
             transport.close()
 
-    def _log_there(self, file: Path, name: PurePosixPath) -> None:
+    def _log_with_mlflow(self, file: Path, name: PurePosixPath) -> None:
         """With mlflow, which names a file as it is named here."""
         with TemporaryDirectory() as folder:
             named = Path(folder) / name.name
@@ -126,10 +126,12 @@ class Run:
         """
         transport = Transport(self._tracking_uri)
         try:
-            made = retry_unavailable(partial(transport.register, name, self.id, artifact_path, tags or {}))
+            registered = retry_unavailable(partial(transport.register, name, self.id, artifact_path, tags or {}))
         finally:
             transport.close()
-        return RegisteredVersion(name=str(made["name"]), version=int(made["version"]), stage=str(made["stage"]))
+        return RegisteredVersion(
+            name=str(registered["name"]), version=int(registered["version"]), stage=str(registered["stage"])
+        )
 
     def end(self, status: str = "FINISHED") -> None:
         """Send what is buffered, then set the status (MLflow's word). Ending twice does nothing."""
@@ -143,7 +145,7 @@ class Run:
         self._client.set_terminated(self.id, status)
 
 
-def parts(items: "Iterable[tuple[str, Any]]", size: int) -> "Iterable[list[tuple[str, Any]]]":
+def split_batches(items: "Iterable[tuple[str, Any]]", size: int) -> "Iterable[list[tuple[str, Any]]]":
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part
@@ -154,7 +156,7 @@ def retry_unavailable(call: "Callable[[], T]") -> T:
     retrying = Retrying(
         retry=retry_if_exception_type(Unavailable),
         wait=lambda state: retry_delay(state.attempt_number),
-        stop=stop_after_attempt(ATTEMPTS),
+        stop=stop_after_attempt(MAX_ATTEMPTS),
         reraise=True,
     )
     return retrying(call)

@@ -1,4 +1,4 @@
-"""HTTP to the tracking server in MLflow's words, over httpx alone: what a program logs with needs no mlflow."""
+"""Call the tracking server's MLflow API over httpx."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,15 +7,15 @@ from urllib.parse import quote
 
 import httpx
 
-from hanzo_ml.client.credentials import BadToken, authorization
-from hanzo_ml.client.points import Point, is_refusal, newest_steps
+from hanzo_ml.client.credentials import InvalidToken, authorization_header
+from hanzo_ml.client.points import Point, is_refusal, parse_newest_steps
 
-API = "/api/2.0/mlflow"
-PROXY = "/api/2.0/mlflow-artifacts/artifacts"
-CHUNK = 1 << 20
-PAGE = 25_000
+API_PREFIX = "/api/2.0/mlflow"
+PROXY_PREFIX = "/api/2.0/mlflow-artifacts/artifacts"
+CHUNK_BYTES = 1 << 20
+POINTS_PER_PAGE = 25_000
 """MLflow's limit of points in one page of a history."""
-THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Asked itself, whatever proxy the machine has for others: that one would look for the server on its own."""
 
 
@@ -35,7 +35,7 @@ class Transport:
     """Calls of one tracking server. Not shared between threads."""
 
     def __init__(self, tracking_uri: str) -> None:
-        direct = dict.fromkeys(f"all://{host}" for host in THIS_MACHINE)
+        direct = dict.fromkeys(f"all://{host}" for host in LOOPBACK_HOSTS)
         self._http = httpx.Client(base_url=tracking_uri.rstrip("/"), timeout=httpx.Timeout(30.0, connect=5.0), mounts=direct)
 
     def create_run(self, experiment_id: str, name: str | None, start_time: int, tags: Mapping[str, str], key: str) -> str:
@@ -47,22 +47,24 @@ class Transport:
             "start_time": start_time,
             "tags": [{"key": name, "value": value} for name, value in tags.items()],
         }
-        made = self._call("POST", f"{API}/runs/create", json=body, headers={"Idempotency-Key": key})
+        made = self._call("POST", f"{API_PREFIX}/runs/create", json=body, headers={"Idempotency-Key": key})
         return str(made["run"]["info"]["run_id"])
 
     def log_metrics(self, run_id: str, points: Sequence[Point]) -> None:
         body = {"run_id": run_id, "metrics": [point.to_json() for point in points]}
-        self._call("POST", f"{API}/runs/log-batch", json=body)
+        self._call("POST", f"{API_PREFIX}/runs/log-batch", json=body)
 
     def newest_steps(self, run_id: str) -> dict[str, int]:
-        return newest_steps(self._call("GET", f"{API}/runs/get", params={"run_id": run_id}))
+        return parse_newest_steps(self._call("GET", f"{API_PREFIX}/runs/get", params={"run_id": run_id}))
 
     def history(self, run_id: str, key: str) -> Iterator[tuple[int, int]]:
         """Step and time of every value of a key, page by page."""
-        query = {"run_id": run_id, "metric_key": key, "max_results": PAGE}
+        query = {"run_id": run_id, "metric_key": key, "max_results": POINTS_PER_PAGE}
         token = ""
         while True:
-            page = self._call("GET", f"{API}/metrics/get-history", params=query | ({"page_token": token} if token else {}))
+            page = self._call(
+                "GET", f"{API_PREFIX}/metrics/get-history", params=query | ({"page_token": token} if token else {})
+            )
             yield from ((int(point.get("step", 0)), int(point["timestamp"])) for point in page.get("metrics", []))
             token = page.get("next_page_token", "")
             if not token:
@@ -72,7 +74,7 @@ class Transport:
         """Store a file under exactly this name, below a folder of the artifact proxy."""
         where = "/".join(quote(part, safe="") for part in (*folder.split("/"), *name.split("/")))
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
-        self._call("PUT", f"{PROXY}/{where}", content=chunks(path), headers=headers)
+        self._call("PUT", f"{PROXY_PREFIX}/{where}", content=iterate_chunks(path), headers=headers)
 
     def register(self, name: str, run_id: str, artifact: str, tags: Mapping[str, str]) -> Mapping[str, Any]:
         """Make a run's artifact the next version of a model; the answer is the version."""
@@ -84,9 +86,9 @@ class Transport:
 
     def _call(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
         try:
-            headers = authorization() | request.pop("headers", {})
+            headers = authorization_header() | request.pop("headers", {})
             response = self._http.request(method, path, headers=headers, **request)
-        except BadToken as error:  # it may be renewed, and until then nothing is lost
+        except InvalidToken as error:  # it may be renewed, and until then nothing is lost
             raise Unavailable(str(error)) from None
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._http.base_url} does not answer: {error}") from None
@@ -103,7 +105,7 @@ class Transport:
         raise Unavailable(message)
 
 
-def chunks(path: Path) -> Iterator[bytes]:
+def iterate_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             yield chunk

@@ -7,60 +7,60 @@ What belongs here: what lies there. What does not: one of them (`recipes.checkpo
 import shutil
 from pathlib import Path
 
-from recipes.checkpoints.commit import finish
-from recipes.checkpoints.node_parts import part_in
-from recipes.checkpoints.remote import DOWNLOAD
-from recipes.checkpoints.retention import Standing, standing_of
-from recipes.runner import say
-from recipes.storage.artifact_store import MANIFEST
+from recipes.checkpoints.commit import complete_interrupted_commit
+from recipes.checkpoints.node_parts import part_in_folder
+from recipes.checkpoints.remote import DOWNLOAD_FOLDER
+from recipes.checkpoints.retention import CheckpointQuality, parse_quality
+from recipes.runner import log_line
+from recipes.storage.artifact_store import MANIFEST_FILE
 
 
-def steps_in(folder: Path) -> list[int]:
+def list_local_steps(folder: Path) -> list[int]:
     """Newest first, valid or not."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else iter(())
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
-def ways_in(folder: Path) -> list[Path]:
+def list_branches(folder: Path) -> list[Path]:
     """The folder of a run's checkpoints, and those below it of where it was sent back."""
     return [folder, *folder.rglob("from-*")]
 
 
-def standings_in(folder: Path) -> dict[int, Standing]:
-    return {step: standing_in(folder / str(step)) for step in steps_in(folder)}
+def read_local_qualities(folder: Path) -> dict[int, CheckpointQuality]:
+    return {step: read_local_quality(folder / str(step)) for step in list_local_steps(folder)}
 
 
-def standing_in(checkpoint: Path) -> Standing:
+def read_local_quality(checkpoint: Path) -> CheckpointQuality:
     try:
-        return standing_of((checkpoint / MANIFEST).read_bytes())
+        return parse_quality((checkpoint / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
-        return Standing()
+        return CheckpointQuality()
 
 
-def sweep(folder: Path) -> None:
+def clean_interrupted_writes(folder: Path) -> None:
     """Remove what a process that was killed left half written or half downloaded: nothing is being written meanwhile.
 
     What was whole and lacked nothing but its name gets it.
     """
-    for path in (*folder.glob(".*.tmp"), folder / DOWNLOAD):
+    for path in (*folder.glob(".*.tmp"), folder / DOWNLOAD_FOLDER):
         step = path.name[1 : -len(".tmp")]
-        if step.isdigit() and finish(path, folder / step):
-            say(f"checkpoint {step} was whole, and has its name now")
+        if step.isdigit() and complete_interrupted_commit(path, folder / step):
+            log_line(f"checkpoint {step} was whole, and has its name now")
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def leave_only(folder: Path, step: int) -> None:
+def keep_only_step(folder: Path, step: int) -> None:
     """Of a machine that goes on from `step` as another says: what it fetched for its earlier starts nobody reads again, and
     its parts of what came after that step are of weights that are no more.
     """
-    for old in set(steps_in(folder)) - {step}:
-        if old > step or part_in(folder / str(old)) is None:
+    for old in set(list_local_steps(folder)) - {step}:
+        if old > step or part_in_folder(folder / str(old)) is None:
             shutil.rmtree(folder / str(old))
 
 
-def remove_from(folder: Path, step: int) -> None:
+def remove_steps_from(folder: Path, step: int) -> None:
     """Remove those of `step` and later."""
-    for bad in steps_in(folder):
-        if bad >= step:
-            shutil.rmtree(folder / str(bad))
+    for later in list_local_steps(folder):
+        if later >= step:
+            shutil.rmtree(folder / str(later))

@@ -15,18 +15,24 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoints.commit import broken, content_of, free_bytes, seal, tell
-from recipes.checkpoints.disk_space import make_room
-from recipes.checkpoints.local import remove_from, standings_in, steps_in, sweep
-from recipes.checkpoints.node_parts import PART, part_in
-from recipes.checkpoints.remote import StoredCheckpoints
-from recipes.checkpoints.retention import Standing, from_the_best, kept
-from recipes.checkpoints.shard_selection import Share, Weights
-from recipes.runner import Restart, say
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.checkpoints.commit import (
+    commit_checkpoint,
+    find_corruption,
+    free_disk_bytes,
+    read_content_digest,
+    update_metadata,
+)
+from recipes.checkpoints.disk_space import free_disk_space
+from recipes.checkpoints.local import clean_interrupted_writes, list_local_steps, read_local_qualities, remove_steps_from
+from recipes.checkpoints.node_parts import PART_KEY, part_in_folder
+from recipes.checkpoints.remote import RemoteCheckpoints
+from recipes.checkpoints.retention import CheckpointQuality, rank_by_loss, select_kept_steps
+from recipes.checkpoints.shard_selection import AllWeights, NodeShard
+from recipes.runner import Restart, log_line
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints of one run: a local folder with one folder a step, mirrored below a logical URI.
 
     Args:
@@ -46,165 +52,169 @@ class Checkpoints:
         uri: str,
         keep_last: int,
         compression: Literal["zstd"] | None = None,
-        before: "tuple[Checkpoints, int] | None" = None,
-        free: Callable[[Path], int] = free_bytes,
-        share: Share | None = None,
+        origin: "tuple[CheckpointManager, int] | None" = None,
+        free: Callable[[Path], int] = free_disk_bytes,
+        share: NodeShard | None = None,
     ) -> None:
         self.folder = folder
         self.store = store
         self.uri = uri
         self.keep_last = keep_last
-        self.before = before
+        self.origin = origin
         self.share = share
-        self._free = free
-        self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
-        self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
-        self._newest: Future[None] | None = None
-        self._waiting: set[int] = set()
+        self._free_bytes = free
+        self.stored = RemoteCheckpoints(folder, store, uri, keep_last, compression)
+        self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
+        self._pending_commit: Future[None] | None = None
+        self._deferred_parts: set[int] = set()
 
-    def below(self, name: str, left_at: int = 0) -> "Checkpoints":
+    def branch(self, name: str, branched_at: int = 0) -> "CheckpointManager":
         """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
         uri, compression = f"{self.uri}/{name}", self.stored.compression
         below = self.folder / name
-        return Checkpoints(below, self.store, uri, self.keep_last, compression, (self, left_at), self._free, self.share)
+        return CheckpointManager(
+            below, self.store, uri, self.keep_last, compression, (self, branched_at), self._free_bytes, self.share
+        )
 
     @contextmanager
-    def writing(
+    def save(
         self,
         step: int,
         facts: Mapping[str, JsonValue] | None = None,
-        saying: str | None = None,
-        begin_the_rest: Callable[[], "Future[None] | None"] = lambda: None,
+        log_message: str | None = None,
+        start_remaining_writes: Callable[[], "Future[None] | None"] = lambda: None,
         *,
-        waits: bool = False,
+        defer_upload: bool = False,
     ) -> Iterator[Path]:
         """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error, and after
-        what `begin_the_rest` has begun then, which writes into it too.
+        what `start_remaining_writes` has begun then, which writes into it too.
 
         `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which
-        checkpoint is the best. `saying` is for the log, once there is the checkpoint. A part that `waits` is uploaded with
+        checkpoint is the best. `log_message` is for the log, once there is the checkpoint. A part that `defer_upload` is uploaded with
         the next one that does not, or at the end, where it is still the newest or the best.
 
         Raises what kept the one before from becoming a checkpoint.
         """
-        self.settle()
-        self.make_room()
-        scratch = self.folder / f".{step}.tmp"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
+        self.wait_for_commit()
+        self.free_disk_space()
+        temporary = self.folder / f".{step}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         try:
-            yield scratch
-            rest = begin_the_rest()
+            yield temporary
+            rest = start_remaining_writes()
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying, rest, waits)
+        self._pending_commit = self._committer.submit(
+            self._commit, temporary, step, facts or {}, log_message, rest, defer_upload
+        )
 
-    def _seal(
+    def _commit(
         self,
-        scratch: Path,
+        temporary: Path,
         step: int,
         facts: Mapping[str, JsonValue],
-        saying: str | None,
+        log_message: str | None,
         rest: "Future[None] | None",
-        waits: bool,
+        defer_upload: bool,
     ) -> None:
         try:
             if rest:
                 rest.result()
-            seal(scratch, self.folder / str(step), facts)
+            commit_checkpoint(temporary, self.folder / str(step), facts)
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if saying:
-            say(saying)
-        if PART not in facts:
-            self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+        if log_message:
+            log_line(log_message)
+        if PART_KEY not in facts:
+            self.stored.upload(step, partial(self._should_upload, step), self._prune)
         else:
-            self._waiting.add(step)
-            if not waits:
+            self._deferred_parts.add(step)
+            if not defer_upload:
                 self._upload_parts()
         self._prune()
 
     def _upload_parts(self) -> None:
         """Those that wait, the newest first: nobody removes it here meanwhile. Older ones than these nobody needs."""
-        wanted = self._waiting & kept(standings_in(self.folder), 1)
-        self._waiting.clear()
-        for step in sorted(wanted, reverse=True):
-            self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+        selected = self._deferred_parts & select_kept_steps(read_local_qualities(self.folder), 1)
+        self._deferred_parts.clear()
+        for step in sorted(selected, reverse=True):
+            self.stored.upload(step, partial(self._should_upload, step), self._prune)
 
-    def is_behind(self) -> bool:
+    def has_pending_uploads(self) -> bool:
         """Whether what was written before is still on its way to the store.
 
         Where one machine is, the next part waits on all: each uploaded what was its newest as it came to it, another step
         than the others did, and none was ever whole.
         """
-        self.settle()
-        return self.stored.is_busy()
+        self.wait_for_commit()
+        return self.stored.has_pending_uploads()
 
-    def settle(self) -> None:
+    def wait_for_commit(self) -> None:
         """Wait until what was written is a checkpoint here. Raises what kept it from becoming one, once."""
-        newest, self._newest = self._newest, None
+        newest, self._pending_commit = self._pending_commit, None
         if newest:
             newest.result()
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise what has kept the newest from becoming a checkpoint: the next may be an hour away."""
-        if self._newest and self._newest.done():
-            self.settle()
+        if self._pending_commit and self._pending_commit.done():
+            self.wait_for_commit()
 
     def _kept_locally(self) -> set[int]:
         """Of parts at least two: while this machine has the newest, another may have no more than the one before."""
-        standings = standings_in(self.folder)
-        in_parts = any(part_in(self.folder / str(step)) for step in standings)
-        return kept(standings, max(2, self.keep_last) if in_parts else self.keep_last)
+        standings = read_local_qualities(self.folder)
+        has_parts = any(part_in_folder(self.folder / str(step)) for step in standings)
+        return select_kept_steps(standings, max(2, self.keep_last) if has_parts else self.keep_last)
 
     def _prune(self) -> None:
         """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
-        with self.stored.taking:
-            for old in set(self.local_steps()) - self._kept_locally() - {self.stored.busy_with}:
+        with self.stored.removal_lock:
+            for old in set(self.local_steps()) - self._kept_locally() - {self.stored.uploading_step}:
                 shutil.rmtree(self.folder / str(old))
 
-    def make_room(self, spared: int | None = None) -> None:
+    def free_disk_space(self, kept_step: int | None = None) -> None:
         """Where the disk has none for one more as large as the newest, those go that the store has too, the oldest first.
 
-        The newest stays, and the one that is `spared`.
+        The newest stays, and the one that is `kept_step`.
         """
-        make_room(self.folder, self.stored, spared, self._free)
+        free_disk_space(self.folder, self.stored, kept_step, self._free_bytes)
 
-    def _is_wanted(self, step: int, slow: bool) -> bool:
+    def _should_upload(self, step: int, slow: bool) -> bool:
         """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
-        return step in kept(standings_in(self.folder), 1 if slow else self.keep_last)
+        return step in select_kept_steps(read_local_qualities(self.folder), 1 if slow else self.keep_last)
 
-    def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
+    def update_metadata(self, step: int, facts: Mapping[str, JsonValue]) -> None:
         """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
-        self.settle()
-        if (self.folder / str(step) / MANIFEST).exists():
-            tell(self.folder / str(step), facts)
-        self.stored.tell(step, facts)
+        self.wait_for_commit()
+        if (self.folder / str(step) / MANIFEST_FILE).exists():
+            update_metadata(self.folder / str(step), facts)
+        self.stored.update_metadata(step, facts)
 
-    def catch_up(self) -> None:
+    def upload_missing(self) -> None:
         """Upload the newest, and the best of all where it is here, where a kill or the store has cut that off: they would be
         on one machine alone. What a kill has left half there is deleted, and half here.
 
         For whoever goes on from the newest, which has seen that it is whole.
         """
         self._prune()
-        here = self.local_steps()
-        missing = kept(self._standings(), 1) - {*self.stored_steps()}
+        local = self.local_steps()
+        missing = select_kept_steps(self._qualities(), 1) - {*self.stored_steps()}
         for step in sorted(missing):
-            if step == here[0] or broken(self.folder / str(step), step) is None:
-                self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+            if step == local[0] or find_corruption(self.folder / str(step), step) is None:
+                self.stored.upload(step, partial(self._should_upload, step), self._prune)
         if not missing:
             self.stored.prune()
 
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
-        self.settle()
+        self.wait_for_commit()
         self._upload_parts()
         self.stored.wait()
 
-    def close_parts(self) -> None:
+    def require_complete_parts(self) -> None:
         """After the uploads of all machines: what they have saved together is whole, and what does not stay is gone.
 
         The best of all, which may be in the store alone: what is the best of those here others did not upload for that.
@@ -212,15 +222,15 @@ class Checkpoints:
         Raises:
             Restart: of the newest or the best, a part has not arrived; its machine tries again as the run goes on.
         """
-        parts = {step for step in self.local_steps() if part_in(self.folder / str(step))}
-        if missing := (parts & kept(self._standings(), 1)) - {*self.stored_steps()}:
+        parts = {step for step in self.local_steps() if part_in_folder(self.folder / str(step))}
+        if missing := (parts & select_kept_steps(self._qualities(), 1)) - {*self.stored_steps()}:
             raise Restart(f"not all machines' parts of checkpoint {max(missing)} have arrived in the store")
         if parts:
             self.stored.prune()
 
     def local_steps(self) -> list[int]:
         """Steps of the local checkpoints, newest first, valid or not."""
-        return steps_in(self.folder)
+        return list_local_steps(self.folder)
 
     def stored_steps(self) -> list[int]:
         """Steps of the uploaded checkpoints, newest first."""
@@ -232,44 +242,44 @@ class Checkpoints:
         A broken one is named in the log and removed, from the store too, so that it is never mistaken for the latest again
         and takes no valid one's place among those that are kept.
         """
-        self.settle()
-        sweep(self.folder)
-        return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
+        self.wait_for_commit()
+        clean_interrupted_writes(self.folder)
+        return self._first_valid(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
         """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated.
 
         Of all that the run has come by: one that was sent back may never be as good again as where it went back to.
         """
-        self.settle()
-        sweep(self.folder)
-        known = self._evaluated()
-        steps = from_the_best({step: loss for step, (loss, _) in known.items()})
-        return next((found for step in steps if (found := known[step][1].at(step))), None)
+        self.wait_for_commit()
+        clean_interrupted_writes(self.folder)
+        known = self._evaluated_checkpoints()
+        steps = rank_by_loss({step: loss for step, (loss, _) in known.items()})
+        return next((found for step in steps if (found := known[step][1].find_step(step))), None)
 
     def best_step(self) -> int | None:
         """Its step, by what the manifests say: nothing is fetched or checked."""
-        return next(iter(from_the_best({step: loss for step, (loss, _) in self._evaluated().items()})), None)
+        return next(iter(rank_by_loss({step: loss for step, (loss, _) in self._evaluated_checkpoints().items()})), None)
 
-    def _evaluated(self) -> "dict[int, tuple[float | None, Checkpoints]]":
+    def _evaluated_checkpoints(self) -> "dict[int, tuple[float | None, CheckpointManager]]":
         """The validation losses of all that the run has come by, with where each checkpoint lies."""
-        passed = {}
-        if self.before:
-            earlier, left_at = self.before
-            passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
-        return passed | {step: (standing.loss, self) for step, standing in self._standings().items()}
+        manager = {}
+        if self.origin:
+            earlier, branched_at = self.origin
+            manager = {step: found for step, found in earlier._evaluated_checkpoints().items() if step <= branched_at}
+        return manager | {step: (standing.loss, self) for step, standing in self._qualities().items()}
 
-    def _standings(self) -> dict[int, Standing]:
+    def _qualities(self) -> dict[int, CheckpointQuality]:
         """Of those in the store, and of those here."""
-        return {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
+        return {step: self.stored.quality(step) for step in self.stored_steps()} | read_local_qualities(self.folder)
 
-    def at(self, step: int) -> tuple[int, Path] | None:
+    def find_step(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
-        self.settle()
-        sweep(self.folder)
-        return self._first_whole([step])
+        self.wait_for_commit()
+        clean_interrupted_writes(self.folder)
+        return self._first_valid([step])
 
-    def offer(self, step: int) -> None:
+    def ensure_uploaded(self, step: int) -> None:
         """Have the checkpoint of `step`, which is whole here, in the store: another machine goes on from it too.
 
         Raises what kept it from there.
@@ -278,7 +288,7 @@ class Checkpoints:
             self.stored.upload(step, lambda slow: True, self._prune)
             self.stored.wait()
 
-    def take(self, step: int, content: str) -> None:
+    def ensure_local(self, step: int, content: str) -> None:
         """Have here the checkpoint of `step` that another machine goes on from. What this one has of that step may be other
         weights: those that the run was healed of while it had no part in it.
 
@@ -286,69 +296,69 @@ class Checkpoints:
             Restart: the store has no such checkpoint. That it was broken may have been seen here first: it is offered anew.
         """
         path = self.folder / str(step)
-        if content_of(path) != content and part_in(path) is None:
+        if read_content_digest(path) != content and part_in_folder(path) is None:
             shutil.rmtree(path, ignore_errors=True)
-        if self.at(step) is None or content_of(path) != content:
+        if self.find_step(step) is None or read_content_digest(path) != content:
             raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
 
-    def complete(self, found: tuple[int, Path]) -> None:
+    def fetch_all_weights(self, found: tuple[int, Path]) -> None:
         """Have all weights of a checkpoint here, of this way or of one before it, whatever other machines have of it.
 
         Raises:
             Restart: the store has them no more.
         """
         step, path = found
-        if self.before and path.parent != self.folder:
-            self.before[0].complete(found)
-        elif (part := part_in(path)) and not self._fetch(step, Weights(part.number, part.of, 1)):
+        if self.origin and path.parent != self.folder:
+            self.origin[0].fetch_all_weights(found)
+        elif (part := part_in_folder(path)) and not self._fetch(step, AllWeights(part.number, part.of, 1)):
             raise Restart(f"{self.uri}/{step} is not in the store: not all of its weights are on this machine")
 
-    def came_from(self) -> tuple[int, Path] | None:
+    def find_rewind_start(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
         it. None at the beginning.
         """
-        passed, left_at = self, self.before[1] if self.before else 0
-        while passed.before:
-            passed, _ = passed.before
-            if found := passed.at(left_at):
+        manager, branched_at = self, self.origin[1] if self.origin else 0
+        while manager.origin:
+            manager, _ = manager.origin
+            if found := manager.find_step(branched_at):
                 return found
         return None
 
     def discard_from(self, step: int) -> None:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
-        self.settle()
-        self.stored.finish()
-        remove_from(self.folder, step)
+        self.wait_for_commit()
+        self.stored.drain_uploads()
+        remove_steps_from(self.folder, step)
         for bad in self.stored.folders():
             if bad >= step:
                 self.stored.delete(bad)
 
-    def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
+    def _first_valid(self, steps: Iterable[int]) -> tuple[int, Path] | None:
         """The first valid checkpoint of those steps, in their order; the broken ones before it are removed. Parts stay:
         whether others are lost, all machines find out together.
         """
         for step in steps:
             path = self.folder / str(step)
-            is_part = part_in(path) is not None
-            problem = broken(path, step) if path.is_dir() and not is_part else None
+            is_part = part_in_folder(path) is not None
+            problem = find_corruption(path, step) if path.is_dir() and not is_part else None
             if problem:
-                say(f"checkpoint {step} {problem}: falling back")
+                log_line(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
             if (path.is_dir() and not is_part) or self._fetch(step, self.share):
                 return step, path
             if is_part:
-                say(f"checkpoint {step} is a part, and others are in no store: falling back")
+                log_line(f"checkpoint {step} is a part, and others are in no store: falling back")
         return None
 
-    def _fetch(self, step: int, share: Share | None) -> bool:
+    def _fetch(self, step: int, share: NodeShard | None) -> bool:
         """Bring the uploaded checkpoint of `step`, or a share of it, to the local folder. False when it is not there or is
         broken.
 
         Where that fails, nothing stays of it: on a full disk there was no room left to say why the program ended.
         """
-        self.make_room()
+        self.free_disk_space()
         try:
             return self.stored.fetch(step, share)
         except Exception:
-            sweep(self.folder)
+            clean_interrupted_writes(self.folder)
             raise

@@ -13,34 +13,34 @@ from pydantic import BaseModel, Field, Json
 
 from recipes.storage.manifest import Manifest
 
-ROWS = "-rows-"
+ROWS_MARKER = "-rows-"
 """In the name of a file that has some of the rows of tensors, between what they are and whose."""
-PLACES = "places"
+PLACES_KEY = "places"
 """In the metadata of such a file, by tensor: the number of the first of its rows, and how many there are in all files. One
 entry for both: safetensors writes several in any order, and equal rows were in unequal files.
 """
-OF_OPTIMIZER = "optimizer"
+OPTIMIZER_PREFIX = "optimizer"
 
-LONGEST_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """In bytes; the library takes none that is longer. What is spoiled may say any number."""
 
 
-class Metadata(BaseModel):
-    places: Json[dict[str, tuple[int, int]]] = Field(default={}, alias=PLACES)
+class HeaderMetadata(BaseModel):
+    places: Json[dict[str, tuple[int, int]]] = Field(default={}, alias=PLACES_KEY)
 
 
-class Tensor(BaseModel):
+class TensorHeader(BaseModel):
     shape: tuple[int, ...]
 
 
-class Header(BaseModel, extra="allow"):
+class SafetensorsHeader(BaseModel, extra="allow"):
     """Of a safetensors file: its tensors by their names, beside the metadata."""
 
-    metadata: Metadata = Field(default=Metadata(), alias="__metadata__")
-    __pydantic_extra__: dict[str, Tensor]
+    metadata: HeaderMetadata = Field(default=HeaderMetadata(), alias="__metadata__")
+    __pydantic_extra__: dict[str, TensorHeader]
 
 
-class Held(NamedTuple):
+class TensorRows(NamedTuple):
     """What one file has of a tensor. One that is a number has no rows, and `total` is 0."""
 
     path: str
@@ -50,84 +50,84 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Share:
-    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes `on_each`."""
+class NodeShard:
+    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes `processes_per_node`."""
 
     number: int
     of: int
-    on_each: int
+    processes_per_node: int
 
-    def mark(self, content: str) -> str:
+    def label_content(self, content: str) -> str:
         """What tells this share, and those of the other machines, of a checkpoint with that content."""
         return content
 
     @property
     def ranks(self) -> range:
-        return range((self.number - 1) * self.on_each, self.number * self.on_each)
+        return range((self.number - 1) * self.processes_per_node, self.number * self.processes_per_node)
 
-    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[Header]]) -> set[str]:
+    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[SafetensorsHeader]]) -> set[str]:
         """Paths of those that this machine reads as it goes on; `headers` are those of the files at some paths.
 
         All, where files do not say which rows they have: of an earlier version, or of another strategy.
         """
         paths = {file.path for file in manifest.files}
-        in_rows = [path for path in paths if ROWS in path]
-        tensors: dict[tuple[str, str], list[Held]] = defaultdict(list)
-        for path, header in zip(in_rows, headers(in_rows), strict=True):
-            for name, held in held_in(path, header):
+        sharded_paths = [path for path in paths if ROWS_MARKER in path]
+        tensors: dict[tuple[str, str], list[TensorRows]] = defaultdict(list)
+        for path, header in zip(sharded_paths, headers(sharded_paths), strict=True):
+            for name, held in list_tensor_rows(path, header):
                 if held is None:
                     return paths
-                tensors[path.partition(ROWS)[0], name].append(held)
-        needed = paths.difference(in_rows)
+                tensors[path.partition(ROWS_MARKER)[0], name].append(held)
+        needed = paths.difference(sharded_paths)
         for parts in tensors.values():
-            needed |= {part.path for part in parts if self.reads(part)}
+            needed |= {part.path for part in parts if self.needs_rows(part)}
         for parts in tensors.values():
             if needed.isdisjoint(part.path for part in parts):  # a number that all have alike is in one of them, or in all
                 needed.add(min(part.path for part in parts))
         return needed
 
-    def reads(self, part: Held) -> bool:
+    def needs_rows(self, part: TensorRows) -> bool:
         """Whether a process of this machine has rows that a file has."""
-        processes = self.of * self.on_each
-        own = (rows_of(part.total, rank, processes) for rank in self.ranks)
+        processes = self.of * self.processes_per_node
+        own = (shard_rows(part.total, rank, processes) for rank in self.ranks)
         return any(max(rows.start, part.first) < min(rows.stop, part.first + part.rows) for rows in own)
 
 
-class Weights(Share):
+class AllWeights(NodeShard):
     """What is published of a run: all weights, of all machines."""
 
-    def mark(self, content: str) -> str:
+    def label_content(self, content: str) -> str:
         """Beside shares it makes no whole."""
         return f"weights of {content}"
 
-    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[Header]]) -> set[str]:
-        return {file.path for file in manifest.files if not file.path.startswith(OF_OPTIMIZER + ROWS)}
+    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[SafetensorsHeader]]) -> set[str]:
+        return {file.path for file in manifest.files if not file.path.startswith(OPTIMIZER_PREFIX + ROWS_MARKER)}
 
 
-def held_in(path: str, header: Header) -> Iterable[tuple[str, Held | None]]:
+def list_tensor_rows(path: str, header: SafetensorsHeader) -> Iterable[tuple[str, TensorRows | None]]:
     """What a file has of each of its tensors; None where it does not say which rows these are."""
     places = header.metadata.places
     for name, tensor in header.__pydantic_extra__.items():
         if not tensor.shape:
-            yield name, Held(path, 0, 0, 0)
+            yield name, TensorRows(path, 0, 0, 0)
         elif name in places:
             first, total = places[name]
-            yield name, Held(path, first, tensor.shape[0], total)
+            yield name, TensorRows(path, first, tensor.shape[0], total)
         else:
             yield name, None
 
 
-def rows_of(total: int, rank: int, processes: int) -> range:
+def shard_rows(total: int, rank: int, processes: int) -> range:
     """The rows that a process holds where FSDP2 has spread a tensor: equally many each, fewer or none at the end."""
     each = -(-total // processes)
     return range(min(total, each * rank), min(total, each * (rank + 1)))
 
 
-def read_header(read: Callable[[int, int], bytes]) -> Header:
+def read_safetensors_header(read: Callable[[int, int], bytes]) -> SafetensorsHeader:
     """That of a safetensors file of which `read` gives the bytes from one place to another.
 
     Raises:
         ValidationError: it is no such file.
     """
     size = int.from_bytes(read(0, 8), "little")
-    return Header.model_validate_json(read(8, 8 + min(size, LONGEST_HEADER)))
+    return SafetensorsHeader.model_validate_json(read(8, 8 + min(size, MAX_HEADER_BYTES)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tenacity import RetryCallState, Retrying
 
-from recipes.runner import say
+from recipes.runner import log_line
 from recipes.storage.retry import after_pauses
 
 PAUSES_SECONDS = (1.0, 4.0)
@@ -15,7 +15,7 @@ def retry_upload(step: int, upload: Callable[[], None]) -> None:
     """Upload the checkpoint of `step`. Raises the error of the last attempt."""
 
     def report(error: BaseException | None, then: str) -> None:
-        say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
+        log_line(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
 
     def report_pause(state: RetryCallState) -> None:
         report(state.outcome.exception() if state.outcome else None, f"again in {state.upcoming_sleep:.0f} s")

@@ -1,8 +1,4 @@
-"""Publishes what a command leaves on several nodes, as one state of all their parts (rows H2, I1, I3, I15).
-
-A state is there when each node's part is, and all parts are of one moment (`recipes.command.nodes`): of shards of two steps
-no script goes on. What a node alone has newer is not published, as that of a machine that died.
-"""
+"""Publish one consistent snapshot of a command on several nodes."""
 
 import time
 import uuid
@@ -10,182 +6,203 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from recipes.command.look import Stamp, changed
-from recipes.command.nodes import MADE, NOT, PART, POLL_SECONDS, SAME, STILL, TAKEN, Asked, Nodes
-from recipes.command.parts import bring_part, is_taken, prefix_of, whole_of
-from recipes.command.snapshot_publisher import PATIENCE_SECONDS, Ended, Moved, Saving, every
-from recipes.command.snapshot_store import States
-from recipes.runner import Restart, say
+from recipes.command.nodes import (
+    COPY_CONSISTENT,
+    FILES_COPIED,
+    FILES_UNCHANGED,
+    PART_STORED,
+    POLL_SECONDS,
+    SNAPSHOT_COMPLETE,
+    SNAPSHOT_FAILED,
+    NodeGroup,
+    SnapshotRequest,
+    is_reserved,
+    merge_parts,
+    node_prefix,
+    restore_part,
+)
+from recipes.command.snapshot_copy import FileStamp, find_changed_files
+from recipes.command.snapshot_publisher import (
+    QUIET_TIMEOUT_SECONDS,
+    CommandEnded,
+    FilesChanged,
+    SnapshotPublisher,
+    scan_interval,
+)
+from recipes.command.snapshot_store import SnapshotStore
+from recipes.runner import Restart, log_line
 from recipes.storage.artifact_store import BrokenArtifact
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
 
-LAST_SECONDS = 120.0
+FINAL_TIMEOUT_SECONDS = 120.0
 """How long the others' ends are waited for by a command that has failed, or was killed or asked to stop."""
-SENDING_SECONDS = 3600.0
+UPLOAD_TIMEOUT_SECONDS = 3600.0
 """How long the others' parts are, while those are sent."""
 
 
-class Apart(Exception):
+class NodesOutOfStep(Exception):
     """The nodes did not come together for a state."""
 
 
-class Anew(Exception):
+class RequestSuperseded(Exception):
     """The first has given up what it asked for, and asks for another state."""
 
 
-class Unchanged(Exception):
+class SnapshotUnchanged(Exception):
     """On all nodes lies what the state before is of."""
 
 
-class Together(Saving):
-    """`Saving` of one of several nodes.
+class MultiNodePublisher(SnapshotPublisher):
+    """`SnapshotPublisher` of one of several nodes.
 
     Args:
         borrowed: what lies in the folder of other nodes', as it was brought.
     """
 
-    is_alone = False
+    is_single_node = False
 
     def __init__(
         self,
         folder: Path,
-        states: States,
-        made_of: Manifest,
+        states: SnapshotStore,
+        template: Manifest,
         interval: float,
-        account: Callable[[], None],
-        nodes: Nodes,
-        borrowed: Mapping[str, Stamp],
+        record_usage: Callable[[], None],
+        nodes: NodeGroup,
+        borrowed: Mapping[str, FileStamp],
     ) -> None:
-        super().__init__(folder, states, made_of, interval, account)
+        super().__init__(folder, states, template, interval, record_usage)
         self._nodes = nodes
-        self._borrowed = borrowed
-        self._asked = Asked("", last=False)
-        self._made: Artifact | None = None
-        self._restless: frozenset[str] = frozenset()
+        self._foreign_files = borrowed
+        self._current_request = SnapshotRequest("", last=False)
+        self._latest: Artifact | None = None
+        self._volatile_files: frozenset[str] = frozenset()
         """Files that are written to all the time, such as a log: they are taken as they are, and only by them is no state
         told from the next.
         """
-        self._hurries_since: float | None = None
+        self._urgent_since: float | None = None
 
-    def look_once(self) -> None:
+    def scan_once(self) -> None:
         at = time.monotonic()
-        if at >= self._accounts_at:
-            self.account()
-            self._accounts_at = at + self.interval
-        if self._nodes.leads and at < self._due:
+        if at >= self._usage_due_at:
+            self.record_usage()
+            self._usage_due_at = at + self.interval
+        if self._nodes.is_leader and at < self._due_at:
             return
-        asked = self._ask(last=False) if self._nodes.leads else self._nodes.asked()
-        if asked is None or asked.last or (asked == self._asked and not self._nodes.leads):
+        asked = self._request(last=False) if self._nodes.is_leader else self._nodes.asked()
+        if asked is None or asked.last or (asked == self._current_request and not self._nodes.is_leader):
             return
-        with suppress(Unchanged, Anew):
-            self._take_part(asked, self._stand_still)
-        self._due = at + self.interval
+        with suppress(SnapshotUnchanged, RequestSuperseded):
+            self._publish_part(asked, self._wait_until_quiet)
+        self._due_at = at + self.interval
 
     def _pause(self) -> float:
-        return super()._pause() if self._nodes.leads else every(self.interval)
+        return super()._pause() if self._nodes.is_leader else scan_interval(self.interval)
 
     def _publish(self) -> Artifact | None:
         copied: frozenset[str] = frozenset()
         while True:
-            asked = self._ask(last=True) if self._nodes.leads else self._last_asked()
+            asked = self._request(last=True) if self._nodes.is_leader else self._wait_for_final_request()
             try:
-                return self._take_part(asked, self._look, copied)
-            except Unchanged:
-                return self._made
-            except Moved as moved:
+                return self._publish_part(asked, self._scan, copied)
+            except SnapshotUnchanged:
+                return self._latest
+            except FilesChanged as moved:
                 copied |= moved.rewritten
-            except Anew:
+            except RequestSuperseded:
                 continue
 
-    def _ask(self, *, last: bool) -> Asked:
-        return self._nodes.ask(self.states.next_name(uuid.uuid4().hex), last=last)
+    def _request(self, *, last: bool) -> SnapshotRequest:
+        return self._nodes.request_snapshot(self.states.next_name(uuid.uuid4().hex), last=last)
 
-    def _last_asked(self) -> Asked:
+    def _wait_for_final_request(self) -> SnapshotRequest:
         """What the first asks for when its command has ended as well."""
-        while (asked := self._nodes.asked()) is None or not asked.last or asked == self._asked:
-            self._stay_for("the first node")
+        while (asked := self._nodes.asked()) is None or not asked.last or asked == self._current_request:
+            self._check_final_timeout("the first node")
             time.sleep(POLL_SECONDS)
         return asked
 
-    def _take_part(
-        self, asked: Asked, look: Callable[[], Mapping[str, Stamp]], copied: frozenset[str] = frozenset()
+    def _publish_part(
+        self, asked: SnapshotRequest, look: Callable[[], Mapping[str, FileStamp]], copied: frozenset[str] = frozenset()
     ) -> Artifact | None:
-        self._asked = asked
+        self._current_request = asked
         try:
-            seen = look()
-            copied |= self.rewritten | self._restless
-            as_it_is = asked.last or bool(self._restless)
-            self._made = self._save(seen, copied, as_it_is=as_it_is, may_end=not asked.last)
+            scan = look()
+            copied |= self.rewritten | self._volatile_files
+            as_it_is = asked.last or bool(self._volatile_files)
+            self._latest = self._publish_scan(scan, copied, allow_changes=as_it_is, can_abort=not asked.last)
         except BaseException:
             with suppress(StoreUnavailable):
-                self._nodes.say(asked, NOT)
+                self._nodes.post_status(asked, SNAPSHOT_FAILED)
             raise
-        self._saved = seen
-        return self._made
+        self._published_files = scan
+        return self._latest
 
-    def _stand_still(self) -> Mapping[str, Stamp]:
+    def _wait_until_quiet(self) -> Mapping[str, FileStamp]:
         """What lies there when two looks find the same, but for what never stands still."""
-        until, before = time.monotonic() + PATIENCE_SECONDS / 2, self._look()
-        self._restless = frozenset()
+        until, before = time.monotonic() + QUIET_TIMEOUT_SECONDS / 2, self._scan()
+        self._volatile_files = frozenset()
         while True:
-            if self._ended.wait(every(self.interval)):
-                raise Ended
-            now = self._look()
-            if self._quiet(now) == self._quiet(before):
+            if self._ended.wait(scan_interval(self.interval)):
+                raise CommandEnded
+            now = self._scan()
+            if self._without_volatile(now) == self._without_volatile(before):
                 return now
             if time.monotonic() > until:
-                self._restless |= changed(before, now)
+                self._volatile_files |= find_changed_files(before, now)
             before = now
 
-    def _quiet(self, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        return {path: stamp for path, stamp in seen.items() if path not in self._restless}
+    def _without_volatile(self, scan: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
+        return {path: stamp for path, stamp in scan.items() if path not in self._volatile_files}
 
-    def _look(self) -> dict[str, Stamp]:
+    def _scan(self) -> dict[str, FileStamp]:
         """What is this node's own."""
-        found = super()._look()
-        if self._nodes.leads and (taken := sorted(path for path in found if is_taken(path))):
-            self._say_once(f"checkpoints: {taken[0]} is not published: other nodes' files have such names, use another")
+        found = super()._scan()
+        if self._nodes.is_leader and (taken := sorted(path for path in found if is_reserved(path))):
+            self._log_once(f"checkpoints: {taken[0]} is not published: other nodes' files have such names, use another")
         return {path: stamp for path, stamp in found.items() if self._is_own(path, stamp)}
 
-    def _is_own(self, path: str, stamp: Stamp) -> bool:
-        return self._borrowed.get(path) != stamp and not (self._nodes.leads and is_taken(path))
+    def _is_own(self, path: str, stamp: FileStamp) -> bool:
+        return self._foreign_files.get(path) != stamp and not (self._nodes.is_leader and is_reserved(path))
 
-    def _agree(self, seen: Mapping[str, Stamp]) -> None:
-        asked = self._asked
-        if seen == self._saved:
-            self._nodes.say(asked, SAME)
-        self._nodes.say(asked, TAKEN)
-        said = self._wait_for(TAKEN)
-        if len(said.get(SAME, ())) == self._nodes.size:
-            raise Unchanged
-        if not asked.last and self._quiet(self._look()) != self._quiet(seen):
-            raise Moved
-        self._nodes.say(asked, STILL)
-        self._wait_for(STILL)
+    def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
+        asked = self._current_request
+        if scan == self._published_files:
+            self._nodes.post_status(asked, FILES_UNCHANGED)
+        self._nodes.post_status(asked, FILES_COPIED)
+        said = self._wait_for(FILES_COPIED)
+        if len(said.get(FILES_UNCHANGED, ())) == self._nodes.size:
+            raise SnapshotUnchanged
+        if not asked.last and self._without_volatile(self._scan()) != self._without_volatile(scan):
+            raise FilesChanged
+        self._nodes.post_status(asked, COPY_CONSISTENT)
+        self._wait_for(COPY_CONSISTENT)
 
-    def _put(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
-        asked, rank = self._asked, self._nodes.rank
-        uri = f"{self.states.place}/{asked.name}"
-        self.states.send(f"{uri}/{prefix_of(rank)}".rstrip("/"), scratch, manifest, sent)
-        self._nodes.say(asked, PART, manifest.to_bytes().decode())
-        if not self._nodes.leads:
-            self._wait_for(MADE, of=1)
+    def _put_snapshot(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+        asked, rank = self._current_request, self._nodes.rank
+        uri = f"{self.states.location}/{asked.name}"
+        self.states.upload_files(f"{uri}/{node_prefix(rank)}".rstrip("/"), scratch, manifest, sent)
+        self._nodes.post_status(asked, PART_STORED, manifest.to_bytes().decode())
+        if not self._nodes.is_leader:
+            self._wait_for(SNAPSHOT_COMPLETE, count=1)
             made = self.states.store.find(uri)
             assert made is not None
             return made
-        self._wait_for(PART)
-        parts = [Manifest.model_validate_json(self._nodes.text(asked, PART, node)) for node in range(self._nodes.size)]
-        made = self.states.complete(asked.name, whole_of(parts, self.made_of))
-        self._nodes.say(asked, MADE)
+        self._wait_for(PART_STORED)
+        parts = [
+            Manifest.model_validate_json(self._nodes.text(asked, PART_STORED, node)) for node in range(self._nodes.size)
+        ]
+        made = self.states.complete(asked.name, merge_parts(parts, self.template))
+        self._nodes.post_status(asked, SNAPSHOT_COMPLETE)
         return made
 
-    def _make_room(self, error: StoreFull) -> None:
-        if not self._nodes.leads:  # what lies there is of all nodes, and what the first asks for next it makes room for
+    def _free_space(self, error: StoreFull) -> None:
+        if not self._nodes.is_leader:  # what lies there is of all nodes, and what the first asks for next it makes room for
             raise error
-        super()._make_room(error)
+        super()._free_space(error)
 
-    def _wait_for(self, word: str, of: int | None = None) -> dict[str, set[int]]:
+    def _wait_for(self, status: str, count: int | None = None) -> dict[str, set[int]]:
         """Until all nodes have said it.
 
         Raises:
@@ -194,55 +211,57 @@ class Together(Saving):
             Apart: a node does not come, or cannot.
             StoreUnavailable: of the last state, one could not: it tries again.
         """
-        asked, size = self._asked, of or self._nodes.size
-        until = time.monotonic() + (SENDING_SECONDS if word in (PART, MADE) else PATIENCE_SECONDS)
-        while len((said := self._nodes.said(asked)).get(word, ())) < size:
+        asked, size = self._current_request, count or self._nodes.size
+        until = time.monotonic() + (
+            UPLOAD_TIMEOUT_SECONDS if status in (PART_STORED, SNAPSHOT_COMPLETE) else QUIET_TIMEOUT_SECONDS
+        )
+        while len((said := self._nodes.read_statuses(asked)).get(status, ())) < size:
             if not asked.last and self._ended.is_set():
-                raise Ended
-            if not self._nodes.leads and self._nodes.asked() != asked:
-                raise Anew
-            if others := sorted(said.get(NOT, set()) - {self._nodes.rank}):
+                raise CommandEnded
+            if not self._nodes.is_leader and self._nodes.asked() != asked:
+                raise RequestSuperseded
+            if others := sorted(said.get(SNAPSHOT_FAILED, set()) - {self._nodes.rank}):
                 self._give_up(f"node {others[0]} could not take part")
             if not asked.last and time.monotonic() > until:
-                raise Apart(f"not all nodes came within {PATIENCE_SECONDS:g} s")
+                raise NodesOutOfStep(f"not all nodes came within {QUIET_TIMEOUT_SECONDS:g} s")
             if asked.last:
-                self._stay_for("other nodes")
-            time.sleep(min(POLL_SECONDS, every(self.interval)))
+                self._check_final_timeout("other nodes")
+            time.sleep(min(POLL_SECONDS, scan_interval(self.interval)))
         return said
 
     def _give_up(self, reason: str) -> None:
         """Of the last state, the first asks once more after a pause; the others wait for that."""
-        if not self._asked.last:
-            raise Apart(reason)
-        if self._nodes.leads:
+        if not self._current_request.last:
+            raise NodesOutOfStep(reason)
+        if self._nodes.is_leader:
             raise StoreUnavailable(reason)
 
-    def _stay_for(self, whom: str) -> None:
+    def _check_final_timeout(self, subject: str) -> None:
         """Raises Apart where this command has failed, or is to stop, and others go on for too long."""
-        if not self.hurries():
+        if not self.is_urgent():
             return
         now = time.monotonic()
-        self._hurries_since = now if self._hurries_since is None else self._hurries_since
-        if now - self._hurries_since > LAST_SECONDS:
-            raise Apart(f"{whom} did not end within {LAST_SECONDS:g} s")
+        self._urgent_since = now if self._urgent_since is None else self._urgent_since
+        if now - self._urgent_since > FINAL_TIMEOUT_SECONDS:
+            raise NodesOutOfStep(f"{subject} did not end within {FINAL_TIMEOUT_SECONDS:g} s")
 
 
-def begin_together(states: States, nodes: Nodes, cache: Path, checkpoints: Path) -> Mapping[str, Stamp]:
+def restore_on_nodes(states: SnapshotStore, nodes: NodeGroup, cache: Path, checkpoints: Path) -> Mapping[str, FileStamp]:
     """What all nodes go on from; what lies here alone does not count. Returns what of it is other nodes'.
 
     Raises:
         Restart: not all came, or a file is broken: then the state goes, and the start after this finds the one before.
     """
-    uri = nodes.meet(lambda: found.uri if (found := states.newest() or states.store.find(states.place)) else None)
+    uri = nodes.rendezvous(lambda: found.uri if (found := states.newest() or states.store.find(states.location)) else None)
     if uri is None:
         return {}
     state = states.store.find(uri)
     try:
         if state is None:
             raise BrokenArtifact(f"{uri} has no readable manifest")
-        borrowed = bring_part(states.store, state, nodes.rank, cache, checkpoints)
+        borrowed = restore_part(states.store, state, nodes.rank, cache, checkpoints)
     except BrokenArtifact as problem:
         states.store.delete(uri)
         raise Restart(f"the checkpoints at {uri} are not whole: {problem}") from None
-    say(f"checkpoints: those of node {nodes.rank} brought back from {state.uri}")
+    log_line(f"checkpoints: those of node {nodes.rank} brought back from {state.uri}")
     return borrowed

@@ -1,34 +1,80 @@
-"""A command from its beginning to what it left, in one process of each node."""
+"""Run a user's command from start to published checkpoints, on each node."""
 
+import math
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 
-from recipes.command.end import killed_by, last_words
-from recipes.command.folders import make_folders
-from recipes.command.multi_node_publisher import Apart, Together
-from recipes.command.nodes import Nodes
-from recipes.command.process import Command
-from recipes.command.snapshot_publisher import Saving
-from recipes.command.snapshot_store import States
-from recipes.command.storing import patiently
-from recipes.command.workspace import VISIBLE, WITHOUT_GPU, check_is_there, environment, gpus_here
+from recipes.command.multi_node_publisher import MultiNodePublisher, NodesOutOfStep
+from recipes.command.nodes import NodeGroup
+from recipes.command.process import CommandProcess, failure_summary, killing_signal
+from recipes.command.snapshot_publisher import SnapshotPublisher
+from recipes.command.snapshot_store import SnapshotStore
+from recipes.command.workspace import (
+    CPU_FALLBACK_FOLDER,
+    VISIBLE_GPUS,
+    build_environment,
+    check_program_exists,
+    count_visible_gpus,
+    prepare_folders,
+)
 from recipes.contracts.command_job import Script
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job, Result
-from recipes.contracts.quantities import seconds_of
-from recipes.counted import counted
-from recipes.job_processes import NODE, end_processes
+from recipes.contracts.quantities import parse_duration, pluralize
+from recipes.contracts.results import Usage, read_usage, result_folder, write_usage
+from recipes.job_processes import NODE_RANK_VARIABLE, kill_job_processes
 from recipes.platform_errors import reason_of_output
-from recipes.runner import Failed, Preempted, Restart, say
+from recipes.runner import Preempted, ProgramFailed, Restart, log_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
-from recipes.usage import Usage, folder_of, read_usage, write_usage
 
-KIND = "checkpoints"
+# What a command left is stored, however long the store is away: else all that it did would be done once more.
+
+STORE_RETRY_SECONDS = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
+"""Seconds between two attempts to store what a command left; the last for all that follow."""
+STOPPING_RETRY_SECONDS = 10.0
+STOPPING_GRACE_SECONDS = 240.0
+"""Of one that is asked to stop, such as at its deadline: how long it still tries. A pod is killed after 300."""
+
+
+def retry_until_stored(
+    store_results: Callable[[], dict[str, Artifact]], checkpoints: Path, stop_requested: Callable[[], bool]
+) -> dict[str, Artifact]:
+    """Store what a command left that has ended. Without that it would do all it did once more, or have done it for nothing.
+
+    It is tried until the job is asked to stop, which it is at its deadline at the latest, and then for its grace.
+
+    Raises:
+        StoreFull, StoreUnavailable: the grace is over; what the command left stays on this machine.
+        Apart: other nodes have not ended.
+    """
+    deadline = math.inf
+    pauses = chain(STORE_RETRY_SECONDS, repeat(STORE_RETRY_SECONDS[-1]))
+    while True:
+        try:
+            return store_results()
+        except (StoreFull, StoreUnavailable) as error:
+            stopping = stop_requested()
+            deadline = min(deadline, time.monotonic() + STOPPING_GRACE_SECONDS) if stopping else deadline
+            if time.monotonic() >= deadline:
+                raise
+            seconds = min(next(pauses), STOPPING_RETRY_SECONDS if stopping else math.inf)
+            log_line(
+                f"what the command left in {checkpoints} cannot be stored, and is tried again in {seconds:g} s: {error}"
+            )
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and stop_requested() == stopping:  # who is asked meanwhile tries at once
+            time.sleep(min(seconds, 1.0))
+
+
+# A command from its beginning to what it left, in one process of each node.
+
+ARTIFACT_KIND = "checkpoints"
 
 
 def command(job: Job, store: Store, work: Path) -> Result | None:
@@ -43,71 +89,81 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])
-    if left := end_processes(job.id, os.environ.get(NODE)):
-        say(f"ended {counted(left, 'process')} of an earlier attempt")
-    nodes = nodes_of(job, store, os.environ)
-    states = States(store, job.outputs["checkpoints"], job.checkpoint.keep_last)
-    folders = make_folders(job, store, states, work, nodes)
-    here = gpus_here(os.environ.get(VISIBLE))
-    env = environment(job, script, folders, os.environ, has_gpus=here > 0)
-    if str(WITHOUT_GPU) in env["PYTHONPATH"]:
-        say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
-    check_is_there(script.command[0], folders.code, env["PATH"])
-    before, began, gpus = read_usage(store, folder_of(job)), time.monotonic(), min(job.hardware.gpus, here) * nodes.size
+    if left := kill_job_processes(job.id, os.environ.get(NODE_RANK_VARIABLE)):
+        log_line(f"ended {pluralize(left, 'process')} of an earlier attempt")
+    nodes = make_node_group(job, store, os.environ)
+    states = SnapshotStore(store, job.outputs["checkpoints"], job.checkpoint.keep_last)
+    folders = prepare_folders(job, store, states, work, nodes)
+    num_gpus = count_visible_gpus(os.environ.get(VISIBLE_GPUS))
+    env = build_environment(job, script, folders, os.environ, has_gpus=num_gpus > 0)
+    if str(CPU_FALLBACK_FOLDER) in env["PYTHONPATH"]:
+        log_line("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
+    check_program_exists(script.command[0], folders.code, env["PATH"])
+    before, began, gpus = (
+        read_usage(store, result_folder(job)),
+        time.monotonic(),
+        min(job.hardware.gpus, num_gpus) * nodes.size,
+    )
 
     def used() -> Usage:
         seconds = time.monotonic() - began
         return Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
 
-    def account() -> None:
-        if nodes.leads:
-            write_usage(store, folder_of(job), used())
+    def record_usage() -> None:
+        if nodes.is_leader:
+            write_usage(store, result_folder(job), used())
 
-    interval = seconds_of(job.checkpoint.interval)
-    of_command = (folders.checkpoints, states, made_of(job, script), interval, account)
-    saving = Saving(*of_command) if nodes.size == 1 else Together(*of_command, nodes, folders.borrowed)
-    saving.begin()
-    running = Command(script.command, folders.code, env)
-    say(f"$ {shlex.join(script.command)}")
+    interval = parse_duration(job.checkpoint.interval)
+    publisher_arguments = (folders.checkpoints, states, snapshot_template(job, script), interval, record_usage)
+    publisher = (
+        SnapshotPublisher(*publisher_arguments)
+        if nodes.size == 1
+        else MultiNodePublisher(*publisher_arguments, nodes, folders.borrowed)
+    )
+    publisher.begin()
+    running = CommandProcess(script.command, folders.code, env)
+    log_line(f"$ {shlex.join(script.command)}")
     code = running.run()
     usage = used()
-    stopped = running.asked_to_stop  # later, what it did is done: asked as its files were stored, it did all once more
-    by_signal = None if stopped else killed_by(code, running.errors)
+    stopped = running.stop_requested  # later, what it did is done: asked as its files were stored, it did all once more
+    signal_name = None if stopped else killing_signal(code, running.stderr_tail)
 
-    def leave() -> dict[str, Artifact]:
-        saving.end(lambda: code != 0 or running.asked_to_stop)
-        if nodes.leads:
-            write_usage(store, folder_of(job), usage)
-        left = saving.publish()
+    def store_results() -> dict[str, Artifact]:
+        publisher.end(lambda: code != 0 or running.stop_requested)
+        if nodes.is_leader:
+            write_usage(store, result_folder(job), usage)
+        left = publisher.publish()
         return {"checkpoints": left} if left else {}
 
     # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
     artifacts: dict[str, Artifact] = {}
     not_stored = ""
     try:
-        artifacts = patiently(leave, folders.checkpoints, lambda: running.asked_to_stop)
-    except (Apart, StoreFull, StoreUnavailable) as error:
+        artifacts = retry_until_stored(store_results, folders.checkpoints, lambda: running.stop_requested)
+    except (NodesOutOfStep, StoreFull, StoreUnavailable) as error:
         not_stored = f", and what it left in {folders.checkpoints} could not be stored: {error}"
-    if by_signal is not None:
-        raise Restart(f"the command was killed ({by_signal}){not_stored}", ExitReason.KILLED)
+    if signal_name is not None:
+        raise Restart(f"the command was killed ({signal_name}){not_stored}", ExitReason.KILLED)
     if stopped:
         raise Preempted(f"the command was asked to stop, and has ended{not_stored}")
     if code != 0:
-        said = last_words(running.errors) or "it wrote nothing to stderr"
-        raise Failed(f"the command exited with {code}: {said}{not_stored}", reason_of_output(said))
+        summary = failure_summary(running.stderr_tail) or "it wrote nothing to stderr"
+        raise ProgramFailed(f"the command exited with {code}: {summary}{not_stored}", reason_of_output(summary))
     if not_stored:
         raise Preempted(f"the job was asked to stop, the command has ended{not_stored}")
-    if not nodes.leads:
+    if not nodes.is_leader:
         return None
     return Result(work_digest=job.work_digest, artifacts=artifacts, facts=usage.model_dump(mode="json"))
 
 
-def nodes_of(job: Job, store: Store, environment: Mapping[str, str]) -> Nodes:
+def make_node_group(job: Job, store: Store, environment: Mapping[str, str]) -> NodeGroup:
     size = job.distributed.num_nodes if job.distributed else 1
-    return Nodes(store, job.outputs["checkpoints"], int(environment.get(NODE, "0")) if size > 1 else 0, size)
+    return NodeGroup(
+        store, job.outputs["checkpoints"], int(environment.get(NODE_RANK_VARIABLE, "0")) if size > 1 else 0, size
+    )
 
 
-def made_of(job: Job, script: Script) -> Manifest:
+def snapshot_template(job: Job, script: Script) -> Manifest:
     """What a state of the command's checkpoints says of where it comes from, without its files."""
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
-    return Manifest(kind=KIND, files=(), inputs=inputs, facts={"command": list(script.command)})
+    return Manifest(kind=ARTIFACT_KIND, files=(), inputs=inputs, facts={"command": list(script.command)})

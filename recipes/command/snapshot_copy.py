@@ -1,21 +1,90 @@
-"""Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
+"""Scan the checkpoints folder, and link or copy its files into a snapshot."""
 
-What lies in the folder is `recipes.command.look`; when it is taken, and whether it is a state, `recipes.command.snapshot_publisher`.
-"""
-
+import errno
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
+from os import walk
 from os.path import realpath
 from pathlib import Path
 
-from recipes.command.look import NOT_THERE, Stamp
-from recipes.storage.artifact_store import sha256_of
+from recipes.storage.artifact_store import MANIFEST_FILE, hash_file
 from recipes.storage.manifest import FileRecord
 
+# What a look at a command's checkpoints folder finds: which files lie there, and which have changed since the look
+# before.
+#
+# Nothing is read, and nothing is decided here: when a state is made is `recipes.command.snapshot_publisher`.
 
-class Taken(Enum):
+MISSING_FILE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Of what is gone, and of a link that leads nowhere, or to itself."""
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """What tells whether a file has changed, without reading it. Times are in nanoseconds."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+def ignore_error(error: PermissionError) -> None:
+    """Whoever looks a second time has been told."""
+
+
+def scan_folder(folder: Path, on_unreadable: Callable[[PermissionError], None] = ignore_error) -> dict[str, FileStamp]:
+    """All files of a folder that can be published, by their paths in it. No link to a folder is followed.
+
+    Args:
+        left_out: told of each file and folder that may not be looked at.
+
+    Raises:
+        OSError: the disk does not say what lies there.
+    """
+
+    def on_error(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            on_unreadable(error)
+        elif error.errno not in MISSING_FILE_ERRNOS:
+            raise error
+
+    paths = (
+        Path(place, name) for place, _, files in walk(folder, onerror=on_error) for name in files if name != MANIFEST_FILE
+    )
+    found = ((path.relative_to(folder).as_posix(), stat_file(path, on_unreadable)) for path in paths)
+    return {path: stamp for path, stamp in found if stamp}
+
+
+def stat_file(path: Path, on_unreadable: Callable[[PermissionError], None] = ignore_error) -> FileStamp | None:
+    """None where there is no file, or no longer, or none that may be looked at: a link to itself failed the whole state."""
+    try:
+        found = path.stat()
+    except PermissionError as error:
+        on_unreadable(error)
+        return None
+    except OSError as error:
+        if error.errno not in MISSING_FILE_ERRNOS:
+            raise
+        return None
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def find_changed_files(before: Mapping[str, FileStamp], now: Mapping[str, FileStamp]) -> frozenset[str]:
+    """Files that are new or others since the look before; what went away leaves nothing half written."""
+    return frozenset(path for path, stamp in now.items() if before.get(path) != stamp)
+
+
+# Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
+#
+# What lies in the folder is `recipes.command.snapshot_copy`; when it is taken, and whether it is a state,
+# `recipes.command.snapshot_publisher`.
+
+
+class CopyResult(Enum):
     """What became of a file of the folder."""
 
     LINKED = auto()
@@ -23,36 +92,38 @@ class Taken(Enum):
     GONE = auto()
 
 
-class NoRoom(Exception):
+class NoSpaceForCopy(Exception):
     """A copy beside the running command would take the room that it writes to itself."""
 
 
-class Taking:
+class SnapshotCopy:
     """Of one folder; what is taken lies beside it.
 
     Args:
         left_out: told of each file that may not be read.
     """
 
-    def __init__(self, folder: Path, left_out: Callable[[PermissionError], None]) -> None:
+    def __init__(self, folder: Path, on_unreadable: Callable[[PermissionError], None]) -> None:
         self._folder = folder
-        self._left_out = left_out
-        self._place = folder.with_name(f".{folder.name}.taken")
-        self._hashed: dict[str, tuple[Stamp, str]] = {}
-        self._room: int | None = None
+        self._on_unreadable = on_unreadable
+        self._snapshot_folder = folder.with_name(f".{folder.name}.taken")
+        self._known_hashes: dict[str, tuple[FileStamp, str]] = {}
+        self._free_bytes: int | None = None
         """Bytes that copies may still take; None where the command has ended, and needs none."""
 
-    def begin(self, *, beside_command: bool) -> Path:
+    def begin(self, *, command_is_running: bool) -> Path:
         """An empty folder for what is taken."""
-        shutil.rmtree(self._place, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
-        self._place.mkdir()
-        self._room = room_for_copies(self._place) if beside_command else None
-        return self._place
+        shutil.rmtree(
+            self._snapshot_folder, ignore_errors=True
+        )  # of who was killed: what is copied over a link changes its file
+        self._snapshot_folder.mkdir()
+        self._free_bytes = free_bytes_for_copies(self._snapshot_folder) if command_is_running else None
+        return self._snapshot_folder
 
     def end(self) -> None:
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._snapshot_folder, ignore_errors=True)
 
-    def take(self, path: str, as_copy: bool) -> Taken:
+    def copy_file(self, path: str, as_copy: bool) -> CopyResult:
         """A link costs nothing, and stays when the command renames over the file. Where none can be made it is a copy.
 
         That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
@@ -60,53 +131,53 @@ class Taking:
         Raises:
             NoRoom: beside the running command there is none for a copy.
         """
-        source, target = Path(realpath(self._folder / path)), self._place / path
+        source, target = Path(realpath(self._folder / path)), self._snapshot_folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if not as_copy:
             with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
                 target.hardlink_to(source)
-                return Taken.LINKED
+                return CopyResult.LINKED
         try:
-            self._take_room(path, source.stat().st_size)
+            self._reserve_space(path, source.stat().st_size)
             shutil.copyfile(source, target)
         except PermissionError as error:
-            self._left_out(error)
-            return Taken.GONE
+            self._on_unreadable(error)
+            return CopyResult.GONE
         except OSError as error:
-            if error.errno not in NOT_THERE:
+            if error.errno not in MISSING_FILE_ERRNOS:
                 raise
-            return Taken.GONE
-        return Taken.COPIED
+            return CopyResult.GONE
+        return CopyResult.COPIED
 
-    def described(self, path: str, stamp: Stamp | None) -> FileRecord | None:
+    def describe_file(self, path: str, stamp: FileStamp | None) -> FileRecord | None:
         """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
-        taken = self._place / path
-        known = self._hashed.get(path)
+        copied_path = self._snapshot_folder / path
+        known = self._known_hashes.get(path)
         if stamp is None or known is None or known[0] != stamp:
             try:
-                sha256 = sha256_of(taken)
+                sha256 = hash_file(copied_path)
             except PermissionError as error:
-                self._left_out(PermissionError(error.errno, error.strerror, str(self._folder / path)))
+                self._on_unreadable(PermissionError(error.errno, error.strerror, str(self._folder / path)))
                 return None
             if stamp is not None:
-                self._hashed[path] = (stamp, sha256)
+                self._known_hashes[path] = (stamp, sha256)
         else:
             sha256 = known[1]
-        return FileRecord(path=path, sha256=sha256, size=taken.stat().st_size)
+        return FileRecord(path=path, sha256=sha256, size=copied_path.stat().st_size)
 
-    def _take_room(self, path: str, size: int) -> None:
+    def _reserve_space(self, path: str, size: int) -> None:
         """The copy of a large file filled the disk, and the command's own write failed."""
-        if self._room is None:
+        if self._free_bytes is None:
             return
-        self._room -= size
-        if self._room < 0:
-            raise NoRoom(
+        self._free_bytes -= size
+        if self._free_bytes < 0:
+            raise NoSpaceForCopy(
                 f"for want of space for a copy of {path}: none is needed of a file that is written under another name in the"
                 " same folder, and renamed when it is whole"
             )
 
 
-def room_for_copies(folder: Path) -> int:
+def free_bytes_for_copies(folder: Path) -> int:
     """Bytes that may be taken of a disk that a command writes to: a tenth of it stays free, or nearly all that is left."""
     disk = shutil.disk_usage(folder)
     return max(disk.free - disk.total // 10, disk.free // 100)

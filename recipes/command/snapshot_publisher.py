@@ -1,10 +1,4 @@
-"""Publishes what a command leaves in its checkpoints folder while it runs: a machine that dies takes no more with it than an
-interval's work (rows I1, I3, I9, I13).
-
-It waits for a moment at which nothing there is being written: two looks that find the same. Of a folder in which something
-always moves it takes what it finds, as a kill would leave it. A script whose files are never half there writes each under
-another name in the same folder, and renames it when it is whole; then no copy is needed either.
-"""
+"""Publish snapshots of a command's checkpoints while it runs."""
 
 import threading
 import time
@@ -12,25 +6,32 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from recipes.command.look import Stamp, changed, look, look_at
-from recipes.command.snapshot_copy import NoRoom, Taken, Taking
-from recipes.command.snapshot_store import States
-from recipes.counted import counted
-from recipes.runner import say
-from recipes.storage.artifact_store import MANIFEST
+from recipes.command.snapshot_copy import (
+    CopyResult,
+    FileStamp,
+    NoSpaceForCopy,
+    SnapshotCopy,
+    find_changed_files,
+    scan_folder,
+    stat_file,
+)
+from recipes.command.snapshot_store import SnapshotStore
+from recipes.contracts.quantities import pluralize
+from recipes.runner import log_line
+from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
 
-LOOK_SECONDS = 5.0
+SCAN_INTERVAL_SECONDS = 5.0
 """Between two looks; a fourth of an interval that is shorter than four of them."""
-SHORTEST_SECONDS = 0.05
-PATIENCE_SECONDS = 300.0
+MIN_SCAN_INTERVAL_SECONDS = 0.05
+QUIET_TIMEOUT_SECONDS = 300.0
 """How long a moment is waited for at which nothing moves."""
 RETRY_SECONDS = 60.0
 """After a state that could not be published."""
 
 
-class Moved(Exception):
+class FilesChanged(Exception):
     """Files were written to, or taken away, while they were taken: together they would be no state that ever was."""
 
     def __init__(self, rewritten: Collection[str] = ()) -> None:
@@ -38,11 +39,11 @@ class Moved(Exception):
         self.rewritten = frozenset(rewritten)
 
 
-class Ended(Exception):
+class CommandEnded(Exception):
     """The command has ended meanwhile: what it left is published instead."""
 
 
-class Saving:
+class SnapshotPublisher:
     """Of one command, beside it in a thread. Of one that runs on several nodes: `recipes.command.multi_node_publisher`.
 
     Args:
@@ -52,38 +53,38 @@ class Saving:
         account: called as often; writes down what the command has used so far.
     """
 
-    is_alone = True
+    is_single_node = True
 
     def __init__(
-        self, folder: Path, states: States, made_of: Manifest, interval: float, account: Callable[[], None]
+        self, folder: Path, states: SnapshotStore, template: Manifest, interval: float, record_usage: Callable[[], None]
     ) -> None:
         self.folder = folder
         self.states = states
-        self.made_of = made_of
+        self.template = template
         self.interval = interval
-        self.account = account
-        self._taking = Taking(folder, self._leave_out)
+        self.record_usage = record_usage
+        self._copy = SnapshotCopy(folder, self._report_unreadable)
         self.rewritten: frozenset[str] = frozenset()
         """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
-        self._said: set[str] = set()
-        self._before: Mapping[str, Stamp] = {}
-        self._saved: Mapping[str, Stamp] = {}
-        self._due = self._accounts_at = time.monotonic() + interval
-        self._waits_since: float | None = None
+        self._logged: set[str] = set()
+        self._previous_scan: Mapping[str, FileStamp] = {}
+        self._published_files: Mapping[str, FileStamp] = {}
+        self._due_at = self._usage_due_at = time.monotonic() + interval
+        self._waiting_since: float | None = None
         self._ended = threading.Event()
-        self.hurries: Callable[[], bool] = lambda: False
-        self._thread = threading.Thread(target=self._follow, name="saving", daemon=True)
+        self.is_urgent: Callable[[], bool] = lambda: False
+        self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
 
     def begin(self) -> None:
         self._thread.start()
 
-    def end(self, hurries: Callable[[], bool] = lambda: False) -> None:
+    def end(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """The command has ended. A state on its way never becomes one: no more than the file that is sent arrives.
 
         Args:
             hurries: whether other nodes, whose commands go on, are waited for no longer than a moment.
         """
-        self.hurries = hurries
+        self.is_urgent = is_urgent
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -98,137 +99,137 @@ class Saving:
             StoreFull: it is not enough.
             StoreUnavailable: the store does not answer.
         """
-        if any(self.folder.rglob(MANIFEST)):
-            say(f"files called {MANIFEST} are not published: an artifact's own list of files has that name")
+        if any(self.folder.rglob(MANIFEST_FILE)):
+            log_line(f"files called {MANIFEST_FILE} are not published: an artifact's own list of files has that name")
         try:
             return self._publish()
         except StoreFull as error:
-            self._make_room(error)
+            self._free_space(error)
         return self._publish()
 
     def _publish(self) -> Artifact | None:
         copied: frozenset[str] = frozenset()
         while True:
             try:
-                return self._save(self._look(), copied, as_it_is=True)
-            except Moved as moved:  # by who hides from us; a file that is copied moves no more
+                return self._publish_scan(self._scan(), copied, allow_changes=True)
+            except FilesChanged as moved:  # by who hides from us; a file that is copied moves no more
                 copied |= moved.rewritten
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(self._pause()):
             try:
-                self.look_once()
-            except Moved as moved:
+                self.scan_once()
+            except FilesChanged as moved:
                 self.rewritten |= moved.rewritten
-            except Ended:
+            except CommandEnded:
                 return
-            except NoRoom as error:
-                self._say_once(f"checkpoints: not published while the command runs, {error}")
-                self._due = time.monotonic() + self.interval
+            except NoSpaceForCopy as error:
+                self._log_once(f"checkpoints: not published while the command runs, {error}")
+                self._due_at = time.monotonic() + self.interval
             except Exception as error:  # of the store, or of the disk: the command goes on
-                say(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
-                self._due = time.monotonic() + min(RETRY_SECONDS, self.interval)
+                log_line(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
+                self._due_at = time.monotonic() + min(RETRY_SECONDS, self.interval)
 
     def _pause(self) -> float:
-        return pause(time.monotonic(), self._due, self._accounts_at, self.interval)
+        return seconds_until_scan(time.monotonic(), self._due_at, self._usage_due_at, self.interval)
 
-    def look_once(self) -> None:
+    def scan_once(self) -> None:
         at = time.monotonic()
-        if at >= self._accounts_at:
-            self.account()
-            self._accounts_at = at + self.interval
-        now = self._look()
-        moving, self._before = changed(self._before, now), now
-        if at < self._due or now == self._saved:
-            self._waits_since = None
+        if at >= self._usage_due_at:
+            self.record_usage()
+            self._usage_due_at = at + self.interval
+        now = self._scan()
+        moving, self._previous_scan = find_changed_files(self._previous_scan, now), now
+        if at < self._due_at or now == self._published_files:
+            self._waiting_since = None
             return
-        self._waits_since = at if self._waits_since is None else self._waits_since
-        as_it_is = at - self._waits_since > PATIENCE_SECONDS
+        self._waiting_since = at if self._waiting_since is None else self._waiting_since
+        as_it_is = at - self._waiting_since > QUIET_TIMEOUT_SECONDS
         if moving and not as_it_is:
             return
-        self._save(now, self.rewritten | moving, as_it_is=as_it_is, may_end=True)
-        self._saved, self._waits_since, self._due = now, None, at + self.interval
+        self._publish_scan(now, self.rewritten | moving, allow_changes=as_it_is, can_abort=True)
+        self._published_files, self._waiting_since, self._due_at = now, None, at + self.interval
 
-    def _save(
-        self, seen: Mapping[str, Stamp], copied: Collection[str], *, as_it_is: bool, may_end: bool = False
+    def _publish_scan(
+        self, scan: Mapping[str, FileStamp], copied: Collection[str], *, allow_changes: bool, can_abort: bool = False
     ) -> Artifact | None:
         """Publish what a look has found.
 
         Raises:
-            Moved: a file that is no copy was written to meanwhile; or anything was since the look, unless `as_it_is`.
-            Ended: the command has ended, and this `may_end` with it.
-            NoRoom: this `may_end`, and the command needs the room that a copy would take.
+            Moved: a file that is no copy was written to meanwhile; or anything was since the look, unless `allow_changes`.
+            Ended: the command has ended, and this `can_abort` with it.
+            NoRoom: this `can_abort`, and the command needs the room that a copy would take.
         """
-        if not seen and self.is_alone:
+        if not scan and self.is_single_node:
             return None
 
         def unless_ended(paths: Iterable[str]) -> Iterator[str]:
             for path in paths:
-                if may_end and self._ended.is_set():
-                    raise Ended
+                if can_abort and self._ended.is_set():
+                    raise CommandEnded
                 yield path
 
-        scratch = self._taking.begin(beside_command=may_end)
+        scratch = self._copy.begin(command_is_running=can_abort)
         try:
-            taken = {path: self._taking.take(path, as_copy=path in copied) for path in unless_ended(seen)}
-            if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
-                raise Moved
-            self._agree(seen)
-            linked = {path: seen[path] for path, how in taken.items() if how is Taken.LINKED}
-            there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
-            described = [self._taking.described(path, linked.get(path)) for path in unless_ended(there)]
+            copies = {path: self._copy.copy_file(path, as_copy=path in copied) for path in unless_ended(scan)}
+            if not allow_changes and {path: stat_file(self.folder / path) for path in scan} != scan:
+                raise FilesChanged
+            self._agree_on_files(scan)
+            linked_files = {path: scan[path] for path, how in copies.items() if how is CopyResult.LINKED}
+            present = sorted((path for path, how in copies.items() if how is not CopyResult.GONE), key=PurePosixPath)
+            described = [self._copy.describe_file(path, linked_files.get(path)) for path in unless_ended(present)]
             files = tuple(file for file in described if file)
-            if not files and self.is_alone:
+            if not files and self.is_single_node:
                 return None
 
             def sent(path: str) -> None:
-                if may_end and self._ended.is_set():
-                    raise Ended
-                if path in linked and linked[path] != look_at(scratch / path):
-                    raise Moved({path for path, stamp in linked.items() if stamp != look_at(scratch / path)})
+                if can_abort and self._ended.is_set():
+                    raise CommandEnded
+                if path in linked_files and linked_files[path] != stat_file(scratch / path):
+                    raise FilesChanged({path for path, stamp in linked_files.items() if stamp != stat_file(scratch / path)})
 
-            made = self._put(scratch, self.made_of.model_copy(update={"files": files}), sent)
+            made = self._put_snapshot(scratch, self.template.model_copy(update={"files": files}), sent)
         finally:
-            self._taking.end()
-        say(f"checkpoints: {counted(made.size_bytes, 'byte')} at {made.uri}")
+            self._copy.end()
+        log_line(f"checkpoints: {pluralize(made.size_bytes, 'byte')} at {made.uri}")
         return made
 
-    def _make_room(self, error: StoreFull) -> None:
-        say(f"checkpoints: {error}; of the states before this one only the newest stays")
-        self.states.make_room()
+    def _free_space(self, error: StoreFull) -> None:
+        log_line(f"checkpoints: {error}; of the states before this one only the newest stays")
+        self.states.free_space()
 
-    def _look(self) -> dict[str, Stamp]:
-        return look(self.folder, self._leave_out)
+    def _scan(self) -> dict[str, FileStamp]:
+        return scan_folder(self.folder, self._report_unreadable)
 
-    def _agree(self, seen: Mapping[str, Stamp]) -> None:
+    def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
         """Nobody else needs to have taken his files at the same moment."""
 
-    def _put(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+    def _put_snapshot(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
         """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
         try:
-            return self.states.put(scratch, manifest, sent)
-        except Ended:
+            return self.states.put_snapshot(scratch, manifest, sent)
+        except CommandEnded:
             raise
         except Exception as error:
             with suppress(StoreUnavailable):
-                self.states.remove_begun(but_newest=not isinstance(error, StoreFull))
+                self.states.remove_incomplete(keep_newest=not isinstance(error, StoreFull))
             raise
 
-    def _leave_out(self, error: PermissionError) -> None:
+    def _report_unreadable(self, error: PermissionError) -> None:
         """One file that may not be read does not keep all others from being published."""
-        self._say_once(f"checkpoints: {error.filename} is not published: {error.strerror}")
+        self._log_once(f"checkpoints: {error.filename} is not published: {error.strerror}")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            say(text)
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log_line(text)
 
 
-def pause(now: float, due: float, accounts_at: float, interval: float) -> float:
+def seconds_until_scan(now: float, due: float, accounts_at: float, interval: float) -> float:
     """Seconds until the next look. Two are needed before a state is due; of those before them all would be for nothing."""
-    return max(every(interval), min(due - 2 * every(interval), accounts_at) - now)
+    return max(scan_interval(interval), min(due - 2 * scan_interval(interval), accounts_at) - now)
 
 
-def every(interval: float) -> float:
+def scan_interval(interval: float) -> float:
     """Seconds between two looks."""
-    return min(LOOK_SECONDS, max(interval / 4, SHORTEST_SECONDS))
+    return min(SCAN_INTERVAL_SECONDS, max(interval / 4, MIN_SCAN_INTERVAL_SECONDS))

@@ -1,8 +1,4 @@
-"""What a command left in its checkpoints folder, as states in the store: each in a folder of its own, none over another.
-
-A state is there once its manifest is, which comes last: an upload that is broken off leaves those before it as they were
-(rows I8, I15). What belongs here: where states lie, and which stay. When one is made: `recipes.command.snapshot_publisher`.
-"""
+"""Store, list, restore and delete snapshots of a command's checkpoints."""
 
 import re
 import shutil
@@ -10,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes.runner import say
+from recipes.runner import log_line
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.buckets import StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
 
-STATE = re.compile(r"state-(\d+)-[0-9a-f]{12}")
+SNAPSHOT_NAME = re.compile(r"state-(\d+)-[0-9a-f]{12}")
 """Its number, and of what it is: two machines that take each other for dead never write different files into one folder."""
 
 
 @dataclass
-class States:
+class SnapshotStore:
     """Of one job, below a place.
 
     Args:
@@ -28,89 +24,89 @@ class States:
     """
 
     store: Store
-    place: str
+    location: str
     keep_last: int
-    _sent: dict[str, str] = field(default_factory=dict)
+    _uploaded: dict[str, str] = field(default_factory=dict)
     """Where files lie that this process sent, by their SHA-256: what has not changed is not sent again.
 
     Of another's it is not known what lies there now: a damaged object became the next state's, under a good one's SHA-256.
     """
-    _whole: set[str] = field(default_factory=set)
+    _verified: set[str] = field(default_factory=set)
     """Where states lie that this process made, or has read."""
 
     def newest(self) -> Artifact | None:
         """The newest that has a manifest."""
-        return next(iter(self._found()), None)
+        return next(iter(self._list_snapshots()), None)
 
-    def bring(self, cache: Path, target: Path) -> Artifact | None:
+    def restore_newest(self, cache: Path, target: Path) -> Artifact | None:
         """Make `target` what the newest whole state is, and return it; None where there is none. Broken ones are removed.
 
         Those of before there were states lie at the place itself.
         """
-        at_the_place = self.store.find(self.place)
-        for state in [*self._found(), *([at_the_place] if at_the_place else [])]:
+        legacy = self.store.find(self.location)
+        for state in [*self._list_snapshots(), *([legacy] if legacy else [])]:
             whole = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
             shutil.rmtree(whole, ignore_errors=True)
             try:
-                copy_files(self.store, state, self.store.fetch(state, cache), whole)
+                copy_artifact_files(self.store, state, self.store.fetch(state, cache), whole)
             except BrokenArtifact as problem:
-                say(f"checkpoints: the command begins without those at {state.uri}, which are not whole: {problem}")
-                if state is not at_the_place:
+                log_line(f"checkpoints: the command begins without those at {state.uri}, which are not whole: {problem}")
+                if state is not legacy:
                     self.store.delete(state.uri)
                 continue
             whole.replace(target)
             return state
         return None
 
-    def put(self, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+    def put_snapshot(self, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
         """A new state, unless the newest is just this. `sent` is told of each file that is there, and may raise."""
         newest = self.newest()
-        if newest and newest.digest == manifest.digest and self._is_whole(newest, manifest, sent):
+        if newest and newest.digest == manifest.digest and self._is_intact(newest, manifest, sent):
             return newest
         name = self.next_name(manifest.digest)
-        self.send(f"{self.place}/{name}", folder, manifest, sent)
+        self.upload_files(f"{self.location}/{name}", folder, manifest, sent)
         return self.complete(name, manifest)
 
     def next_name(self, digest: str) -> str:
         """Of a state that is to be the newest; `digest` tells it from one that another machine makes meanwhile."""
-        return f"state-{max(self._numbers().values(), default=0) + 1}-{digest[:12]}"
+        return f"state-{max(self._snapshot_numbers().values(), default=0) + 1}-{digest[:12]}"
 
-    def send(self, uri: str, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> None:
+    def upload_files(self, uri: str, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> None:
         """The files of a state, or of a node's part of it, without what makes it one."""
         for file in manifest.files:
-            where = f"{uri}/{file.path}"
-            if not self._copied(file.sha256, where):
-                self.store.put_file(where, folder / file.path)
-            self._sent[file.sha256] = where
+            file_uri = f"{uri}/{file.path}"
+            if not self._copy_existing(file.sha256, file_uri):
+                self.store.put_file(file_uri, folder / file.path)
+            self._uploaded[file.sha256] = file_uri
             sent(file.path)
 
     def complete(self, name: str, manifest: Manifest) -> Artifact:
         """Make a state of the files that were sent; old ones go."""
-        made = self.store.put_manifest(f"{self.place}/{name}", manifest)
-        self._whole.add(made.uri)
-        found = STATE.fullmatch(name)
+        made = self.store.put_manifest(f"{self.location}/{name}", manifest)
+        self._verified.add(made.uri)
+        found = SNAPSHOT_NAME.fullmatch(name)
         assert found is not None
         self._remove_old(int(found[1]))
         return made
 
-    def remove_begun(self, *, but_newest: bool) -> None:
+    def remove_incomplete(self, *, keep_newest: bool) -> None:
         """What was begun and never became a state. Files of the newest need not be sent again by who tries once more."""
-        numbers = self._numbers()
-        whole = {state.uri for state in self._found()}
-        begun = sorted((uri for uri in numbers if uri not in whole), key=lambda uri: numbers[uri])
-        for uri in begun[:-1] if but_newest else begun:
+        numbers = self._snapshot_numbers()
+        whole = {state.uri for state in self._list_snapshots()}
+        incomplete = sorted((uri for uri in numbers if uri not in whole), key=lambda uri: numbers[uri])
+        for uri in incomplete[:-1] if keep_newest else incomplete:
             self.store.delete(uri)
 
-    def make_room(self) -> None:
+    def free_space(self) -> None:
         """Remove all but the newest whole state, also those that `keep_last` would keep."""
         newest = self.newest()
-        for uri in self._numbers():
+        for uri in self._snapshot_numbers():
             if newest is None or uri != newest.uri:
                 self.store.delete(uri)
 
-    def _is_whole(self, state: Artifact, manifest: Manifest, sent: Callable[[str], None]) -> bool:
+    def _is_intact(self, state: Artifact, manifest: Manifest, sent: Callable[[str], None]) -> bool:
         """Whether each file has the bytes that the manifest says. What another process made is read, once."""
-        if state.uri in self._whole:
+        if state.uri in self._verified:
             return True
         for file in manifest.files:
             try:
@@ -119,42 +115,42 @@ class States:
             except FileNotFoundError:
                 return False
             sent(file.path)
-        self._whole.add(state.uri)
+        self._verified.add(state.uri)
         return True
 
-    def _copied(self, sha256: str, where: str) -> bool:
+    def _copy_existing(self, sha256: str, file_uri: str) -> bool:
         """Whether a file was made of one that lies in the store already. S3 copies none of more than 5 GB.
 
         In a folder a copy is a link, and states that share a file share its damage too: there none is older than another.
         """
-        if sha256 not in self._sent or self.store.local_path(where) is not None:
+        if sha256 not in self._uploaded or self.store.local_path(file_uri) is not None:
             return False
         try:
-            self.store.copy(self._sent[sha256], where)
+            self.store.copy(self._uploaded[sha256], file_uri)
         except (FileNotFoundError, StoreUnavailable):
             return False
         return True
 
-    def _found(self) -> list[Artifact]:
+    def _list_snapshots(self) -> list[Artifact]:
         """Those that have a manifest, newest first."""
-        numbers = self._numbers()
+        numbers = self._snapshot_numbers()
         found = (self.store.find(uri) for uri in sorted(numbers, key=lambda uri: (-numbers[uri], uri)))
         return [state for state in found if state]
 
-    def _numbers(self) -> dict[str, int]:
+    def _snapshot_numbers(self) -> dict[str, int]:
         """The numbers of all folders of states, by their URIs, also of those that have no manifest."""
-        names = {uri.removeprefix(f"{self.place}/").partition("/")[0] for uri in self.store.list(self.place)}
-        return {f"{self.place}/{name}": int(found[1]) for name in names if (found := STATE.fullmatch(name))}
+        names = {uri.removeprefix(f"{self.location}/").partition("/")[0] for uri in self.store.list(self.location)}
+        return {f"{self.location}/{name}": int(found[1]) for name in names if (found := SNAPSHOT_NAME.fullmatch(name))}
 
     def _remove_old(self, newest: int) -> None:
         """Those that do not stay, and what was begun before the newest and never became one."""
-        stay = {state.uri for state in self._found()[: self.keep_last]}
-        for uri, number in self._numbers().items():
-            if number < newest and uri not in stay:
+        retained = {state.uri for state in self._list_snapshots()[: self.keep_last]}
+        for uri, number in self._snapshot_numbers().items():
+            if number < newest and uri not in retained:
                 self.store.delete(uri)
 
 
-def copy_files(store: Store, artifact: Artifact, fetched: Path, target: Path) -> None:
+def copy_artifact_files(store: Store, artifact: Artifact, fetched: Path, target: Path) -> None:
     """Those that the artifact names, and no other."""
     for file in store.manifest(artifact).files:
         (target / file.path).parent.mkdir(parents=True, exist_ok=True)

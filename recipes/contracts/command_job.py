@@ -1,7 +1,4 @@
-"""The specification's job file with a `command` (rows G2, G3): what a script of the user's own is asked to run with.
-
-What belongs here: the keys of that file, and what they may hold. What does not: how the command runs (`recipes.command`).
-"""
+"""The job file of a user's own command."""
 
 import re
 from pathlib import PurePosixPath
@@ -9,33 +6,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from recipes.contracts.frozen_model import Frozen, Name
+from recipes.contracts.frozen_model import FrozenModel, Name
 from recipes.contracts.job import Distributed, Hardware, Schedule
 from recipes.storage import uris
-from recipes.storage.artifact_store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST_FILE
 
-OF_A_RECIPE = ("parameters", "recipe", "model")
+RECIPE_KEYS = ("parameters", "recipe", "model")
 """Keys of a job without a command."""
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-DATASET = re.compile(rf"{uris.DATASETS}/([A-Za-z][\w.-]*)/([0-9]+)/?")
-CHECKPOINTS = re.compile(rf"{uris.CHECKPOINTS}(/[A-Za-z0-9][\w.=-]*)+/?")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+DATASET_URI = re.compile(rf"{uris.DATASETS}/([A-Za-z][\w.-]*)/([0-9]+)/?")
+CHECKPOINTS_URI = re.compile(rf"{uris.CHECKPOINTS}(/[A-Za-z0-9][\w.=-]*)+/?")
 
 
-def without_null(text: str) -> str:
+def reject_null(text: str) -> str:
     """The text as it is, if a process can be given it."""
     if "\0" in text:
         raise ValueError("it holds a null character, which no process can be given")
     return text
 
 
-Text = Annotated[str, AfterValidator(without_null)]
+Text = Annotated[str, AfterValidator(reject_null)]
 Word = Annotated[Text, Field(min_length=1)]
 
 
-class Script(Frozen):
+class Script(FrozenModel):
     """What a command job runs: the parameters of the program `command`."""
 
     image: str | None = Field(None, min_length=1, description="on a cluster; scheduler.default_image where none is given")
@@ -46,12 +43,12 @@ class Script(Frozen):
     @classmethod
     def are_variables(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if not VARIABLE.fullmatch(name):
+            if not VARIABLE_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a variable: use letters, digits and '_'")
         return value
 
 
-class Storage(Frozen):
+class Storage(FrozenModel):
     """What the script reads, and where what it leaves in its checkpoints folder goes."""
 
     datasets: str | None = None
@@ -60,24 +57,24 @@ class Storage(Frozen):
     @field_validator("datasets")
     @classmethod
     def names_a_version(cls, value: str | None) -> str | None:
-        if value is not None and not DATASET.fullmatch(value):
+        if value is not None and not DATASET_URI.fullmatch(value):
             raise ValueError(f"write {uris.DATASETS}/NAME/VERSION/, such as {uris.DATASETS}/my-data/1/")
         return value
 
     @field_validator("checkpoints")
     @classmethod
     def is_a_folder(cls, value: str | None) -> str | None:
-        if value is not None and (not CHECKPOINTS.fullmatch(value) or ".." in value):
+        if value is not None and (not CHECKPOINTS_URI.fullmatch(value) or ".." in value):
             raise ValueError(f"write {uris.CHECKPOINTS}/FOLDER/, such as {uris.CHECKPOINTS}/my-model/")
         return value
 
     @property
     def dataset(self) -> str | None:
         """The version that `datasets` names, as NAME@VERSION."""
-        found = DATASET.fullmatch(self.datasets or "")
+        found = DATASET_URI.fullmatch(self.datasets or "")
         return f"{found[1]}@{int(found[2])}" if found else None
 
-    def checkpoints_of(self, job_id: str) -> str:
+    def checkpoints_uri(self, job_id: str) -> str:
         """A folder of the job's own: what another job left in the same place stays as it is."""
         return f"{(self.checkpoints or uris.CHECKPOINTS).rstrip('/')}/{job_id}"
 
@@ -103,7 +100,7 @@ class CommandJob(Script):
         keys = value if isinstance(value, dict) else {}
         if "dataset" in keys:
             raise ValueError("'dataset' belongs to a recipe: with a `command`, name it by `storage: {datasets: ...}`")
-        if found := next((key for key in OF_A_RECIPE if key in keys), None):
+        if found := next((key for key in RECIPE_KEYS if key in keys), None):
             raise ValueError(f"'{found}' belongs to a recipe: put arguments into the `command`, or leave that out")
         return value
 
@@ -111,7 +108,7 @@ class CommandJob(Script):
     @classmethod
     def are_source_files(cls, value: dict[str, str]) -> dict[str, str]:
         for path in value:
-            if problem := problem_of(path):
+            if problem := find_path_problem(path):
                 raise ValueError(f"{path!r} {problem}")
             if parent := next((str(above) for above in PurePosixPath(path).parents if str(above) in value), None):
                 raise ValueError(f"{path!r} lies below {parent!r}, which is a file")
@@ -130,10 +127,10 @@ class CommandJob(Script):
         return Script(image=self.image, command=self.command, env=self.env)
 
 
-def problem_of(path: str) -> str | None:
+def find_path_problem(path: str) -> str | None:
     """Why a source file cannot have this path; None where it can."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         return "is no path inside the folder of the command: write it relative, without '..'"
     if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", path) or len(path) > 500:
         return "holds a character that no path can have here, or is longer than 500"
-    return "has the name of the list of all files: give it another" if path == MANIFEST else None
+    return "has the name of the list of all files: give it another" if path == MANIFEST_FILE else None

@@ -7,24 +7,24 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.contracts.frozen_model import Written
+from recipes.contracts.frozen_model import YamlModel
 
-WARM = 20
+WARMUP_LOSSES = 20
 """Losses that make a band."""
-FIRST, WIDER = 5, 2.0
+MEDIAN_LOSSES, MEDIAN_BAND_FACTOR = 5, 2.0
 """Until then the middle one of so many losses stands for the mean, in a band so many times as wide.
 
 By default that is a loss beyond 2.2 times that of the model which the run began with: Lightning's `SpikeDetection` takes
 twice the running loss. What a loss gains while the learning rate warms up (Gupta et al. 2023) is far less, and no single odd
 batch decides the middle one. A run that diverges within its first updates was trained to its end.
 """
-MEMORY = 0.95
+MEAN_DECAY = 0.95
 """Share of the past in the running mean: some 20 steps count."""
-LEAST_SHARE, LEAST = 0.2, 0.1
+MIN_DEVIATION_SHARE, MIN_DEVIATION_NATS = 0.2, 0.1
 """The deviation never counts as less than this share of the mean, and this many nats: a smooth loss may wobble."""
 
 
-class DivergencePolicy(Written):
+class DivergencePolicy(YamlModel):
     """What a run does when its loss diverges.
 
     Both actions go back to the last good checkpoint. `stop` ends there, and the gate judges what the run had learned; `skip`
@@ -36,7 +36,7 @@ class DivergencePolicy(Written):
     patience: int = Field(20, ge=1, description="steps on end above the band; a loss that is not finite needs none")
 
 
-def spoilt_from(first: int) -> int:
+def first_corrupt_step(first: int) -> int:
     """The first step whose weights are bad, where `first` is the first with a bad loss: the update before made them so."""
     return max(1, first - 1)
 
@@ -50,7 +50,7 @@ class Divergence:
     reason: str
 
 
-class Band:
+class LossBand:
     """The running mean and deviation of the losses within it, fed in the order of steps."""
 
     def __init__(self, policy: DivergencePolicy) -> None:
@@ -64,13 +64,15 @@ class Band:
 
     @property
     def limit(self) -> float:
-        """The highest loss that is within the band; infinite for the `FIRST` losses, of which only one not finite counts."""
-        if self._count < FIRST:
+        """The highest loss that is within the band; infinite for the `MEDIAN_LOSSES` losses, of which only one not finite counts."""
+        if self._count < MEDIAN_LOSSES:
             return math.inf
-        if self._count < WARM:
+        if self._count < WARMUP_LOSSES:
             middle = median(self._first)
-            return middle + WIDER * self._policy.band * max(LEAST_SHARE * abs(middle), LEAST)
-        deviation = max(math.sqrt(self._variance), LEAST_SHARE * abs(self._mean), LEAST)
+            return middle + MEDIAN_BAND_FACTOR * self._policy.band * max(
+                MIN_DEVIATION_SHARE * abs(middle), MIN_DEVIATION_NATS
+            )
+        deviation = max(math.sqrt(self._variance), MIN_DEVIATION_SHARE * abs(self._mean), MIN_DEVIATION_NATS)
         return self._mean + self._policy.band * deviation
 
     def add(self, step: int, loss: float) -> Divergence | None:
@@ -83,9 +85,9 @@ class Band:
                 return None
             return Divergence(first, step, f"the loss was above {limit:.4f} from step {first} to {step} ({loss:.4f})")
         self.above_since = None
-        if self._count < FIRST:
+        if self._count < MEDIAN_LOSSES:
             self._first.append(loss)
-        weight = max(1 - MEMORY, 1 / (self._count + 1))
+        weight = max(1 - MEAN_DECAY, 1 / (self._count + 1))
         away = loss - self._mean
         self._mean += weight * away
         self._variance = (1 - weight) * (self._variance + weight * away * away)

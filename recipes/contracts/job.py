@@ -10,29 +10,27 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, model_validator
 
-from recipes.canonical_json import canonical_json
-from recipes.contracts.frozen_model import Frozen, Written
-from recipes.contracts.quantities import Duration, seconds_of
-from recipes.quantity import checked_quantity
+from recipes.contracts.frozen_model import FrozenModel, YamlModel
+from recipes.contracts.quantities import Duration, parse_duration, validate_quantity
 from recipes.storage import uris
-from recipes.storage.manifest import Artifact
+from recipes.storage.manifest import Artifact, canonical_json
 
-MOST = 1_000_000
+MAX_COUNT = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
-MOST_PROCESSORS = 1024
+MAX_PROCESSORS = 1024
 """Of a machine: more threads, or processes, are a mistake that takes the machine from everybody."""
-MOST_STEPS = 1_000_000_000
+MAX_STEPS = 1_000_000_000
 """Of a run, or between two of its checkpoints."""
-UNSTABLE_STEPS = 500
+UNSTABLE_INTERVAL_STEPS = 500
 """Between two checkpoints of a run whose loss has left its band before, at most."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
 
-Quantity = Annotated[str, AfterValidator(checked_quantity)]
+Quantity = Annotated[str, AfterValidator(validate_quantity)]
 
 
-class StoreAddress(Frozen):
+class StoreAddress(FrozenModel):
     """Where the object store is.
 
     `root` is `file:///folder` or the endpoint of an S3 server; `buckets` maps the specification's kinds (datasets,
@@ -58,26 +56,26 @@ class Program(StrEnum):
     COMMAND = "command"
 
 
-class Hardware(Written):
+class Hardware(YamlModel):
     """Resources of one node (specification row G2)."""
 
-    gpus: int = Field(0, ge=0, le=MOST)
+    gpus: int = Field(0, ge=0, le=MAX_COUNT)
     gpu_type: str | None = None
     memory: Quantity | None = None
-    cpu: int | None = Field(None, ge=0, le=MOST_PROCESSORS)
+    cpu: int | None = Field(None, ge=0, le=MAX_PROCESSORS)
 
 
-class Distributed(Written):
+class Distributed(YamlModel):
     """Shape of a multi-process job (specification row H1)."""
 
     strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3", "pipeline"] = "ddp"
-    num_nodes: int = Field(1, ge=1, le=MOST)
-    gpus_per_node: int = Field(8, ge=1, le=MOST)
+    num_nodes: int = Field(1, ge=1, le=MAX_COUNT)
+    gpus_per_node: int = Field(8, ge=1, le=MAX_COUNT)
     # Left out where it is 1: runs that were made before there was this key keep their digests.
     tensor_parallel: int = Field(
         1,
         ge=1,
-        le=MOST,
+        le=MAX_COUNT,
         exclude_if=lambda value: value == 1,
         description="processes of a node that hold a part of each weight and compute the same rows together (row H4)",
     )
@@ -87,7 +85,7 @@ class Distributed(Written):
     rdma: Literal["auto", "enabled", "disabled"] = "auto"
 
     @model_validator(mode="after")
-    def tensor_groups_come_out_even(self) -> Self:
+    def validate_tensor_parallel(self) -> Self:
         if self.tensor_parallel > 1 and self.strategy != "fsdp":
             raise ValueError(f"tensor_parallel is not known to {self.strategy}: use strategy fsdp, or leave it out")
         if self.gpus_per_node % self.tensor_parallel:
@@ -98,7 +96,7 @@ class Distributed(Written):
         return self
 
 
-class Schedule(Frozen):
+class Schedule(FrozenModel):
     """Limits that the scheduler enforces (specification rows G2, G5), over all starts of a job."""
 
     max_duration: Duration = "48h"
@@ -107,7 +105,7 @@ class Schedule(Frozen):
     priority: Literal["low", "medium", "high"] = "medium"
 
 
-class CheckpointPolicy(Written):
+class CheckpointPolicy(YamlModel):
     """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
 
     `keep_last` counts the newest checkpoints; the best one stays besides, and one from before a loss that may be diverging.
@@ -116,8 +114,8 @@ class CheckpointPolicy(Written):
     """
 
     interval: Duration = "1h"
-    interval_steps: int = Field(1000, ge=1, le=MOST_STEPS, description="500 at most of a run that goes on after it diverged")
-    keep_last: int = Field(3, ge=1, le=MOST)
+    interval_steps: int = Field(1000, ge=1, le=MAX_STEPS, description="500 at most of a run that goes on after it diverged")
+    keep_last: int = Field(3, ge=1, le=MAX_COUNT)
     save_on_preempt: bool = Field(True, description="on SIGTERM, of the last whole step, within the grace")
     # Left out where it is not set: runs that were made before there was this key keep their digests.
     compression: Literal["zstd"] | None = Field(
@@ -128,26 +126,26 @@ class CheckpointPolicy(Written):
         None, exclude=True, description="where every run keeps its checkpoints, for who writes it down"
     )
 
-    def under(self, schedule: Schedule) -> Self:
+    def for_schedule(self, schedule: Schedule) -> Self:
         """The policy of a job: with the interval that it asks for, else every 20 minutes where it may be preempted (Z15)."""
-        given = schedule.checkpoint_interval
-        if given is None and schedule.preemptible:
-            given = min(self.interval, PREEMPTIBLE_INTERVAL, key=seconds_of)
-        return self.model_copy(update={"interval": given}) if given else self
+        interval = schedule.checkpoint_interval
+        if interval is None and schedule.preemptible:
+            interval = min(self.interval, PREEMPTIBLE_INTERVAL, key=parse_duration)
+        return self.model_copy(update={"interval": interval}) if interval else self
 
-    def of_unstable(self) -> Self:
+    def for_unstable_run(self) -> Self:
         """The policy of a run that goes on after it diverged, and may do so again: as the specification has it (row I6)."""
-        return self.model_copy(update={"interval_steps": min(self.interval_steps, UNSTABLE_STEPS)})
+        return self.model_copy(update={"interval_steps": min(self.interval_steps, UNSTABLE_INTERVAL_STEPS)})
 
 
-class Tracking(Frozen):
+class Tracking(FrozenModel):
     """The run that a program logs to."""
 
     uri: str
     run_id: str
 
 
-class Job(Frozen):
+class Job(FrozenModel):
     """Everything a program needs, and the only thing that it is given."""
 
     id: str
@@ -180,7 +178,7 @@ class Job(Frozen):
         return hashlib.sha256(canonical_json(self.model_dump(mode="json", include=computed))).hexdigest()
 
 
-class Machine(Frozen):
+class Machine(FrozenModel):
     """On what a program computed, as far as it decides the last bits of a number. `threads` are of one operation."""
 
     python: str
@@ -190,7 +188,7 @@ class Machine(Frozen):
     threads: int
 
 
-class Result(Frozen):
+class Result(FrozenModel):
     """What a program made. Written atomically as the last act: a job without a result has not ended well.
 
     JSON has no NaN and no infinity: as a metric they are refused here, rather than written in a form that nobody reads.
@@ -210,7 +208,7 @@ class BadConfiguration(Exception):
 EXIT_FILE = "exit.json"
 """In the work folder of a job: why its program ended by itself without a result, for the supervisor."""
 
-MEMORY_RAN_OUT = "memory_ran_out"
+OUT_OF_MEMORY_FILE = "memory_ran_out"
 """In the work folder of a job: the kernel ended its program for want of memory, so that the program could not say so."""
 
 EXIT_BAD_CONFIGURATION = 78

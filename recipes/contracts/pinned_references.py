@@ -1,4 +1,4 @@
-"""Which base model a recipe begins with, as it names it. How that becomes files: `recipes.export.base_model`."""
+"""References that a recipe pins, to its base model and container image."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,33 @@ from urllib.parse import unquote, urlparse
 
 from pydantic import Field, field_validator, model_validator
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.storage import uris
 
-PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
+# The image that a recipe's pods run, pinned: by a digest, or by a tag that is a commit's or a release's (row G8).
+
+IMAGE_REFERENCE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?[a-z0-9][a-z0-9._/-]*(?::(?P<tag>\w[\w.-]{0,127}))?(?P<digest>@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
 
 
-class BaseModelRef(Frozen):
+def require_pinned_image(image: str) -> str:
+    """The image as it is. Raises ValueError where it is none, or is another one tomorrow."""
+    found = IMAGE_REFERENCE.fullmatch(image)
+    if found is None:
+        raise ValueError(f"{image[:200]!r} is no image: write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST")
+    if found["digest"] is None and found["tag"] in (None, "latest"):
+        raise ValueError(f"{image!r} is another image tomorrow: give it the tag of a commit or release, or a digest")
+    return image
+
+
+# Which base model a recipe begins with, as it names it. How that becomes files: `recipes.export.base_model`.
+
+PACKAGE_NAME = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
+
+
+class BaseModelRef(FrozenModel):
     """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from.
 
     A name alone, such as `zenlm/zen-7b`, is a model whose files are not at hand yet: such a recipe can be planned with, and
@@ -27,7 +47,7 @@ class BaseModelRef(Frozen):
 
     @field_validator("uri")
     @classmethod
-    def can_be_read(cls, value: str) -> str:
+    def validate_syntax(cls, value: str) -> str:
         """Raises ValueError, as urlparse does of an address in brackets that is none."""
         urlparse(value)
         return value
@@ -43,10 +63,10 @@ class BaseModelRef(Frozen):
         return Path(unquote(urlparse(self.uri).path))
 
     @property
-    def missing(self) -> str | None:
+    def missing_folder_problem(self) -> str | None:
         """That no model lies in its folder, where none does."""
-        there = (self.folder / "config.json").is_file()
-        return None if there else f"unknown base model {self.uri}: no config.json in {self.folder}"
+        exists = (self.folder / "config.json").is_file()
+        return None if exists else f"unknown base model {self.uri}: no config.json in {self.folder}"
 
     @property
     def artifact_uri(self) -> str | None:
@@ -55,7 +75,7 @@ class BaseModelRef(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def may_be_a_name(cls, value: Any) -> Any:
+    def accept_plain_name(cls, value: Any) -> Any:
         return {"uri": value} if isinstance(value, str) else value
 
     @property
@@ -64,11 +84,13 @@ class BaseModelRef(Frozen):
 
         One that is in the store already is found by its hash, whatever its name.
         """
-        address, named = urlparse(self.uri), self.uri[:100]
-        if address.scheme == "pypi" and not PACKAGE.fullmatch(address.netloc):
-            return f"unknown base model {named}: that is no name of a package"
+        address, shortened = urlparse(self.uri), self.uri[:100]
+        if address.scheme == "pypi" and not PACKAGE_NAME.fullmatch(address.netloc):
+            return f"unknown base model {shortened}: that is no name of a package"
         if address.scheme not in ("pypi", "file", *([] if self.sha256 else [""])):
-            return f"unknown base model {named}: use pypi://PACKAGE or file:///FOLDER"
+            return f"unknown base model {shortened}: use pypi://PACKAGE or file:///FOLDER"
         if self.sha256 is None:
-            return f"base model {named} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+            return (
+                f"base model {shortened} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+            )
         return None

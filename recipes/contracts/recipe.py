@@ -7,25 +7,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.divergence import DivergencePolicy
-from recipes.contracts.frozen_model import Written
-from recipes.contracts.job import MOST, MOST_STEPS, BadConfiguration, CheckpointPolicy, Distributed, Hardware
-from recipes.contracts.objective_names import known_objective, learns_from_pairs
-from recipes.contracts.pinned_references import BaseModelRef
-from recipes.contracts.quantities import no_time
-from recipes.contracts.validation_errors import first_of, first_problem
-from recipes.contracts.yaml_reader import read_mapping
-from recipes.image import pinned
+from recipes.contracts.frozen_model import YamlModel
+from recipes.contracts.job import MAX_COUNT, MAX_STEPS, BadConfiguration, CheckpointPolicy, Distributed, Hardware
+from recipes.contracts.objective_names import learns_from_pairs, require_known_objective
+from recipes.contracts.pinned_references import BaseModelRef, require_pinned_image
+from recipes.contracts.quantities import explain_zero_duration
+from recipes.contracts.validation_errors import explain_first_error, select_first_error
+from recipes.contracts.yaml_reader import find_line, find_named_key, read_yaml_mapping
 from recipes.planning.architecture import Architecture
-from recipes.planning.gpus import requirement
-from recipes.yaml_lines import line_of, named_in
+from recipes.planning.gpus import parse_gpu_requirement
+from recipes.storage.manifest import canonical_json
 
-FOLDER = Path(__file__).resolve().parent
+RECIPES_FOLDER = Path(__file__).resolve().parents[1]
 PREFERENCE_BETA = 0.1
 
 
-def foreign_keys(method: str) -> frozenset[str]:
+def list_foreign_keys(method: str) -> frozenset[str]:
     """Keys of a recipe that say nothing to a method."""
     if method != "full":
         return frozenset({"dtype"})
@@ -33,7 +31,7 @@ def foreign_keys(method: str) -> frozenset[str]:
     return frozenset({"base_dtype", "compute_dtype", "double_quant"} | adapter)
 
 
-class Recipe(Written):
+class Recipe(YamlModel):
     """How to fine-tune: base model, method x objective, hyperparameters, hardware, checkpoint policy (rows G8, L1-L8, Z23).
 
     `method` says which weights are trained: `lora` an adapter beside frozen weights, `qlora` the same beside weights in NF4,
@@ -56,7 +54,7 @@ class Recipe(Written):
         description="dpo: how much straying from the base costs; orpo: the odds ratio's weight; 0.1 where it is not set",
     )
     # Left out where it is not set: runs that were made before there was this key keep their digests.
-    image: Annotated[str, AfterValidator(pinned)] | None = Field(
+    image: Annotated[str, AfterValidator(require_pinned_image)] | None = Field(
         None,
         exclude_if=lambda value: value is None,
         description="of its pods, with a tag or a digest; scheduler.default_image where none is given",
@@ -70,8 +68,8 @@ class Recipe(Written):
     dtype: Literal["bfloat16", "float32"] | None = Field(
         None, description="of arithmetic and of the published weights (full); trained are float32 ones"
     )
-    lora_rank: int = Field(16, ge=1, le=MOST)
-    lora_alpha: int = Field(32, ge=1, le=MOST)
+    lora_rank: int = Field(16, ge=1, le=MAX_COUNT)
+    lora_alpha: int = Field(32, ge=1, le=MAX_COUNT)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: tuple[str, ...] = ()
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
@@ -84,19 +82,19 @@ class Recipe(Written):
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="of max_steps, rounded up")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    batch_size: int = Field(ge=1, le=MOST, description="packed sequences, or pairs, per micro-batch")
-    gradient_accumulation: int = Field(1, ge=1, le=MOST)
+    batch_size: int = Field(ge=1, le=MAX_COUNT, description="packed sequences, or pairs, per micro-batch")
+    gradient_accumulation: int = Field(1, ge=1, le=MAX_COUNT)
     # Left out where it is not set: runs that were made before there was this key keep their digests.
     rows_per_step: int | None = Field(
         None,
         ge=1,
-        le=MOST,
+        le=MAX_COUNT,
         exclude_if=lambda value: value is None,
         description="where the processes cannot share them evenly: their last micro-batches are smaller, or have no row",
     )
-    max_steps: int = Field(ge=1, le=MOST_STEPS)
-    eval_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    sequence_length: int = Field(ge=8, le=MOST, description="tokens per packed sequence")
+    max_steps: int = Field(ge=1, le=MAX_STEPS)
+    eval_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    sequence_length: int = Field(ge=8, le=MAX_COUNT, description="tokens per packed sequence")
     system_prompt: str | None = None
     seed: int = Field(42, ge=0, lt=2**32)  # as NumPy takes it
     hardware: Hardware = Hardware()
@@ -109,7 +107,7 @@ class Recipe(Written):
 
     @field_validator("lora_target_modules")
     @classmethod
-    def are_different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def refuse_duplicate_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         """One that is there twice gets one adapter, and was reckoned to get two."""
         for name in value:
             if value.count(name) > 1:
@@ -118,18 +116,20 @@ class Recipe(Written):
 
     @field_validator("gpu_requirement")
     @classmethod
-    def can_be_read(cls, value: str | None) -> str | None:
+    def validate_syntax(cls, value: str | None) -> str | None:
         if value is not None:
-            requirement(value)
+            parse_gpu_requirement(value)
         return value
 
     @model_validator(mode="after")
-    def keys_belong_to_the_method(self) -> Self:
+    def validate_method_keys(self) -> Self:
         """Raises ValueError, naming the key that the method needs or does not know."""
         if self.method == "full":
-            given = sorted(key for key in foreign_keys("full") if getattr(self, key) != Recipe.model_fields[key].default)
-            if given:
-                raise ValueError(f"method full trains all weights and has no {given[0]}: remove it")
+            given_keys = sorted(
+                key for key in list_foreign_keys("full") if getattr(self, key) != Recipe.model_fields[key].default
+            )
+            if given_keys:
+                raise ValueError(f"method full trains all weights and has no {given_keys[0]}: remove it")
             if self.dtype is None:
                 raise ValueError("method full needs dtype: bfloat16, say")
             return self
@@ -147,26 +147,26 @@ class Recipe(Written):
 
     @field_validator("objective")
     @classmethod
-    def objective_is_known(cls, value: str) -> str:
-        return known_objective(value)
+    def validate_objective(cls, value: str) -> str:
+        return require_known_objective(value)
 
     @model_validator(mode="after")
-    def saves_at_some_time(self) -> Self:
+    def validate_checkpoint_interval(self) -> Self:
         """Raises ValueError: with none between two checkpoints each step was one, however long that takes to save."""
-        if problem := no_time("checkpoint.interval", self.checkpoint.interval):
+        if problem := explain_zero_duration("checkpoint.interval", self.checkpoint.interval):
             raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
-    def beta_belongs_to_a_preference(self) -> Self:
+    def validate_beta(self) -> Self:
         if self.objective == "sft" and self.beta is not None:
             raise ValueError("beta is of objectives that learn preferences, dpo and orpo: remove it")
         return self
 
     @model_validator(mode="after")
-    def rows_fill_the_micro_batches(self) -> Self:
+    def validate_rows_per_step(self) -> Self:
         """Without a micro-batch that has no row in any process."""
-        fewer, most = self.places_per_step - self.batch_size * self.data_parallel, self.places_per_step
+        fewer, most = self.max_rows_per_step - self.batch_size * self.data_parallel, self.max_rows_per_step
         if self.rows_per_step is not None and not fewer < self.rows_per_step <= most:
             raise ValueError(
                 f"rows_per_step is {self.rows_per_step}, but batch_size, gradient_accumulation and distributed make "
@@ -175,7 +175,7 @@ class Recipe(Written):
         return self
 
     @model_validator(mode="after")
-    def hardware_agrees(self) -> Self:
+    def validate_hardware(self) -> Self:
         """GPUs are counted for each node (row Z24), and `gpu_requirement` is their sum."""
         shape = self.distributed
         if shape and self.hardware.gpus and self.hardware.gpus != shape.gpus_per_node:
@@ -184,11 +184,11 @@ class Recipe(Written):
             )
         if self.gpu_requirement is None:
             return self
-        wanted = requirement(self.gpu_requirement)
-        if (self.gpus, self.hardware.gpu_type) != (wanted.gpus, wanted.gpu_type):
-            made = f"{self.gpus} of {self.hardware.gpu_type or 'no type'}" if self.gpus else "none"
+        required = parse_gpu_requirement(self.gpu_requirement)
+        if (self.gpus, self.hardware.gpu_type) != (required.gpus, required.gpu_type):
+            found = f"{self.gpus} of {self.hardware.gpu_type or 'no type'}" if self.gpus else "none"
             raise ValueError(
-                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {made}: make them agree"
+                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {found}: make them agree"
             )
         return self
 
@@ -203,7 +203,7 @@ class Recipe(Written):
 
     @property
     def trained_role(self) -> str:
-        """What a run of this recipe leaves, one of `recipes.contracts.results.TRAINED`."""
+        """What a run of this recipe leaves, one of `recipes.contracts.results.TRAINED_ROLES`."""
         return "weights" if self.method == "full" else "adapter"
 
     @property
@@ -222,25 +222,25 @@ class Recipe(Written):
         return self.distributed.tensor_parallel if self.distributed else 1
 
     @property
-    def in_stages(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether the processes have some of the layers each (`recipes.planning.parallel_layout`)."""
         return self.distributed is not None and self.distributed.strategy == "pipeline"
 
     @property
     def stages(self) -> int:
-        return self.processes if self.in_stages else 1
+        return self.processes if self.is_pipelined else 1
 
     @property
-    def together(self) -> int:
+    def model_parallel_size(self) -> int:
         """How many processes compute the same rows: each with a part of every weight, or with some of the layers."""
         return self.tensor_parallel * self.stages
 
     @property
     def data_parallel(self) -> int:
         """How many processes, or groups of them, have rows of their own."""
-        return self.processes // self.together
+        return self.processes // self.model_parallel_size
 
-    def on(self, processes: int) -> Self:
+    def for_processes(self, processes: int) -> Self:
         """The same effective batch on another number of processes: of as large nodes, where there are several and they come
         out even, else all of one.
 
@@ -254,9 +254,9 @@ class Recipe(Written):
             return self
         rows, shape = self.samples_per_step, self.distributed or Distributed()
         nodes = processes // shape.gpus_per_node if shape.num_nodes > 1 and processes % shape.gpus_per_node == 0 else 1
-        on_a_node = processes // nodes
-        tensor_parallel = gcd(self.tensor_parallel, on_a_node)
-        data_parallel = 1 if self.in_stages else processes // tensor_parallel
+        per_node = processes // nodes
+        tensor_parallel = gcd(self.tensor_parallel, per_node)
+        data_parallel = 1 if self.is_pipelined else processes // tensor_parallel
         if rows < data_parallel:
             raise BadConfiguration(
                 f"recipe '{self.name}': a row for each of {processes} processes is more than the {rows} of a step: "
@@ -265,14 +265,14 @@ class Recipe(Written):
         changed = {
             "rows_per_step": rows,
             "distributed": shape.model_copy(
-                update={"num_nodes": nodes, "gpus_per_node": on_a_node, "tensor_parallel": tensor_parallel}
+                update={"num_nodes": nodes, "gpus_per_node": per_node, "tensor_parallel": tensor_parallel}
             ),
-            "hardware": self.hardware.model_copy(update={"gpus": on_a_node if self.hardware.gpus else 0}),
+            "hardware": self.hardware.model_copy(update={"gpus": per_node if self.hardware.gpus else 0}),
             "gpu_requirement": None,
         }
-        return self.model_copy(update=changed).in_batches_of(self.batch_size)
+        return self.model_copy(update=changed).with_max_batch_size(self.batch_size)
 
-    def in_batches_of(self, most: int) -> Self:
+    def with_max_batch_size(self, most: int) -> Self:
         """The same effective batch on as many processes, in the largest micro-batches of up to so many rows."""
         rows, rest = divmod(self.samples_per_step, self.data_parallel)
         if rest:
@@ -297,10 +297,10 @@ class Recipe(Written):
     @property
     def samples_per_step(self) -> int:
         """The effective batch: rows of the dataset between two updates of the weights."""
-        return self.rows_per_step or self.places_per_step
+        return self.rows_per_step or self.max_rows_per_step
 
     @property
-    def places_per_step(self) -> int:
+    def max_rows_per_step(self) -> int:
         """Of rows, in the micro-batches of all processes; a row stands in each but for the last ones, if any."""
         return self.batch_size * self.gradient_accumulation * self.data_parallel
 
@@ -321,30 +321,30 @@ class Recipe(Written):
             raise BadConfiguration(f"{path} is a folder: name a recipe's file in it")
         if not path.is_file():
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {', '.join(cls.names())}")
-        text, document = read_mapping(path, "`hanzo-ml recipe show` prints them")
+        text, document = read_yaml_mapping(path, "`hanzo-ml recipe show` prints them")
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problem = first_of(error)
-            line = line_of(text, problem["loc"] or named_in(problem["msg"], document))
-            raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error, cls)}") from None
+            problem = select_first_error(error)
+            line = find_line(text, problem["loc"] or find_named_key(problem["msg"], document))
+            raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {explain_first_error(error, cls)}") from None
 
     @classmethod
     def names(cls) -> list[str]:
         """The recipes that this installation has."""
-        return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+        return sorted(file.stem for file in RECIPES_FOLDER.glob("*.yaml"))
 
     @classmethod
     def named(cls, name: str) -> Self:
         """A recipe by the name of its file. Raises BadConfiguration, naming the recipes there are."""
         if name not in cls.names():  # a path is no name: a job must not read files of the server
             raise BadConfiguration(f"unknown recipe {name[:100]!r}: use one of {', '.join(cls.names())}")
-        return cls.load(FOLDER / f"{name}.yaml")
+        return cls.load(RECIPES_FOLDER / f"{name}.yaml")
 
     def changed(self, parameters: Mapping[str, Any]) -> Self:
         """The recipe with some of its keys changed by a job. Raises BadConfiguration, naming the key that does not fit."""
         changed = self.model_dump(mode="json") | dict(parameters)
-        for key in foreign_keys(changed["method"]) - parameters.keys():
+        for key in list_foreign_keys(changed["method"]) - parameters.keys():
             changed.pop(key, None)  # of the method that the recipe had before
         if not {"hardware", "distributed"}.isdisjoint(parameters) and "gpu_requirement" not in parameters:
             changed["gpu_requirement"] = None  # it spoke of the hardware that is no longer asked for
@@ -352,6 +352,6 @@ class Recipe(Written):
             canonical_json(dict(parameters))
             return self.model_validate(changed)
         except ValidationError as error:
-            raise BadConfiguration(f"job parameters: {first_problem(error, type(self))}") from None
+            raise BadConfiguration(f"job parameters: {explain_first_error(error, type(self))}") from None
         except ValueError:
             raise BadConfiguration("job parameters: a number is not finite, or a text holds half a character") from None

@@ -9,20 +9,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import Store
 
-NAME = "incidents.json"
-MOST = 3
+RECOVERY_FILE = "incidents.json"
+MAX_PER_KIND = 3
 """How often each kind is healed in one run."""
 
 
-def words_of(step: int | None) -> str:
+def describe_step(step: int | None) -> str:
     return f"step {step}" if step else "a step"
 
 
-class OutOfMemory(Frozen):
+class OutOfMemory(FrozenModel):
     """A step did not fit into memory; from here on the run takes this micro-batch and accumulation."""
 
     kind: Literal["out_of_memory"] = "out_of_memory"
@@ -34,14 +34,14 @@ class OutOfMemory(Frozen):
     )
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         return (
-            f"{words_of(self.step)} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
+            f"{describe_step(self.step)} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
             f"{self.gradient_accumulation}, which is the same effective batch"
         )
 
 
-class Diverged(Frozen):
+class Diverged(FrozenModel):
     """The loss left its band. `skipped` are positions in the order of the samples, the second not included."""
 
     kind: Literal["diverged"] = "diverged"
@@ -62,16 +62,16 @@ class Diverged(Frozen):
     )
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         if self.skipped:
-            where = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
-            return f"diverged: {self.reason}; on from {where} without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            start = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
+            return f"diverged: {self.reason}; on from {start} without samples {self.skipped[0]} to {self.skipped[1] - 1}"
         if self.rolled_back_to:
             return f"diverged: {self.reason}; stopped, and back to checkpoint {self.rolled_back_to}"
         return f"diverged: {self.reason}; stopped, and no checkpoint is from before: try a lower learning_rate"
 
 
-class NotDeterministic(Frozen):
+class NotDeterministic(FrozenModel):
     """An operation has no form on this GPU that computes the same each time; from here on the run takes what there is."""
 
     kind: Literal["not_deterministic"] = "not_deterministic"
@@ -79,14 +79,14 @@ class NotDeterministic(Frozen):
     operation: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         return (
-            f"{words_of(self.step)} came to {self.operation}, which has no form that computes the same each time: on with "
+            f"{describe_step(self.step)} came to {self.operation}, which has no form that computes the same each time: on with "
             "what there is, so that the run's last digits may differ where it is resumed or repeated"
         )
 
 
-class NotCompiled(Frozen):
+class NotCompiled(FrozenModel):
     """A compiler of this machine cannot do a block of the model; from here on the run computes without compiled blocks."""
 
     kind: Literal["not_compiled"] = "not_compiled"
@@ -94,20 +94,20 @@ class NotCompiled(Frozen):
     reason: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         return (
-            f"{words_of(self.step)} came to a block that cannot be compiled here ({self.reason}): on without, which takes "
+            f"{describe_step(self.step)} came to a block that cannot be compiled here ({self.reason}): on without, which takes "
             "longer, and rounds otherwise"
         )
 
 
-Incident = Annotated[OutOfMemory | Diverged | NotDeterministic | NotCompiled, Field(discriminator="kind")]
+RecoveryEvent = Annotated[OutOfMemory | Diverged | NotDeterministic | NotCompiled, Field(discriminator="kind")]
 
 
-class Incidents(Frozen):
+class RecoveryLog(FrozenModel):
     """All of a run, oldest first."""
 
-    entries: tuple[Incident, ...] = ()
+    entries: tuple[RecoveryEvent, ...] = ()
 
     @property
     def out_of_memory(self) -> list[OutOfMemory]:
@@ -131,11 +131,11 @@ class Incidents(Frozen):
         return tuple(entry.skipped for entry in self.diverged if entry.skipped)
 
     @property
-    def steps_done_anew(self) -> tuple[tuple[range, int | None], ...]:
+    def repeated_steps(self) -> tuple[tuple[range, int | None], ...]:
         """Steps that were trained on other samples after a divergence than before, with when that was."""
         return tuple((range(entry.step - 1, entry.noticed + 1), entry.at) for entry in self.diverged if entry.skipped)
 
-    def going_on(self, step: int) -> "Incidents":
+    def resume_after(self, step: int) -> "RecoveryLog":
         """Of a run that goes on after `step` with what they say; it may have gone back behind where one began to hold."""
         entries = (
             entry.model_copy(update={"after": step})
@@ -143,60 +143,60 @@ class Incidents(Frozen):
             else entry
             for entry in self.entries
         )
-        return Incidents(entries=tuple(entries))
+        return RecoveryLog(entries=tuple(entries))
 
-    def grown(self, incident: Incident) -> "Incidents":
-        return self if incident in self.entries else Incidents(entries=(*self.entries, incident))
+    def with_event(self, incident: RecoveryEvent) -> "RecoveryLog":
+        return self if incident in self.entries else RecoveryLog(entries=(*self.entries, incident))
 
-    def without(self, others: Collection[Incident]) -> "Incidents":
-        return Incidents(entries=tuple(entry for entry in self.entries if entry not in others))
+    def without(self, earlier: Collection[RecoveryEvent]) -> "RecoveryLog":
+        return RecoveryLog(entries=tuple(entry for entry in self.entries if entry not in earlier))
 
-    def repeating(self, others: Sequence[Incident], step: int) -> "Incidents":
-        """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `others`.
+    def replay_events(self, earlier: Sequence[RecoveryEvent], step: int) -> "RecoveryLog":
+        """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `earlier`.
 
         Samples are left out from the beginning on: of the steps that came to them, or behind them, none was left. A
         micro-batch gets smaller where it did then. Whether its GPU has a form of an operation, and its compiler one of a
         block, the run finds out itself.
         """
-        others = [entry for entry in others if not isinstance(entry, NotDeterministic | NotCompiled)]
-        hold = (
+        earlier = [entry for entry in earlier if not isinstance(entry, NotDeterministic | NotCompiled)]
+        kept = (
             entry
-            for entry in others
+            for entry in earlier
             if (isinstance(entry, Diverged) and entry.skipped)
             or (isinstance(entry, OutOfMemory) and entry.after is not None and entry.after <= step)
         )
-        return Incidents(entries=(*hold, *self.without(others).entries))
+        return RecoveryLog(entries=(*kept, *self.without(earlier).entries))
 
-    def fitted(self, recipe: Recipe) -> Recipe:
+    def shrink_recipe(self, recipe: Recipe) -> Recipe:
         """The recipe with the micro-batch that fits into memory, as far as the run has found out.
 
         Its effective batch stays, also where the run goes on with another number of processes than it was found out with.
         """
         sizes = [entry.batch_size for entry in self.out_of_memory]
-        return recipe.in_batches_of(min(sizes)) if sizes else recipe
+        return recipe.with_max_batch_size(min(sizes)) if sizes else recipe
 
 
-def ends_of(incidents: Iterable[Incident]) -> list[Diverged]:
+def find_final_divergences(incidents: Iterable[RecoveryEvent]) -> list[Diverged]:
     """The divergences after which a run did not go on."""
     return [entry for entry in incidents if isinstance(entry, Diverged) and not entry.skipped]
 
 
-def read_incidents(store: Store, checkpoints: str) -> Incidents:
+def read_recovery_log(store: Store, checkpoints: str) -> RecoveryLog:
     """Of the run whose checkpoints lie at that logical URI."""
     try:
-        return Incidents.model_validate_json(store.get_bytes(f"{checkpoints}/{NAME}"))
+        return RecoveryLog.model_validate_json(store.get_bytes(f"{checkpoints}/{RECOVERY_FILE}"))
     except FileNotFoundError:
-        return Incidents()
+        return RecoveryLog()
 
 
-def write_incident(store: Store, checkpoints: str, incident: Incident) -> Incidents:
+def add_recovery_event(store: Store, checkpoints: str, incident: RecoveryEvent) -> RecoveryLog:
     """Add one. What a killed program had written already, and its successor runs into again, counts once."""
-    known = read_incidents(store, checkpoints)
-    grown = known.grown(incident)
+    known = read_recovery_log(store, checkpoints)
+    grown = known.with_event(incident)
     if grown != known:
-        put_incidents(store, checkpoints, grown)
+        write_recovery_log(store, checkpoints, grown)
     return grown
 
 
-def put_incidents(store: Store, checkpoints: str, incidents: Incidents) -> None:
-    store.put_bytes(f"{checkpoints}/{NAME}", incidents.model_dump_json(indent=1).encode())
+def write_recovery_log(store: Store, checkpoints: str, incidents: RecoveryLog) -> None:
+    store.put_bytes(f"{checkpoints}/{RECOVERY_FILE}", incidents.model_dump_json(indent=1).encode())

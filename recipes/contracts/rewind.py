@@ -5,10 +5,10 @@ A way is a folder of checkpoints, and the next one lies below it: what a run did
 
 from pydantic import Field
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 
 
-class SentBack(Frozen):
+class Rewind(FrozenModel):
     """To the checkpoint of `step`, of a run whose metrics are known up to step `done`, once its program has ended: `at` that
     time, in ms since 1970.
     """
@@ -18,11 +18,11 @@ class SentBack(Frozen):
     at: int | None = Field(None, exclude_if=lambda value: value is None)  # what an earlier release began keeps its digest
 
     @property
-    def steps_done_anew(self) -> range:
+    def repeated_steps(self) -> range:
         """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
         return range(self.step + 1, (self.done or self.step) + 1)
 
 
-def way_from(step: int) -> str:
+def rewind_folder(step: int) -> str:
     """The folder, below that of the way before, of checkpoints that come after going back to `step`; 0 is the beginning."""
     return f"from-{step}"

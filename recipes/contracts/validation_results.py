@@ -1,18 +1,18 @@
-"""What was found: the types of the programs' results, which the control plane judges, stores and shows."""
+"""Results of validate and find_leaks, such as violations, statistics, drift and leaks."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 
-STATISTICS = "statistics.json"
+STATISTICS_FILE = "statistics.json"
 """The one file of an artifact of the kind `statistics`."""
-NAMED = 20
+MAX_NAMED_RECORDS = 20
 """Violations and leaks that a result names; beyond them it counts."""
 
 
-class Violation(Frozen):
+class Violation(FrozenModel):
     """A record that breaks a rule. `line` counts the version's records from 1."""
 
     line: int
@@ -21,7 +21,7 @@ class Violation(Frozen):
     value: str = Field("", description="the beginning of what stands there")
 
 
-class Violations(Frozen):
+class Violations(FrozenModel):
     """How often rules were broken, by column and reason, and the first few."""
 
     count: int = 0
@@ -30,7 +30,7 @@ class Violations(Frozen):
     first: tuple[Violation, ...] = ()
 
 
-class Numbers(Frozen):
+class Numbers(FrozenModel):
     """A distribution: exact moments of all values, and the values of the sampled records in rising order."""
 
     count: int
@@ -40,7 +40,7 @@ class Numbers(Frozen):
     sample: tuple[float, ...] = ()
 
 
-class ColumnStatistics(Frozen):
+class ColumnStatistics(FrozenModel):
     """A column: how many records have which JSON type in it (`missing` where it is not there), and what it holds.
 
     `numbers` are the values of numbers, `lengths` those of texts and arrays; `categories` the counts in the sample where
@@ -54,7 +54,7 @@ class ColumnStatistics(Frozen):
     categories: dict[str, int] | None = None
 
 
-class Vocabulary(Frozen):
+class Vocabulary(FrozenModel):
     """Words (runs of letters and digits, in lower case) of the sampled records."""
 
     words: int
@@ -63,7 +63,7 @@ class Vocabulary(Frozen):
     top: dict[str, int]
 
 
-class Slice(Frozen):
+class Slice(FrozenModel):
     """The records that have one value in a column. `labels` maps a label to its count, in the most frequent ones."""
 
     column: str
@@ -73,7 +73,7 @@ class Slice(Frozen):
     labels: dict[str, int] = {}
 
 
-class Statistics(Frozen):
+class Statistics(FrozenModel):
     """What a version's records are like. Times in milliseconds."""
 
     format: int = 1
@@ -93,7 +93,7 @@ class Statistics(Frozen):
     examples: tuple[str, ...] = Field((), description="the first few records, as JSON")
 
 
-class FeatureDrift(Frozen):
+class FeatureDrift(FrozenModel):
     """How a distribution moved: its population stability index, and a test that is "ks" (Kolmogorov-Smirnov) or "chi2"."""
 
     feature: str
@@ -104,7 +104,7 @@ class FeatureDrift(Frozen):
     new: tuple[str, ...] = Field((), description="values that the reference did not have")
 
 
-class Drift(Frozen):
+class Drift(FrozenModel):
     """A version against its reference; both by name, as NAME@VERSION."""
 
     reference: str
@@ -114,14 +114,14 @@ class Drift(Frozen):
     features: tuple[FeatureDrift, ...] = ()
 
 
-class ValidationFacts(Frozen):
+class ValidationFacts(FrozenModel):
     """`Result.facts` of the program validate."""
 
     violations: Violations
     drift: Drift | None = None
 
 
-class Leak(Frozen):
+class Leak(FrozenModel):
     """A test record, by its line in the test split, that stands in what was trained on, by the line there."""
 
     line: int
@@ -132,7 +132,7 @@ class Leak(Frozen):
     ancestor_line: int
 
 
-class Leaks(Frozen):
+class Leaks(FrozenModel):
     """`Result.facts` of the program find_leaks. Counts are of test records; `by_ancestor` counts one in each that has it."""
 
     tested: int

@@ -17,13 +17,20 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import EvaluateParameters
 from recipes.contracts.recipe import Recipe
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, Unfit
+from recipes.records.layouts import Layout, UnfitRecord
 from recipes.records.record_reader import Record, is_correct
-from recipes.runner import say
-from recipes.training.data.examples import encode, prompt_of, tokenize
-from recipes.training.data.preference_pairs import Batch, Pair, encode_pairs, mean_log_probabilities, of_pairs, stack
-from recipes.training.packing import collate, pack
-from recipes.training.token_loss import token_losses
+from recipes.runner import log_line
+from recipes.training.data.examples import encode_examples, prompt_tokens, tokenize_records
+from recipes.training.data.packing import collate, pack_examples
+from recipes.training.data.preference_pairs import (
+    Batch,
+    PreferencePair,
+    collate_pairs,
+    encode_pairs,
+    mean_log_probabilities,
+    split_pair,
+)
+from recipes.training.token_loss import compute_token_losses
 
 GENERATION_BATCH = 16
 
@@ -47,7 +54,7 @@ class Likelihood:
 
 
 @torch.inference_mode()
-def likelihood(
+def measure_likelihood(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe
 ) -> Likelihood:
     """Of the answers; of pairs, the chosen ones.
@@ -55,36 +62,36 @@ def likelihood(
     Raises:
         BadConfiguration: no record has an answer that fits into the recipe's sequence_length.
     """
-    chosen = [of_pairs(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
+    chosen = [split_pair(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
     total, right, count = 0.0, 0, 0
-    for row in pack(
-        encode(tokenizer, chosen, recipe.system_prompt, recipe.sequence_length),
+    for row in pack_examples(
+        encode_examples(tokenizer, chosen, recipe.system_prompt, recipe.sequence_length),
         recipe.sequence_length,
         tokenizer.eos_token_id,
     ):
-        batch = placed(collate([vars(row)]), model)
+        batch = move_to_device(collate([vars(row)]), model)
         del batch["labels"]
         targets = batch.pop("shift_labels")
         # A cache switches the mask between packed neighbours off (transformers 5.23).
         logits = model(**batch, use_cache=False).logits
-        total += float(token_losses(logits.flatten(0, 1), targets.flatten()).sum())
+        total += float(compute_token_losses(logits.flatten(0, 1), targets.flatten()).sum())
         right += int((logits.argmax(-1) == targets).sum())
         count += int((targets >= 0).sum())
     return Likelihood(total / count, right / count)
 
 
 @torch.inference_mode()
-def preferred(model: PreTrainedModel, pairs: Sequence[Pair]) -> float:
+def measure_preference_accuracy(model: PreTrainedModel, pairs: Sequence[PreferencePair]) -> float:
     """The share of pairs of which the model finds the chosen answer likelier than the rejected one."""
     right = 0
     for pair in pairs:
-        chosen, rejected = mean_log_probabilities(model, placed(stack([pair]), model)).tolist()
+        chosen, rejected = mean_log_probabilities(model, move_to_device(collate_pairs([pair]), model)).tolist()
         right += chosen > rejected
     return right / len(pairs)
 
 
 @torch.inference_mode()
-def generate(
+def generate_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[str]:
     """Greedy answers, padded on the left so that every row of a batch ends where its answer begins.
@@ -100,7 +107,7 @@ def generate(
         tokens = torch.tensor([[tokenizer.eos_token_id] * (longest - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
         out = model.generate(
-            **placed({"input_ids": tokens, "attention_mask": mask}, model),
+            **move_to_device({"input_ids": tokens, "attention_mask": mask}, model),
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.eos_token_id,
@@ -110,64 +117,66 @@ def generate(
     return answers
 
 
-def placed(batch: Batch, model: PreTrainedModel) -> Batch:
+def move_to_device(batch: Batch, model: PreTrainedModel) -> Batch:
     """The batch where the model is."""
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
-def encoded(
+def tokenize_questions(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
-) -> list[Tokens | Unfit]:
+) -> list[Tokens | UnfitRecord]:
     """What each record asks with what should be answered, or why the chat template refuses it."""
-    asked = [of_pairs(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
-    return tokenize(tokenizer, asked, system_prompt)
+    asked = [split_pair(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
+    return tokenize_records(tokenizer, asked, system_prompt)
 
 
-def answerable(
+def select_answerable(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
-) -> tuple[list[Record], list[Unfit]]:
+) -> tuple[list[Record], list[UnfitRecord]]:
     """The records that the chat template does not refuse, and of the others why it does."""
-    found = encoded(tokenizer, records, system_prompt)
-    fit = [record for record, tokens in zip(records, found, strict=True) if not isinstance(tokens, Unfit)]
-    return fit, [tokens for tokens in found if isinstance(tokens, Unfit)]
+    found = tokenize_questions(tokenizer, records, system_prompt)
+    fit = [record for record, tokens in zip(records, found, strict=True) if not isinstance(tokens, UnfitRecord)]
+    return fit, [tokens for tokens in found if isinstance(tokens, UnfitRecord)]
 
 
-def prompts_of(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
+def build_prompts(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+) -> list[list[int]]:
     """What each record asks, as tokens. Raises BadConfiguration where the chat template refuses one."""
     prompts = []
-    for tokens in encoded(tokenizer, records, system_prompt):
-        if isinstance(tokens, Unfit):
+    for tokens in tokenize_questions(tokenizer, records, system_prompt):
+        if isinstance(tokens, UnfitRecord):
             raise BadConfiguration(f"a question {tokens}")
-        prompts.append(prompt_of(tokens) or [tokenizer.eos_token_id])  # a plain text is asked for from nothing
+        prompts.append(prompt_tokens(tokens) or [tokenizer.eos_token_id])  # a plain text is asked for from nothing
     return prompts
 
 
-def score(
+def score_model(
     name: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     records: Sequence[Record],
     parameters: EvaluateParameters,
 ) -> Scores:
-    """Scores on `answerable` records of one layout; the answers are to the first `samples` of them, then to the questions.
+    """Scores on `select_answerable` records of one layout; the answers are to the first `samples` of them, then to the questions.
 
     Raises:
         BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses a question.
     """
     recipe, layout = parameters.recipe, records[0].layout
-    found = likelihood(model, tokenizer, records, recipe)
+    found = measure_likelihood(model, tokenizer, records, recipe)
     asked = records[: parameters.samples]
     # Of which the answer is not read; there are templates that refuse an empty one.
     questions = [Record({"instruction": text, "answer": "A"}, Layout.INSTRUCTION) for text in parameters.questions]
-    prompts = prompts_of(tokenizer, [*asked, *questions], recipe.system_prompt)
-    answers = generate(model, tokenizer, prompts, parameters.max_new_tokens)
+    prompts = build_prompts(tokenizer, [*asked, *questions], recipe.system_prompt)
+    answers = generate_answers(model, tokenizer, prompts, parameters.max_new_tokens)
     if layout is Layout.PREFERENCE:
-        accuracy = preferred(model, encode_pairs(tokenizer, records, recipe))
+        accuracy = measure_preference_accuracy(model, encode_pairs(tokenizer, records, recipe))
     elif layout is Layout.TEXT:
         accuracy = found.next_token_accuracy
     else:
         right = sum(is_correct(record, answer) for record, answer in zip(asked, answers, strict=False))
         accuracy = right / len(asked)
     perplexity = math.exp(min(found.loss, 700.0)) if math.isfinite(found.loss) else math.inf
-    say(f"{name}: loss {found.loss:.4f}, perplexity {perplexity:.3f}, accuracy {accuracy:.3f}")
+    log_line(f"{name}: loss {found.loss:.4f}, perplexity {perplexity:.3f}, accuracy {accuracy:.3f}")
     return Scores(loss=found.loss, perplexity=perplexity, accuracy=accuracy, answers=tuple(answers))

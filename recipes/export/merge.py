@@ -17,11 +17,11 @@ from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.job import BadConfiguration
 from recipes.export.gguf_vocabulary import read_json
+from recipes.storage.manifest import canonical_json
 
-PROBE = "The quick brown fox asks: what is the name of the place where 12 ships lie at anchor?"
+PROBE_TEXT = "The quick brown fox asks: what is the name of the place where 12 ships lie at anchor?"
 MERGE_TOLERANCE = 1e-3
 """Relative error of the logits that float32 arithmetic in another order may cause."""
 ROUNDING_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
@@ -40,7 +40,7 @@ class Agreement:
     stored: float
 
 
-def merge(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
+def merge_adapter(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
     """Write base plus adapter to `out` in `dtype` and read it back to check it (specification row I14).
 
     Raises:
@@ -48,55 +48,55 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
     """
     if not (adapter / "adapter_model.safetensors").is_file():
         raise BadConfiguration(f"{adapter} holds no adapter_model.safetensors: give a folder that PEFT saved as safetensors")
-    probe = probe_tokens(base)
-    model = load(base)
-    with_adapter = attach(model, adapter)
-    expected = logits_of(with_adapter, probe)
+    probe = tokenize_probe(base)
+    model = load_float32_model(base)
+    with_adapter = attach_adapter(model, adapter)
+    expected = compute_logits(with_adapter, probe)
     merged = with_adapter.merge_and_unload(safe_merge=True)
-    merged_error = relative_error(logits_of(merged, probe), expected)
-    refuse_above(
+    merged_error = relative_error(compute_logits(merged, probe), expected)
+    require_error_below(
         MERGE_TOLERANCE, merged_error, "merging changed the answers: train again without layers that cannot be merged"
     )
     merged.to(getattr(torch, dtype))
-    save(merged, base, out)
+    save_model(merged, base, out)
     del model, with_adapter, merged
-    return Agreement(merged=merged_error, stored=stored_error(out, dtype, probe, expected))
+    return Agreement(merged=merged_error, stored=measure_stored_error(out, dtype, probe, expected))
 
 
-def rewrite(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
+def cast_weights(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
     """Write weights that were trained in all their parts to `out` in `dtype`, and read them back to check them.
 
     Raises:
         BadConfiguration: no model folder, or the stored model does not answer as the trained one.
     """
-    probe = probe_tokens(base)
-    model = load(weights)
-    expected = logits_of(model, probe)
+    probe = tokenize_probe(base)
+    model = load_float32_model(weights)
+    expected = compute_logits(model, probe)
     model.to(getattr(torch, dtype))
-    save(model, base, out)
+    save_model(model, base, out)
     del model
-    return Agreement(merged=0.0, stored=stored_error(out, dtype, probe, expected))
+    return Agreement(merged=0.0, stored=measure_stored_error(out, dtype, probe, expected))
 
 
-def stored_error(out: Path, dtype: str, probe: torch.Tensor, expected: torch.Tensor) -> float:
+def measure_stored_error(out: Path, dtype: str, probe: torch.Tensor, expected: torch.Tensor) -> float:
     """Load what was stored; the relative error of its logits. Raises BadConfiguration where it is too large."""
-    error = relative_error(logits_of(load(out), probe), expected)
-    refuse_above(ROUNDING_TOLERANCE[dtype], error, f"rounding to {dtype} changed the answers: choose a wider type")
+    error = relative_error(compute_logits(load_float32_model(out), probe), expected)
+    require_error_below(ROUNDING_TOLERANCE[dtype], error, f"rounding to {dtype} changed the answers: choose a wider type")
     return error
 
 
-def load(folder: Path) -> Any:
+def load_float32_model(folder: Path) -> Any:
     """A causal model on the CPU in float32; pickled weights are never read."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError) as error:
-        raise BadConfiguration(f"{folder} is not a model folder that transformers loads: {one_line(error)}") from None
+        raise BadConfiguration(f"{folder} is not a model folder that transformers loads: {shorten_error(error)}") from None
     return model.eval()
 
 
-def attach(model: Any, adapter: Path) -> Any:
+def attach_adapter(model: Any, adapter: Path) -> Any:
     """The model with the adapter on it."""
     try:
         with warnings.catch_warnings():
@@ -104,16 +104,16 @@ def attach(model: Any, adapter: Path) -> Any:
             warnings.filterwarnings("error", message=".*missing adapter keys")
             return PeftModel.from_pretrained(model, str(adapter), is_trainable=False, local_files_only=True).eval()
     except (UserWarning, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise BadConfiguration(f"{adapter} is not an adapter of this base model: {one_line(error)}") from None
+        raise BadConfiguration(f"{adapter} is not an adapter of this base model: {shorten_error(error)}") from None
 
 
-def probe_tokens(base: Path) -> torch.Tensor:
+def tokenize_probe(base: Path) -> torch.Tensor:
     """A short prompt as ids of the base's own tokenizer."""
     read_json(base / "tokenizer.json")  # its absence is one clear line
-    return torch.tensor([Tokenizer.from_file(str(base / "tokenizer.json")).encode(PROBE).ids])
+    return torch.tensor([Tokenizer.from_file(str(base / "tokenizer.json")).encode(PROBE_TEXT).ids])
 
 
-def logits_of(model: Any, probe: torch.Tensor) -> torch.Tensor:
+def compute_logits(model: Any, probe: torch.Tensor) -> torch.Tensor:
     """Logits of every position of the probe.
 
     Raises:
@@ -135,20 +135,20 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / expected.norm()) if difference else 0.0
 
 
-def refuse_above(limit: float, error: float, message: str) -> None:
+def require_error_below(limit: float, error: float, message: str) -> None:
     if not error <= limit:
         raise BadConfiguration(f"{message} (relative error of the logits {error:.2g}, allowed {limit:g})")
 
 
-def save(model: Any, base: Path, out: Path) -> None:
-    """Weights and configuration of a whole model, as `complete` leaves them."""
+def save_model(model: Any, base: Path, out: Path) -> None:
+    """Weights and configuration of a whole model, as `complete_model_folder` leaves them."""
     if out.exists():
         shutil.rmtree(out)  # what a killed run left
     model.save_pretrained(out)
-    complete(base, out)
+    complete_model_folder(base, out)
 
 
-def complete(base: Path, out: Path) -> None:
+def complete_model_folder(base: Path, out: Path) -> None:
     """What was saved, with a configuration that every runtime reads and names no place, and the tokenizer of its base."""
     config = read_json(out / "config.json")
     rope = config.get("rope_parameters") or {}
@@ -167,5 +167,5 @@ def complete(base: Path, out: Path) -> None:
         shutil.copytree(base / TEMPLATES_FOLDER, out / TEMPLATES_FOLDER, dirs_exist_ok=True)
 
 
-def one_line(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

@@ -8,15 +8,15 @@ sequence x sequence is the mask of packed rows, once in each block.
 
 from dataclasses import dataclass
 
-from recipes.planning.architecture import NORMED_HEADS, Architecture
+from recipes.planning.architecture import HEAD_NORM_FAMILIES, Architecture
 
-FLOAT32 = 4
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+FLOAT32_BYTES = 4
+SHARED_INPUT_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 """Projections that read the same tensor."""
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardPass:
     """What decides the size of a forward pass.
 
     A micro-batch is `rows` packed rows of `length` tokens; `width` is the bytes of the computing type; `rank` and `targets`
@@ -32,7 +32,7 @@ class Forward:
     targets: tuple[str, ...] = ()
     dropout: bool = False
     checkpointing: bool = False
-    adapter: int = FLOAT32
+    adapter: int = FLOAT32_BYTES
     compiled: bool = False
     masked: bool = True
 
@@ -45,38 +45,38 @@ class Forward:
         return not self.targets
 
 
-def block_bytes(forward: Forward) -> int:
+def block_bytes(forward: ForwardPass) -> int:
     """Kept by one block, when nothing is recomputed."""
     shape, width = forward.architecture, forward.width
     # Queries, keys and values as attention reads them, its result, its mask, and a logarithm for each head in float32.
     # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
     read = 4 * shape.query_width + forward.length if forward.masked else 2 * (shape.query_width + shape.key_value_width)
-    attention = width * read + FLOAT32 * shape.num_attention_heads
+    attention = width * read + FLOAT32_BYTES * shape.num_attention_heads
     # silu(gate) * up: the argument and both factors, of which one is computed again where that is compiled.
     gated = width * (2 if forward.compiled else 3) * shape.intermediate_size
-    norms = 2 * norm_bytes(forward, shape.hidden_size, compiled=forward.compiled) + head_norms(forward)
-    return forward.tokens * (norms + attention + gated + inputs(forward))
+    norms = 2 * norm_bytes(forward, shape.hidden_size, compiled=forward.compiled) + head_norm_bytes(forward)
+    return forward.tokens * (norms + attention + gated + projection_input_bytes(forward))
 
 
-def norm_bytes(forward: Forward, size: int, *, compiled: bool = False) -> int:
+def norm_bytes(forward: ForwardPass, size: int, *, compiled: bool = False) -> int:
     """RMS norm of one token: what came in and one factor, in float32; its result too where the norm's weight is trained.
 
     Compiled it keeps what came in as it came, and computes the result again.
     """
     if compiled:
-        return forward.width * size + FLOAT32
-    return FLOAT32 * size + FLOAT32 + (forward.width * size if forward.trains_all else 0)
+        return forward.width * size + FLOAT32_BYTES
+    return FLOAT32_BYTES * size + FLOAT32_BYTES + (forward.width * size if forward.trains_all else 0)
 
 
-def head_norms(forward: Forward) -> int:
+def head_norm_bytes(forward: ForwardPass) -> int:
     shape = forward.architecture
-    if shape.model_type not in NORMED_HEADS:
+    if shape.model_type not in HEAD_NORM_FAMILIES:
         return 0
     heads = shape.num_attention_heads + shape.num_key_value_heads
     return heads * norm_bytes(forward, shape.head_size, compiled=forward.compiled)
 
 
-def inputs(forward: Forward) -> int:
+def projection_input_bytes(forward: ForwardPass) -> int:
     """What the projections keep of what they read, for one token.
 
     A frozen weight needs no input. An adapter reads a copy of its own, where it computes in more than the model does;
@@ -86,7 +86,7 @@ def inputs(forward: Forward) -> int:
     shape, width = forward.architecture, forward.width
     sizes = {name: into for name, (into, _) in shape.projections.items()}
     # What `o_proj` reads is attention's result, which is counted there.
-    own = [group for group in GROUPS if group != ("o_proj",)]
+    own = [group for group in SHARED_INPUT_PROJECTIONS if group != ("o_proj",)]
     if forward.trains_all:
         return width * sum(sizes[group[0]] for group in own)
     low_rank = forward.adapter * forward.rank * len(forward.targets)
@@ -96,15 +96,19 @@ def inputs(forward: Forward) -> int:
     if width < forward.adapter and not forward.compiled:
         return low_rank + forward.adapter * sum(sizes[target] for target in forward.targets)
     # A copy of attention's result is a tensor of its own.
-    read = [group for group in (own if width == forward.adapter else GROUPS) if set(group) & set(forward.targets)]
+    read = [
+        group
+        for group in (own if width == forward.adapter else SHARED_INPUT_PROJECTIONS)
+        if set(group) & set(forward.targets)
+    ]
     return low_rank + forward.adapter * sum(sizes[group[0]] for group in read)
 
 
-def saved_bytes(forward: Forward) -> int:
+def saved_activation_bytes(forward: ForwardPass) -> int:
     """Kept of a whole forward pass with its loss.
 
     With checkpointing only what enters each block is kept (Chen et al. 2016), and one block at a time is computed again:
-    that one is in `working_bytes`. What the first block computes before its first adapter is not kept, and is counted all
+    that one is in `temporary_bytes`. What the first block computes before its first adapter is not kept, and is counted all
     the same: one part of one block.
     """
     shape, tokens, width = forward.architecture, forward.tokens, forward.width
@@ -117,7 +121,7 @@ def saved_bytes(forward: Forward) -> int:
     return kept + tokens * width * shape.vocab_size  # logits (`recipes.training.token_loss`)
 
 
-def working_bytes(forward: Forward) -> int:
+def temporary_bytes(forward: ForwardPass) -> int:
     """Needed beside what is kept, at the worst moment.
 
     Either around the loss, for the gradient of the logits, or within the block that is computed again, whose largest tensors

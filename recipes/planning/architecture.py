@@ -10,21 +10,21 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from recipes.contracts.frozen_model import Written
-from recipes.contracts.job import MOST, BadConfiguration
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.frozen_model import YamlModel
+from recipes.contracts.job import MAX_COUNT, BadConfiguration
+from recipes.contracts.validation_errors import explain_first_error
 
-BIASED = {"qwen2": ("q_proj", "k_proj", "v_proj")}
+BIASED_PROJECTIONS = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""
-OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-NORMED_HEADS = ("qwen3",)
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+HEAD_NORM_FAMILIES = ("qwen3",)
 """Families that normalize queries and keys for each head."""
-HEAD_DIM = {"qwen3": 128}
+FIXED_HEAD_DIMS = {"qwen3": 128}
 """Of families whose heads are of one size, whatever the hidden one is (`Qwen3Config.head_dim`)."""
 
 
 @dataclass(frozen=True)
-class Tensors:
+class TensorGroup:
     """`copies` parameter tensors of `elements` elements each; `projection`: of a linear layer of a block."""
 
     name: str
@@ -37,17 +37,17 @@ class Tensors:
         return self.elements * self.copies
 
 
-class Architecture(Written):
+class Architecture(YamlModel):
     """Shape of a model. Sizes are numbers of elements."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
-    hidden_size: int = Field(ge=1, le=MOST)
-    num_hidden_layers: int = Field(ge=1, le=MOST)
-    num_attention_heads: int = Field(ge=1, le=MOST)
-    num_key_value_heads: int = Field(ge=1, le=MOST)
-    head_dim: int | None = Field(None, ge=1, le=MOST, description="when unset 128 of qwen3, else hidden_size / heads")
-    intermediate_size: int = Field(ge=1, le=MOST)
-    vocab_size: int = Field(ge=1, le=MOST)
+    hidden_size: int = Field(ge=1, le=MAX_COUNT)
+    num_hidden_layers: int = Field(ge=1, le=MAX_COUNT)
+    num_attention_heads: int = Field(ge=1, le=MAX_COUNT)
+    num_key_value_heads: int = Field(ge=1, le=MAX_COUNT)
+    head_dim: int | None = Field(None, ge=1, le=MAX_COUNT, description="when unset 128 of qwen3, else hidden_size / heads")
+    intermediate_size: int = Field(ge=1, le=MAX_COUNT)
+    vocab_size: int = Field(ge=1, le=MAX_COUNT)
     tie_word_embeddings: bool = False
     # Left out where it is not set: recipes that were made before there was this key keep their digests.
     max_position_embeddings: int | None = Field(
@@ -55,8 +55,8 @@ class Architecture(Written):
     )
 
     @model_validator(mode="after")
-    def heads_divide(self) -> Self:
-        if self.head_dim is None and self.model_type not in HEAD_DIM and self.hidden_size % self.num_attention_heads:
+    def validate_heads(self) -> Self:
+        if self.head_dim is None and self.model_type not in FIXED_HEAD_DIMS and self.hidden_size % self.num_attention_heads:
             raise ValueError("hidden_size is no multiple of num_attention_heads: give head_dim")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
@@ -76,11 +76,11 @@ class Architecture(Written):
         try:
             return cls.model_validate(stated)
         except ValidationError as error:
-            raise BadConfiguration(f"architecture: {first_problem(error, cls)}") from None
+            raise BadConfiguration(f"architecture: {explain_first_error(error, cls)}") from None
 
     @property
     def head_size(self) -> int:
-        return self.head_dim or HEAD_DIM.get(self.model_type) or self.hidden_size // self.num_attention_heads
+        return self.head_dim or FIXED_HEAD_DIMS.get(self.model_type) or self.hidden_size // self.num_attention_heads
 
     @property
     def query_width(self) -> int:
@@ -105,35 +105,35 @@ class Architecture(Written):
         }
 
     @property
-    def block(self) -> tuple[Tensors, ...]:
+    def block_tensors(self) -> tuple[TensorGroup, ...]:
         """The parameters of one block."""
-        biased = BIASED.get(self.model_type, ())
-        norms = 2 if self.model_type in NORMED_HEADS else 0
+        biased = BIASED_PROJECTIONS.get(self.model_type, ())
+        norms = 2 if self.model_type in HEAD_NORM_FAMILIES else 0
         return (
-            *(Tensors(name, into * out, projection=True) for name, (into, out) in self.projections.items()),
-            *(Tensors(f"{name}.bias", self.projections[name][1]) for name in biased),
-            Tensors("layernorm", self.hidden_size, 2),
-            *((Tensors("head_norm", self.head_size, norms),) if norms else ()),
+            *(TensorGroup(name, into * out, projection=True) for name, (into, out) in self.projections.items()),
+            *(TensorGroup(f"{name}.bias", self.projections[name][1]) for name in biased),
+            TensorGroup("layernorm", self.hidden_size, 2),
+            *((TensorGroup("head_norm", self.head_size, norms),) if norms else ()),
         )
 
     @property
-    def root(self) -> tuple[Tensors, ...]:
+    def root_tensors(self) -> tuple[TensorGroup, ...]:
         """The parameters outside of blocks; a tied head is the embedding."""
-        embedding = Tensors("embed_tokens", self.vocab_size * self.hidden_size, 1 if self.tie_word_embeddings else 2)
-        return (embedding, Tensors("norm", self.hidden_size))
+        embedding = TensorGroup("embed_tokens", self.vocab_size * self.hidden_size, 1 if self.tie_word_embeddings else 2)
+        return (embedding, TensorGroup("norm", self.hidden_size))
 
     @property
-    def tensors(self) -> tuple[Tensors, ...]:
+    def tensors(self) -> tuple[TensorGroup, ...]:
         """All parameters."""
         layers = self.num_hidden_layers
-        blocks = (Tensors(t.name, t.elements, t.copies * layers, t.projection) for t in self.block)
-        return (*self.root, *blocks)
+        blocks = (TensorGroup(t.name, t.elements, t.copies * layers, t.projection) for t in self.block_tensors)
+        return (*self.root_tensors, *blocks)
 
     @property
     def parameters(self) -> int:
         return sum(tensors.total for tensors in self.tensors)
 
-    def part(self, processes: int) -> Self:
+    def tensor_parallel_part(self, processes: int) -> Self:
         """What each of so many holds where they hold a part of each weight (`distributed.tensor_parallel`).
 
         Heads, the inner width and the vocabulary are shared out; norms are whole in each.
@@ -149,9 +149,9 @@ class Architecture(Written):
         yield "lm_head"
         for layer in range(self.num_hidden_layers):
             for name in self.projections:
-                yield f"model.layers.{layer}.{'self_attn' if name in OF_ATTENTION else 'mlp'}.{name}"
+                yield f"model.layers.{layer}.{'self_attn' if name in ATTENTION_PROJECTIONS else 'mlp'}.{name}"
 
-    def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[Tensors, ...]:
+    def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[TensorGroup, ...]:
         """The parameters of a LoRA adapter: A [rank, in] and B [out, rank] for each target (Hu et al. 2021, section 4.1).
 
         Raises:
@@ -163,6 +163,6 @@ class Architecture(Written):
                 known = ", ".join(self.projections)
                 raise BadConfiguration(f"lora_target_modules: there is no '{target}' in this model: use some of {known}")
             into, out = self.projections[target]
-            found += [Tensors(f"{target}.lora_A", rank * into, self.num_hidden_layers)]
-            found += [Tensors(f"{target}.lora_B", rank * out, self.num_hidden_layers)]
+            found += [TensorGroup(f"{target}.lora_A", rank * into, self.num_hidden_layers)]
+            found += [TensorGroup(f"{target}.lora_B", rank * out, self.num_hidden_layers)]
         return tuple(found)

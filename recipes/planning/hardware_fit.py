@@ -1,13 +1,150 @@
-"""How large a checkpoint is, before there is one. Pure functions; figures in bytes.
+"""Check that a recipe fits GPU memory, host memory and disks."""
 
-Left out is what no model makes large: schedule, random states, the tokenizer's files.
-"""
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from recipes.contracts.quantities import parse_bytes
 from recipes.contracts.recipe import Recipe
-from recipes.fit import sized
-from recipes.launch import fetches_share, saves_parts
 from recipes.planning.architecture import Architecture
-from recipes.planning.memory_budget import TRAINED, WIDTH, optimizer_bytes, trained_tensors
+from recipes.planning.gpus import GIB, find_gpu
+from recipes.planning.memory_budget import (
+    DTYPE_BYTES,
+    TRAINED_DTYPE,
+    MemoryBudget,
+    estimate_memory,
+    optimizer_bytes,
+    paged_optimizer_bytes,
+    trained_tensors,
+)
+from recipes.planning.parallel_layout import fetches_own_shard, saves_parts
+
+# Whether a recipe fits the memory of its hardware, and what would, where it does not (row L8). Pure functions.
+
+MIB = 1024**2
+METHODS_BY_MEMORY = ("full", "lora", "qlora")
+"""From the one that needs most memory to the one that needs least."""
+
+
+@dataclass(frozen=True)
+class HardwareFit:
+    """Bytes needed and there, on one GPU or of the host; `available` is none where nothing is known of the hardware.
+
+    `paged` bytes of each GPU move to the host as they must, where it has `room` for them, if that is known.
+    """
+
+    budget: MemoryBudget
+    needed: float
+    available: float | None
+    fits: bool
+    where: str
+    paged: float = 0.0
+    room: float | None = None
+
+    @property
+    def message(self) -> str:
+        if self.available is None:
+            return f"needs {format_bytes(self.needed)} on {self.where}, whose memory is not known"
+        host_note = (
+            f", and {format_bytes(self.paged)} there or of the {format_bytes(self.room)} that hardware.memory has for each"
+            if self.room
+            else ""
+        )
+        return f"needs {format_bytes(self.needed)} of the {format_bytes(self.available)} on {self.where}{host_note}"
+
+
+def check_fit(recipe: Recipe, shape: Architecture, host_memory: int) -> HardwareFit:
+    """Compare a recipe's budget with its hardware.
+
+    On GPUs the budget with its allowances must fit into each. Without GPUs the host's memory counts: that is the larger of
+    what the recipe asks for and `host_memory`, the bytes of this machine; allowances are left out, so that nothing is
+    refused that could run.
+
+    Raises:
+        BadConfiguration: an adapter's target is no module of this model.
+    """
+    budget = estimate_memory(recipe, shape)
+    gpu_type = recipe.hardware.gpu_type
+    if recipe.hardware.gpus:
+        gpu = find_gpu(gpu_type)
+        available = gpu.memory if gpu else None
+        paged, asked = paged_optimizer_bytes(recipe, shape), recipe.hardware.memory
+        room = parse_bytes(asked) / recipe.hardware.gpus if paged and asked else None
+        fits = available is None or (
+            budget.needed <= available and (room is None or budget.needed + paged <= available + room)
+        )
+        return HardwareFit(budget, budget.needed, available, fits, f"each {gpu_type or 'GPU'}", paged, room)
+    processes = recipe.distributed.gpus_per_node if recipe.distributed else 1
+    room = max(parse_bytes(recipe.hardware.memory or "0"), host_memory)
+    return HardwareFit(budget, budget.needed * processes, room, budget.certain * processes <= room, "the host")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A recipe that fits, with the parameters that a job must change for it."""
+
+    recipe: Recipe
+    parameters: dict[str, int]
+    message: str
+
+
+def find_alternative(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_memory: int) -> Alternative | None:
+    """What to run instead of a recipe that does not fit: the first that does, the least changed first.
+
+    The same recipe with a smaller micro-batch and the same effective one; then another recipe of the same base model and
+    objective on the hardware that was asked for; then one on hardware of its own.
+    """
+    known = [
+        other for other in others if (other.base_model.uri, other.objective) == (recipe.base_model.uri, recipe.objective)
+    ]
+    known.sort(
+        key=lambda other: (
+            abs(METHODS_BY_MEMORY.index(other.method) - METHODS_BY_MEMORY.index(recipe.method)),
+            other.processes,
+        )
+    )
+    for found in (*suggest_smaller_batches(recipe), *suggest_other_methods(recipe, known), *suggest_other_hardware(known)):
+        if check_fit(found.recipe, shape, host_memory).fits:
+            return found
+    return None
+
+
+def suggest_smaller_batches(recipe: Recipe) -> Iterator[Alternative]:
+    for rows in range(recipe.batch_size // 2, 0, -1):
+        if recipe.batch_size % rows:
+            continue
+        smaller = recipe.with_max_batch_size(rows)
+        times = smaller.gradient_accumulation
+        parameters = {"batch_size": rows, "gradient_accumulation": times}
+        words = f"batch_size {rows} with gradient_accumulation {times}, which is the same effective batch"
+        yield Alternative(smaller, parameters, words)
+
+
+def suggest_other_methods(recipe: Recipe, others: Iterable[Recipe]) -> Iterator[Alternative]:
+    asked = recipe.model_dump(mode="json", include={"hardware", "distributed"})
+    for other in others:
+        if other.method != recipe.method:
+            yield Alternative(other.changed(asked), {}, f"recipe '{other.name}', which fits {describe_hardware(recipe)}")
+
+
+def suggest_other_hardware(others: Iterable[Recipe]) -> Iterator[Alternative]:
+    for other in others:
+        yield Alternative(other, {}, f"recipe '{other.name}' on {describe_hardware(other)}")
+
+
+def describe_hardware(recipe: Recipe) -> str:
+    """`8 x nvidia-a100-80gb`, of all nodes; `the CPU` without GPUs."""
+    nodes = recipe.distributed.num_nodes if recipe.distributed else 1
+    return f"{recipe.hardware.gpus * nodes} x {recipe.hardware.gpu_type or 'GPU'}" if recipe.hardware.gpus else "the CPU"
+
+
+def format_bytes(size: float) -> str:
+    """`1.9 GiB`; `18.6 MiB` of what is less than one: an adapter was said to take `0.0 GiB`."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
+# How large a checkpoint is, before there is one. Pure functions; figures in bytes.
+#
+# Left out is what no model makes large: schedule, random states, the tokenizer's files.
 
 
 def checkpoint_bytes(recipe: Recipe, shape: Architecture) -> int:
@@ -18,11 +155,11 @@ def checkpoint_bytes(recipe: Recipe, shape: Architecture) -> int:
     """
     trained = trained_tensors(recipe, shape)
     kept = "adamw" if recipe.optimizer == "paged_adamw" else recipe.optimizer  # wherever they are while it trains
-    weights = sum(tensors.total for tensors in trained) * WIDTH[TRAINED]
-    return weights + optimizer_bytes(kept, trained, WIDTH[TRAINED])
+    weights = sum(tensors.total for tensors in trained) * DTYPE_BYTES[TRAINED_DTYPE]
+    return weights + optimizer_bytes(kept, trained, DTYPE_BYTES[TRAINED_DTYPE])
 
 
-def disk_words(recipe: Recipe, size: int) -> str:
+def describe_disk_usage(recipe: Recipe, size: int) -> str:
     """What the disks must hold: the newest and the one that is written, and what is compressed on its way to the store.
 
     Where each node saves a part, one that goes on fetches its share, or all.
@@ -31,8 +168,10 @@ def disk_words(recipe: Recipe, size: int) -> str:
     here, policy = "three" if recipe.checkpoint.compression else "two", recipe.checkpoint
     store = f"the store up to {policy.keep_last + 2}"
     if nodes > 1 and saves_parts(recipe):
-        more = "the first one's all weights at the end, too" if fetches_share(recipe) else "and a whole one to go on from"
-        disks = f"each node's disk must hold {here} parts of {sized(size / nodes)} ({more})"
-        return f"{sized(size)} a checkpoint; {disks}, {store} checkpoints"
+        more = (
+            "the first one's all weights at the end, too" if fetches_own_shard(recipe) else "and a whole one to go on from"
+        )
+        disks = f"each node's disk must hold {here} parts of {format_bytes(size / nodes)} ({more})"
+        return f"{format_bytes(size)} a checkpoint; {disks}, {store} checkpoints"
     where = "the first node's disk" if nodes > 1 else "the disk"
-    return f"{sized(size)} a checkpoint; {where} must hold {here} of them, {store}"
+    return f"{format_bytes(size)} a checkpoint; {where} must hold {here} of them, {store}"

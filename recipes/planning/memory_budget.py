@@ -1,43 +1,48 @@
 """How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; figures in bytes.
 
 What is exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs. What is a model:
-activations (`recipes.planning.activation_memory`). What is an allowance: `CONTEXT`, `COMMUNICATION`, `FRAGMENTATION`.
+activations (`recipes.planning.activation_memory`). What is an allowance: `CUDA_CONTEXT_BYTES`, `NCCL_BYTES`, `FRAGMENTATION_SHARE`.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from recipes.contracts.recipe import Recipe
-from recipes.launch import fully_sharded, holds_whole_model, zero_stage
-from recipes.planning.activation_memory import Forward, saved_bytes, working_bytes
-from recipes.planning.architecture import Architecture, Tensors
-from recipes.planning.gpus import FLASH_HEADS, GIB
-from recipes.planning.parallel_layout import micro_batches_held, stage_shapes
+from recipes.planning.activation_memory import ForwardPass, saved_activation_bytes, temporary_bytes
+from recipes.planning.architecture import Architecture, TensorGroup
+from recipes.planning.gpus import FLASH_ATTENTION_HEAD_SIZES, GIB
+from recipes.planning.parallel_layout import (
+    count_micro_batches_in_flight,
+    fsdp_config,
+    holds_whole_model,
+    stage_shapes,
+    zero_stage,
+)
 
-WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
-TRAINED = "float32"
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+TRAINED_DTYPE = "float32"
 """What is trained, whatever it computes in: an adapter (`autocast_adapter_dtype` of `get_peft_model`), and all weights."""
 
-CONTEXT = 0.75 * GIB
+CUDA_CONTEXT_BYTES = 0.75 * GIB
 """Allowance for the CUDA context, kernels and cuBLAS workspaces; none of it shows in PyTorch's own figures."""
-COMMUNICATION = 1.0 * GIB
+NCCL_BYTES = 1.0 * GIB
 """Allowance for NCCL's channels and buffers, where there is more than one GPU."""
-FRAGMENTATION = 0.05
+FRAGMENTATION_SHARE = 0.05
 """Share that PyTorch's caching allocator holds beyond what is in use."""
-BUCKET = 500_000_000
+ZERO_BUCKET_ELEMENTS = 500_000_000
 """Elements of each buffer that DeepSpeed 0.19 brings gradients together in, however few they are (`reduce_bucket_size`)."""
-LIVE = 1_000_000_000
+ZERO_LIVE_ELEMENTS = 1_000_000_000
 """Elements of gathered weights that it keeps for their next use (`max_live_parameters`, `max_reuse_distance`)."""
-HOST_PROCESS = 1.0 * GIB
+HOST_PROCESS_BYTES = 1.0 * GIB
 """Allowance for Python with torch, transformers and peft, where the model is trained in the host's memory."""
 
-QUANTIZED_BLOCK = 64
+NF4_BLOCK_ELEMENTS = 64
 """Weights that share one NF4 constant (Dettmers et al. 2023, QLoRA, section 3)."""
-CONSTANT_BLOCK = 256
+CONSTANT_BLOCK_ELEMENTS = 256
 """Constants that share one constant of their own, with double quantization; and 8-bit optimizer states that share one."""
-SMALLEST_8BIT = 4096
+MIN_8BIT_ELEMENTS = 4096
 """Elements from which bitsandbytes keeps a tensor's states in 8 bits."""
-OPTIMIZER_MAP = 2 * 256 * 4
+OPTIMIZER_MAP_BYTES = 2 * 256 * 4
 """The two code tables of bitsandbytes' 8-bit Adam, one of each for the whole optimizer."""
 
 
@@ -65,26 +70,26 @@ class MemoryBudget:
         return self.needed - self.allowance
 
 
-def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
+def estimate_memory(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     """The budget of a recipe with a base model of that shape, for each GPU; of stages, for that which needs most.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
     """
-    return max(budgets(recipe, shape), key=lambda budget: budget.needed)
+    return max(estimate_stages(recipe, shape), key=lambda budget: budget.needed)
 
 
-def budgets(recipe: Recipe, shape: Architecture) -> list[MemoryBudget]:
+def estimate_stages(recipe: Recipe, shape: Architecture) -> list[MemoryBudget]:
     """Of each stage; one, where every GPU needs as much."""
     if recipe.stages == 1:
-        return [budget_of(recipe, shape)]
+        return [estimate_stage(recipe, shape)]
     return [
-        budget_of(recipe, stage, held=micro_batches_held(recipe, rank), heads=stage.heads)
+        estimate_stage(recipe, stage, held=count_micro_batches_in_flight(recipe, rank), heads=stage.heads)
         for rank, stage in enumerate(stage_shapes(recipe, shape))
     ]
 
 
-def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool = True) -> MemoryBudget:
+def estimate_stage(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool = True) -> MemoryBudget:
     """Of a GPU that has the activations of `held` micro-batches at once, and computes logits where it `heads`.
 
     Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
@@ -95,57 +100,60 @@ def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
     """
-    part = shape.part(recipe.tensor_parallel)
+    part = shape.tensor_parallel_part(recipe.tensor_parallel)
     trained = trained_tensors(recipe, part)
-    trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
+    trained_width = (
+        DTYPE_BYTES[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else DTYPE_BYTES[TRAINED_DTYPE]
+    )
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
     elements = sum(tensors.total for tensors in trained)
     sizes = elements * trained_width
-    gradients = elements * WIDTH[TRAINED]  # DeepSpeed too is told to add them up in float32 (`launch.zero`)
+    gradients = elements * DTYPE_BYTES[TRAINED_DTYPE]  # DeepSpeed too is told to add them up in float32 (`launch.zero`)
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
-    of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
+    weight_shards = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
     whole = strategy == "fsdp" and recipe.method != "full"  # an adapter, with all that belongs to it
-    of_adapter = 1 if whole else of_weights
-    of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") and not whole else 1
+    adapter_shards = 1 if whole else weight_shards
+    state_shards = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") and not whole else 1
     logits = shape.vocab_size if heads else 0
-    forward = forward_of(recipe, part.model_copy(update={"vocab_size": logits}))  # logits are gathered
+    forward = build_forward_pass(recipe, part.model_copy(update={"vocab_size": logits}))  # logits are gathered
     # Full DPO keeps the base beside what it trains, and spread as that is.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
-        "weights": ((frozen if recipe.method != "full" else sizes) + reference) / of_weights,
-        "adapter": (sizes if recipe.method != "full" else 0) / of_adapter,
+        "weights": ((frozen if recipe.method != "full" else sizes) + reference) / weight_shards,
+        "adapter": (sizes if recipe.method != "full" else 0) / adapter_shards,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
-        "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states
+        "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / state_shards
         + bucket_bytes(recipe, elements, trained_width),
-        "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
-        "activations": float(held * saved_bytes(forward)),
-        "working": float(working_bytes(forward)) + (sizes / 2 if copies_what_is_trained(recipe) else 0),
-        "gathered": gathered_bytes(recipe, part) if of_weights > 1 else 0.0,
+        "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe)))
+        / state_shards,
+        "activations": float(held * saved_activation_bytes(forward)),
+        "working": float(temporary_bytes(forward)) + (sizes / 2 if copies_trained_weights(recipe) else 0),
+        "gathered": gathered_bytes(recipe, part) if weight_shards > 1 else 0.0,
     }
     used = sum(parts.values())
     if recipe.hardware.gpus == 0:
-        return MemoryBudget(**parts, allowance=HOST_PROCESS)
-    apart = CONTEXT + (COMMUNICATION if recipe.processes > 1 else 0)
-    return MemoryBudget(**parts, allowance=apart + FRAGMENTATION * used)
+        return MemoryBudget(**parts, allowance=HOST_PROCESS_BYTES)
+    apart = CUDA_CONTEXT_BYTES + (NCCL_BYTES if recipe.processes > 1 else 0)
+    return MemoryBudget(**parts, allowance=apart + FRAGMENTATION_SHARE * used)
 
 
-def autocasts(recipe: Recipe) -> bool:
+def uses_autocast(recipe: Recipe) -> bool:
     """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
-    shards = fully_sharded(recipe)
+    shards = fsdp_config(recipe)
     is_spread = bool(zero_stage(recipe) or (shards and recipe.data_parallel > 1))
     return recipe.method == "full" and recipe.computing_dtype != "float32" and not is_spread
 
 
-def copies_what_is_trained(recipe: Recipe) -> bool:
+def copies_trained_weights(recipe: Recipe) -> bool:
     """Whether what is trained has a copy in 16 bits beside it, until the backward pass is done.
 
     Of an adapter's block that is computed again, it is gone with the block.
     """
-    return autocasts(recipe) or (adapts_in_computing_type(recipe) and not recipe.gradient_checkpointing)
+    return uses_autocast(recipe) or (adapter_uses_compute_dtype(recipe) and not recipe.gradient_checkpointing)
 
 
-def adapts_in_computing_type(recipe: Recipe) -> bool:
+def adapter_uses_compute_dtype(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
     Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it.
@@ -164,13 +172,13 @@ def compiles_blocks(recipe: Recipe) -> bool:
     return recipe.hardware.gpus > 0 and recipe.objective == "sft" and holds_whole_model(recipe)
 
 
-def reads_a_mask(recipe: Recipe, shape: Architecture) -> bool:
+def uses_attention_mask(recipe: Recipe, shape: Architecture) -> bool:
     """Whether attention keeps packed examples apart by a mask, and not by where they end (`training.packed_attention`)."""
-    flash = recipe.computing_dtype != "float32" and shape.head_size in FLASH_HEADS
+    flash = recipe.computing_dtype != "float32" and shape.head_size in FLASH_ATTENTION_HEAD_SIZES
     return not (compiles_blocks(recipe) and flash)
 
 
-def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:
+def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[TensorGroup, ...]:
     """What the optimizer updates. Raises BadConfiguration where a target is no module of this model."""
     return shape.tensors if recipe.method == "full" else shape.adapter(recipe.lora_rank, recipe.lora_target_modules)
 
@@ -178,8 +186,8 @@ def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:
 def frozen_bytes(recipe: Recipe, shape: Architecture) -> int:
     """The weights below an adapter. In NF4 are the projections of blocks alone; embeddings, head and norms are not."""
     if recipe.base_dtype != "nf4":
-        return shape.parameters * WIDTH[recipe.base_dtype]
-    width = WIDTH[recipe.computing_dtype]
+        return shape.parameters * DTYPE_BYTES[recipe.base_dtype]
+    width = DTYPE_BYTES[recipe.computing_dtype]
     return sum(
         t.copies * nf4_bytes(t.elements, recipe.double_quant) if t.projection else t.total * width for t in shape.tensors
     )
@@ -187,19 +195,19 @@ def frozen_bytes(recipe: Recipe, shape: Architecture) -> int:
 
 def nf4_bytes(elements: int, double_quant: bool) -> int:
     """A weight in NF4 with its constants and code tables, as bitsandbytes 0.50 keeps them for each tensor."""
-    constants = blocks(elements, QUANTIZED_BLOCK)
+    constants = count_blocks(elements, NF4_BLOCK_ELEMENTS)
     code = 16 * 4
     if not double_quant:
-        return blocks(elements, 2) + constants * 4 + code
-    nested = blocks(constants, CONSTANT_BLOCK) * 4 + 256 * 4 + 4
-    return blocks(elements, 2) + constants + nested + code
+        return count_blocks(elements, 2) + constants * 4 + code
+    nested = count_blocks(constants, CONSTANT_BLOCK_ELEMENTS) * 4 + 256 * 4 + 4
+    return count_blocks(elements, 2) + constants + nested + code
 
 
-def blocks(elements: int, size: int) -> int:
+def count_blocks(elements: int, size: int) -> int:
     return -(-elements // size)
 
 
-def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, master: bool = False) -> int:
+def optimizer_bytes(optimizer: str, trained: Iterable[TensorGroup], width: int, *, master: bool = False) -> int:
     """Two moments for each trained parameter, on the device.
 
     `adamw`: in the parameters' own type, and a step counter for each tensor (torch.optim.AdamW). `adamw_8bit`: one byte
@@ -210,22 +218,22 @@ def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, m
     if optimizer == "paged_adamw":
         return 0
     if optimizer == "adamw_8bit":
-        return OPTIMIZER_MAP + sum(tensors.copies * states_8bit(tensors.elements) for tensors in trained)
+        return OPTIMIZER_MAP_BYTES + sum(tensors.copies * optimizer_8bit_bytes(tensors.elements) for tensors in trained)
     each = 12 if master else 2 * width
     return sum(tensors.copies * (tensors.elements * each + 4) for tensors in trained)
 
 
-def paged_bytes(recipe: Recipe, shape: Architecture) -> int:
+def paged_optimizer_bytes(recipe: Recipe, shape: Architecture) -> int:
     """What `paged_adamw` keeps of a GPU's moments outside of it: in the host's memory, as far as the GPU has no room."""
     if recipe.optimizer != "paged_adamw":
         return 0
-    return optimizer_bytes("adamw", trained_tensors(recipe, shape), WIDTH[TRAINED])
+    return optimizer_bytes("adamw", trained_tensors(recipe, shape), DTYPE_BYTES[TRAINED_DTYPE])
 
 
-def states_8bit(elements: int) -> int:
-    if elements < SMALLEST_8BIT:
+def optimizer_8bit_bytes(elements: int) -> int:
+    if elements < MIN_8BIT_ELEMENTS:
         return 2 * 4 * elements
-    return 2 * (elements + 4 * blocks(elements, CONSTANT_BLOCK))
+    return 2 * (elements + 4 * count_blocks(elements, CONSTANT_BLOCK_ELEMENTS))
 
 
 def bucket_bytes(recipe: Recipe, elements: int, width: int) -> int:
@@ -233,8 +241,8 @@ def bucket_bytes(recipe: Recipe, elements: int, width: int) -> int:
 
     A host gives pages where something is written, and no more than all gradients ever is.
     """
-    size = BUCKET if recipe.hardware.gpus else min(BUCKET, elements)
-    return {2: 2 * width * size, 3: WIDTH[TRAINED] * size}.get(zero_stage(recipe) or 0, 0)
+    size = ZERO_BUCKET_ELEMENTS if recipe.hardware.gpus else min(ZERO_BUCKET_ELEMENTS, elements)
+    return {2: 2 * width * size, 3: DTYPE_BYTES[TRAINED_DTYPE] * size}.get(zero_stage(recipe) or 0, 0)
 
 
 def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
@@ -243,28 +251,28 @@ def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
 
     Where they are trained, one block's gradients and the root's stand whole too until they are reduced.
     """
-    width = WIDTH[recipe.computing_dtype]
-    root = sum(tensors.total for tensors in shape.root) * width
-    block = sum(tensors.total for tensors in shape.block) * width
-    stands = root + 2 * block
+    width = DTYPE_BYTES[recipe.computing_dtype]
+    root = sum(tensors.total for tensors in shape.root_tensors) * width
+    block = sum(tensors.total for tensors in shape.block_tensors) * width
+    resident = root + 2 * block
     if zero_stage(recipe) == 3:
-        stands = max(stands, min(LIVE, shape.parameters) * width)
-    return float(stands + (root + block if recipe.method == "full" else 0))
+        resident = max(resident, min(ZERO_LIVE_ELEMENTS, shape.parameters) * width)
+    return float(resident + (root + block if recipe.method == "full" else 0))
 
 
-def forward_of(recipe: Recipe, shape: Architecture) -> Forward:
+def build_forward_pass(recipe: Recipe, shape: Architecture) -> ForwardPass:
     """What autograd keeps. With autocast, norms and sums stay in float32: all is reckoned so, which is an upper bound."""
     adapts = recipe.method != "full"
-    return Forward(
+    return ForwardPass(
         architecture=shape,
         rows=recipe.sequences,
         length=recipe.sequence_length,
-        width=WIDTH["float32" if autocasts(recipe) else recipe.computing_dtype],
+        width=DTYPE_BYTES["float32" if uses_autocast(recipe) else recipe.computing_dtype],
         rank=recipe.lora_rank if adapts else 0,
         targets=recipe.lora_target_modules if adapts else (),
         dropout=adapts and recipe.lora_dropout > 0,
         checkpointing=recipe.gradient_checkpointing,
-        adapter=WIDTH[recipe.computing_dtype if adapts_in_computing_type(recipe) else TRAINED],
+        adapter=DTYPE_BYTES[recipe.computing_dtype if adapter_uses_compute_dtype(recipe) else TRAINED_DTYPE],
         compiled=compiles_blocks(recipe),
-        masked=reads_a_mask(recipe, shape),
+        masked=uses_attention_mask(recipe, shape),
     )

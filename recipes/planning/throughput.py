@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
-from recipes.planning.gpus import gpu_named
+from recipes.planning.gpus import find_gpu
 from recipes.planning.memory_budget import compiles_blocks
-from recipes.planning.parallel_layout import share_at_work
+from recipes.planning.parallel_layout import pipeline_efficiency
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ LoRA on an A100, LLaMA-Factory), 0.30 to 0.35 (8B full on 8 H100, torchtitan); t
 MFU_COMPILED = Range(0.15, 0.45, 0.60)
 """The same where blocks are compiled. Measured on an H200, 7B LoRA in rows of 2,048 tokens: 0.50 to 0.53; 0.42 where the
 adapter is in float32, as beside float16; 0.56 with checkpointing, where what is computed again counts as work here."""
-CORE_FLOPS = Range(5e9, 40e9, 150e9)
+CPU_CORE_FLOPS = Range(5e9, 40e9, 150e9)
 """Operations a second of one CPU core: 46e9 were measured on a LoRA run of 135 million parameters on two cores."""
-SCALING = 0.9
+SCALING_EFFICIENCY = 0.9
 """Share of a process's speed that is left beside others, which it waits for at every step."""
 
 
-def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = True) -> float:
+def estimate_flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = True) -> float:
     """Operations for one token of training: forward, backward, and what checkpointing computes again, unless that is no part
     of the question: it takes time, but MFU counts it out.
 
@@ -43,7 +43,7 @@ def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = T
     reference does not count.
     """
     head = shape.vocab_size * shape.hidden_size
-    matrices = head + shape.num_hidden_layers * sum(t.total for t in shape.block if t.projection)
+    matrices = head + shape.num_hidden_layers * sum(t.total for t in shape.block_tensors if t.projection)
     # Each token attends to half of its sequence on average: two products of query_width x length / 2, two operations each.
     attention = 2 * shape.num_hidden_layers * shape.query_width * recipe.sequence_length
     forward = 2 * matrices + attention
@@ -54,20 +54,20 @@ def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = T
     return 2 * 2 * matrices + 3 * attention + adapter + again
 
 
-def assumed_share(recipe: Recipe) -> Range:
+def assume_mfu(recipe: Recipe) -> Range:
     """Of a GPU's peak."""
     return MFU_COMPILED if compiles_blocks(recipe) and recipe.computing_dtype != "float32" else MFU
 
 
-def assumed_flops(recipe: Recipe) -> Range | None:
+def assume_flops(recipe: Recipe) -> Range | None:
     """Operations a second of all processes together, where nobody has measured; none for GPUs that are not known."""
     processes = recipe.processes
-    share = (1.0 if processes == 1 else SCALING) * share_at_work(recipe)
+    share = (1.0 if processes == 1 else SCALING_EFFICIENCY) * pipeline_efficiency(recipe)
     if recipe.hardware.gpus == 0:
         cores = recipe.hardware.cpu or 1
-        return Range(*(cores * share * value for value in (CORE_FLOPS.low, CORE_FLOPS.likely, CORE_FLOPS.high)))
-    gpu = gpu_named(recipe.hardware.gpu_type)
+        return Range(*(cores * share * value for value in (CPU_CORE_FLOPS.low, CPU_CORE_FLOPS.likely, CPU_CORE_FLOPS.high)))
+    gpu = find_gpu(recipe.hardware.gpu_type)
     if gpu is None:
         return None
-    mfu = assumed_share(recipe)
+    mfu = assume_mfu(recipe)
     return Range(*(processes * share * gpu.flops * value for value in (mfu.low, mfu.likely, mfu.high)))

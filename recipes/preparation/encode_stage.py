@@ -1,4 +1,4 @@
-"""Second stage: distinct records -> those in the right language and of the right length, with their tokens."""
+"""Filter distinct records by language, toxicity and length, and tokenize them."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -10,29 +10,28 @@ import numpy as np
 import pyarrow as pa
 
 from recipes.contracts.parameters import AugmentParameters, PrepareParameters
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from recipes.preparation import read_stage
 from recipes.preparation.language import LanguageFilter
-from recipes.preparation.plan import Plan, written
+from recipes.preparation.plan import Plan, atomic_path, open_table, write_table
 from recipes.preparation.rejected_records import Reject
-from recipes.preparation.split_assignment import SPLITS, split_named
-from recipes.preparation.tables import open_table, write_table
-from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, RecordTokenizer, Tokens, token_columns
+from recipes.preparation.split_assignment import SPLITS, parse_split_name
+from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, RecordTokenizer, Tokens, build_token_columns
 from recipes.preparation.toxicity import ToxicityFilter
-from recipes.records.layouts import Layout, Unfit, said
+from recipes.records.layouts import Layout, UnfitRecord, read_record_text
 
 STAGE = "encode"
-DISTINCT = "distinct"
+DISTINCT_STAGE = "distinct"
 TOKENIZER_FOLDER = "tokenizer"
-BATCH = 1024
+BATCH_ROWS = 1024
 
-FIELDS = (
+RECORD_FIELDS = (
     ("record", pa.large_binary()),
     ("digest", pa.binary(16)),
     ("source", pa.uint64()),
     ("own", pa.uint64()),
     ("said", pa.uint64()),
-    ("draw", pa.uint64()),  # of the question as it was read, and as it goes on (`recipes.preparation.draws`)
+    ("draw", pa.uint64()),  # of the question as it was read, and as it goes on (`recipes.preparation.read_stage`)
     ("masked", pa.uint64()),
     ("split", pa.int8()),  # place in `SPLITS` where the record names it, else -1
     ("group", pa.string()),
@@ -40,7 +39,7 @@ FIELDS = (
 )
 
 
-ASKED = ("draw", "masked", "split", "group", "class")
+SUMMARY_COLUMNS = ("draw", "masked", "split", "group", "class")
 
 
 class EncodeFacts(msgspec.Struct):
@@ -51,39 +50,43 @@ class EncodeFacts(msgspec.Struct):
     truncated: int = 0
 
 
-def schema(parameters: PrepareParameters) -> pa.Schema:
-    return pa.schema([*FIELDS, *(TOKEN_FIELDS if parameters.tokenize else ())])
+def encoded_schema(parameters: PrepareParameters) -> pa.Schema:
+    return pa.schema([*RECORD_FIELDS, *(TOKEN_FIELDS if parameters.tokenize else ())])
 
 
-def encode(plan: Plan, index: int) -> None:
+def encode_range(plan: Plan, index: int) -> None:
     """Encode range `index`. A unit that was done before is not done again."""
     facts_file = plan.place(STAGE, index, "json")
     if facts_file.is_file():
         return
-    encoder = encoder_for(plan.work, plan.parameters.model_dump_json())
+    encoder = cached_encoder(plan.work, plan.parameters.model_dump_json())
     facts = EncodeFacts()
-    write_table(plan.place(STAGE, index, "arrow"), schema(plan.parameters), encoder.batches(distinct(plan, index), facts))
-    read_stage.tell(plan, STAGE, index, ASKED)
-    with written(facts_file) as part:
+    write_table(
+        plan.place(STAGE, index, "arrow"),
+        encoded_schema(plan.parameters),
+        encoder.batches(read_distinct_records(plan, index), facts),
+    )
+    read_stage.write_summary(plan, STAGE, index, SUMMARY_COLUMNS)
+    with atomic_path(facts_file) as part:
         facts.size = plan.place(STAGE, index, "arrow").stat().st_size
         part.write_bytes(msgspec.json.encode(facts))
 
 
-def encode_facts(plan: Plan, index: int) -> EncodeFacts:
+def read_encode_facts(plan: Plan, index: int) -> EncodeFacts:
     return msgspec.json.decode(plan.place(STAGE, index, "json").read_bytes(), type=EncodeFacts)
 
 
-def distinct(plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
+def read_distinct_records(plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
     """The records of a range that no earlier one is equal to, in small batches."""
-    gone = np.load(plan.place(DISTINCT, index, "npy"))
+    gone = np.load(plan.place(DISTINCT_STAGE, index, "npy"))
     done = 0
-    for batch in open_table(plan.place(read_stage.STAGE, index, "arrow")).to_batches(max_chunksize=BATCH):
+    for batch in open_table(plan.place(read_stage.STAGE, index, "arrow")).to_batches(max_chunksize=BATCH_ROWS):
         yield batch.filter(pa.array(gone[done : done + len(batch)] == 0))
         done += len(batch)
 
 
 @lru_cache(maxsize=1)
-def encoder_for(work: Path, parameters: str) -> "Encoder":
+def cached_encoder(work: Path, parameters: str) -> "Encoder":
     """The encoder of this process: its models take longer to load than many a range takes to encode."""
     return Encoder(PrepareParameters.model_validate_json(parameters), work / TOKENIZER_FOLDER)
 
@@ -94,19 +97,19 @@ class Encoder:
     def __init__(self, parameters: PrepareParameters, tokenizer: Path) -> None:
         self.parameters = parameters
         self.filter = parameters.filter
-        self._problems = text_filters(parameters)
+        self._text_filters = make_text_filters(parameters)
         self._tokenizer = RecordTokenizer(tokenizer, parameters.tokenize) if parameters.tokenize else None
         self._decode = msgspec.json.Decoder().decode
 
     def batches(self, source: Iterator[pa.RecordBatch], facts: EncodeFacts) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema`; what is rejected and cut on the way is added to `facts`."""
+        """Batches of `encoded_schema`; what is rejected and cut on the way is added to `facts`."""
         for batch in source:
             rows = [self._decode(raw) for raw in batch.column("record").to_pylist()]
             layouts = [read_stage.LAYOUTS[code] for code in batch.column("layout").to_pylist()]
             lines = batch.column("line").to_pylist()
             kept = []
             for place, (line, row, layout) in enumerate(zip(lines, rows, layouts, strict=True)):
-                if reject := self._reject(line, row, layout):
+                if reject := self._find_reject(line, row, layout):
                     facts.rejects.append(reject)
                 else:
                     kept.append(place)
@@ -116,7 +119,7 @@ class Encoder:
                 encoded = self._tokenizer.tokenize([rows[place] for place in kept], known)
                 fitting = []
                 for place, result in zip(kept, encoded, strict=True):
-                    ready = self._fitted(lines[place], result)
+                    ready = self._fit_length(lines[place], result)
                     if isinstance(ready, Reject):
                         facts.rejects.append(ready)
                     else:
@@ -124,59 +127,61 @@ class Encoder:
                         fitting.append(place)
                         tokens.append(ready)
                 kept = fitting
-            yield self._batch(batch, [rows[place] for place in kept], kept, tokens)
+            yield self._build_batch(batch, [rows[place] for place in kept], kept, tokens)
 
-    def _reject(self, line: int, row: dict[str, Any], layout: Layout | None) -> Reject | None:
-        if self._problems and layout:  # a row of a table has no text
-            text = said(row, layout)
-            for reason, problem in self._problems:
+    def _find_reject(self, line: int, row: dict[str, Any], layout: Layout | None) -> Reject | None:
+        if self._text_filters and layout:  # a row of a table has no text
+            text = read_record_text(row, layout)
+            for reason, problem in self._text_filters:
                 if detail := problem(text):
                     return Reject(line, reason, detail)
         column = self.parameters.split.column
-        if column and split_named(row.get(column)) is None:
+        if column and parse_split_name(row.get(column)) is None:
             return Reject(line, "split", f"'{column}' must be one of {', '.join(SPLITS)}")
         return None
 
-    def _fitted(self, line: int, result: Tokens | Unfit) -> Tokens | Reject:
+    def _fit_length(self, line: int, result: Tokens | UnfitRecord) -> Tokens | Reject:
         """The record's tokens, no more than `max_length`; or why they are too few or too many."""
         assert self.parameters.tokenize is not None
-        if isinstance(result, Unfit):
+        if isinstance(result, UnfitRecord):
             return Reject(line, "chat template", str(result))
         length, limit = len(result), self.parameters.tokenize.max_length
         if self.filter.min_length and length < self.filter.min_length:
-            return Reject(line, "too short", f"{counted(length, 'token')}, min_length is {self.filter.min_length}")
+            return Reject(line, "too short", f"{pluralize(length, 'token')}, min_length is {self.filter.min_length}")
         if self.filter.max_length and length > self.filter.max_length:
-            return Reject(line, "too long", f"{counted(length, 'token')}, max_length is {self.filter.max_length}")
+            return Reject(line, "too long", f"{pluralize(length, 'token')}, max_length is {self.filter.max_length}")
         if length > limit:
             result = result.cut(limit)
         if not result.teaches:
             return Reject(line, "no answer", f"its question alone fills max_length {limit}")
         return result
 
-    def _batch(
+    def _build_batch(
         self, batch: pa.RecordBatch, rows: list[dict[str, Any]], kept: list[int], tokens: list[Tokens]
     ) -> pa.RecordBatch:
         split, augment = self.parameters.split, self.parameters.augment
         chosen = batch.take(pa.array(kept, pa.int64()))
         columns = [
             *(chosen.column(name) for name in ("record", "digest", "source", "own", "said", "draw", "masked")),
-            pa.array([place_of(row, split.column) for row in rows], pa.int8()),
+            pa.array([split_number(row, split.column) for row in rows], pa.int8()),
             pa.array([str(row.get(split.group_by, "")) if split.group_by else "" for row in rows], pa.string()),
-            pa.array([class_of(row, augment) for row in rows], pa.string()),
+            pa.array([read_class(row, augment) for row in rows], pa.string()),
         ]
         if self._tokenizer is not None:
             tokenize = self._tokenizer.parameters
-            columns += token_columns(tokens, tokenize.max_length if tokenize.padding else None, self._tokenizer.padding)
-        return pa.record_batch(columns, schema(self.parameters))
+            columns += build_token_columns(
+                tokens, tokenize.max_length if tokenize.padding else None, self._tokenizer.padding
+            )
+        return pa.record_batch(columns, encoded_schema(self.parameters))
 
 
-def class_of(row: Mapping[str, Any], augment: AugmentParameters) -> str:
+def read_class(row: Mapping[str, Any], augment: AugmentParameters) -> str:
     """The class that a record is repeated in; empty where it is not known or of no interest."""
     known = row.get(augment.class_column) if augment.oversample_minority else None
     return "" if known is None else str(known)
 
 
-def text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:
+def make_text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:
     """(reason, function text -> what is wrong with it) of each filter that is asked for; their models are loaded here."""
     filters: list[tuple[str, Any]] = []
     if parameters.filter.languages:
@@ -188,6 +193,6 @@ def text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:
     return filters
 
 
-def place_of(row: dict[str, Any], column: str | None) -> int:
-    name = split_named(row.get(column)) if column else None
+def split_number(row: dict[str, Any], column: str | None) -> int:
+    name = parse_split_name(row.get(column)) if column else None
     return SPLITS.index(name) if name else -1

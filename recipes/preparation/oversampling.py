@@ -1,4 +1,4 @@
-"""Copies of training records, so that all classes have as many as the largest."""
+"""Oversample training records of minority classes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -8,13 +8,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.preparation.hashing import mixed
-from recipes.preparation.split_assignment import Draws, ranks
-from recipes.records.disk_partitions import Column, Rows, Scratch, rows_of
+from recipes.preparation.shuffle_plan import mix_bits
+from recipes.preparation.split_assignment import Draws, rank_within_group
+from recipes.records.disk_partitions import Rows, Scratch, SpilledColumn, build_rows
 
 NO_CLASS = -1
 """Of a record that is not repeated: it has no class, or is held out, where scores would count some of them twice."""
-MEMBER = np.dtype([("mixed", "<u8"), ("class", "<i8"), ("place", "<u8")])
+MEMBER_ROW = np.dtype([("mixed", "<u8"), ("class", "<i8"), ("place", "<u8")])
 
 Classes = NDArray[np.int64]
 
@@ -24,7 +24,7 @@ class Copies(AbstractContextManager["Copies"]):
     """How often records stand in the training split: of each class all of them `each` times, and some once more."""
 
     sizes: NDArray[np.int64]
-    once_more: Column
+    extra_copies: SpilledColumn
 
     @cached_property
     def target(self) -> int:
@@ -34,18 +34,18 @@ class Copies(AbstractContextManager["Copies"]):
     def each(self) -> NDArray[np.int64]:
         return self.target // np.maximum(self.sizes, 1)
 
-    def added(self, number: int) -> int:
+    def count_added(self, number: int) -> int:
         """How many copies were added to a class."""
         return self.target - int(self.sizes[number]) if number < len(self.sizes) and self.sizes[number] else 0
 
     def runs(self, classes: Iterable[Classes], lengths: Iterable[int]) -> Iterator[NDArray[np.int32]]:
         """The copies of records of these classes."""
         times = np.append(self.each, 1).astype(np.int32)  # the last one is of `NO_CLASS`
-        for known, more in zip(classes, self.once_more.runs(lengths), strict=True):
+        for known, more in zip(classes, self.extra_copies.runs(lengths), strict=True):
             yield times[known] + more
 
     def __exit__(self, *exception: object) -> None:
-        self.once_more.__exit__(*exception)
+        self.extra_copies.__exit__(*exception)
 
 
 def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: int, seed: int, scratch: Scratch) -> Copies:
@@ -56,46 +56,46 @@ def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: in
     """
     sizes = np.zeros(0, np.int64)
     for classes, _ in members():
-        here = np.bincount(classes[classes != NO_CLASS], minlength=len(sizes))
-        here[: len(sizes)] += sizes
-        sizes = here
+        class_sizes = np.bincount(classes[classes != NO_CLASS], minlength=len(sizes))
+        class_sizes[: len(sizes)] += sizes
+        sizes = class_sizes
     copies = Copies(sizes, scratch.column("once_more", np.int32, total, 0))
     rest = copies.target - copies.each * sizes
     # Who stands there once more is drawn, not those that come first.
-    with scratch.partitions("members", MEMBER, total) as drawn:
+    with scratch.partitions("members", MEMBER_ROW, total) as drawn:
         before = 0
         for classes, draws in members():
             chosen = np.flatnonzero(np.append(rest, 0)[classes])
-            keys = mixed(draws[chosen], seed)
-            drawn.add(drawn.of_hashes(keys), rows_of(MEMBER, keys, classes[chosen], before + chosen))
+            keys = mix_bits(draws[chosen], seed)
+            drawn.add(drawn.partition_numbers(keys), build_rows(MEMBER_ROW, keys, classes[chosen], before + chosen))
             before += len(classes)
         left = rest.copy()
         for number in range(drawn.count):
-            quotas = quotas_of(drawn.pieces(number), left)
+            quotas = compute_quotas(drawn.pieces(number), left)
             for rows in drawn.pieces(number):
                 for code, quota in quotas.items():
                     own = rows[rows["class"] == code]
-                    copies.once_more.put(own["place"][quota.has(own["mixed"])], 1)
+                    copies.extra_copies.put(own["place"][quota.is_selected(own["mixed"])], 1)
     return copies
 
 
 @dataclass
-class Quota:
+class ClassQuota:
     """How many of the members of a class that have a number stand there once more: of those with one number the first."""
 
     numbers: Draws
     left: NDArray[np.int64]
 
-    def has(self, numbers: Draws) -> NDArray[np.bool_]:
+    def is_selected(self, numbers: Draws) -> NDArray[np.bool_]:
         """Who stands there once more: each is asked for once, in the order of the input."""
         member = np.searchsorted(self.numbers, numbers)
-        found = ranks(member) < self.left[member]
-        here, counts = np.unique(member, return_counts=True)
-        self.left[here] -= counts
+        found = rank_within_group(member) < self.left[member]
+        class_sizes, counts = np.unique(member, return_counts=True)
+        self.left[class_sizes] -= counts
         return found
 
 
-def quotas_of(pieces: Iterable[Rows], left: NDArray[np.int64]) -> dict[int, Quota]:
+def compute_quotas(pieces: Iterable[Rows], left: NDArray[np.int64]) -> dict[int, ClassQuota]:
     """The quotas of a partition: the lowest come first. They are taken from what is `left` of each class."""
     counted: dict[int, tuple[Draws, NDArray[np.int64]]] = {}
     for rows in pieces:
@@ -109,5 +109,5 @@ def quotas_of(pieces: Iterable[Rows], left: NDArray[np.int64]) -> dict[int, Quot
     for code, (numbers, sizes) in counted.items():
         quota = np.clip(left[code] - (np.cumsum(sizes) - sizes), 0, sizes)
         left[code] -= quota.sum()
-        quotas[code] = Quota(numbers, quota)
+        quotas[code] = ClassQuota(numbers, quota)
     return quotas

@@ -1,9 +1,4 @@
-"""Personal data and secrets in texts: found, checked, counted by kind, and replaced by `[REDACTED]` (specification row C3).
-
-What only looks like them stays: a number that fails its checksum is no card and no IBAN, a version number no address.
-Looking at every text with Python's patterns took 30 times as long as all else: RE2 looks first, at a whole batch, for what
-each kind cannot be without (`suspects`); a text is looked at closely (`mask`) for the kinds that it could hold.
-"""
+"""Detect and mask personal data (PII) and secrets."""
 
 import ipaddress
 import re
@@ -22,7 +17,7 @@ REDACTED = "[REDACTED]"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PersonalDataKind:
     """One kind: a pattern, and a check of what it found. The group `keep`, where there is one, stays in the text.
 
     `trace` is found by RE2 in every line of JSON with a text in which there is one of the kind.
@@ -31,24 +26,24 @@ class Kind:
     name: str
     trace: str
     pattern: re.Pattern[str]
-    holds: Callable[[str], bool] = lambda _: True
+    is_valid: Callable[[str], bool] = lambda _: True
 
 
-def luhn(text: str) -> bool:
+def is_card_number(text: str) -> bool:
     """Whether the digits of a card number carry the right check digit, and not all are the same (ISO/IEC 7812)."""
     digits = [int(letter) for letter in text if letter.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 
 
-def iban(text: str) -> bool:
+def is_iban(text: str) -> bool:
     """Whether letters and digits give 1 modulo 97 (ISO 13616)."""
     packed = text.replace(" ", "")
     number = "".join(str(int(letter, 36)) for letter in packed[4:] + packed[:4])
     return 15 <= len(packed) <= 34 and int(number) % 97 == 1
 
 
-def address(text: str) -> bool:
+def is_ip_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -56,12 +51,12 @@ def address(text: str) -> bool:
     return True
 
 
-def long_address(text: str) -> bool:
+def is_ipv6_address(text: str) -> bool:
     """An IPv6 address that no time of day and no `::` of a programming language looks like."""
-    return address(text) and (text.count(":") == 7 or ("::" in text and len(text) > 5))
+    return is_ip_address(text) and (text.count(":") == 7 or ("::" in text and len(text) > 5))
 
 
-def telephone(text: str) -> bool:
+def is_phone_number(text: str) -> bool:
     """E.164 allows 15 digits; fewer than 8 are a year, a price or a line number more often than a telephone."""
     return 8 <= sum(letter.isdigit() for letter in text) <= 15
 
@@ -76,16 +71,16 @@ IBAN_LENGTHS = (
 
 IBAN_PATTERN = "|".join(rf"{code[:2]}\d{{2}}(?: ?[A-Z0-9]){{{int(code[2:]) - 4}}}" for code in IBAN_LENGTHS.split())
 
-NAMED = r"api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?token|auth[_-]?token|passw(?:or)?d|pwd"
+SECRET_NAMES = r"api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?token|auth[_-]?token|passw(?:or)?d|pwd"
 
 KINDS = (
-    Kind(
+    PersonalDataKind(
         "private_key",
         "PRIVATE KEY-----",
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
     ),
-    Kind("token", r"\.eyJ", re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}")),
-    Kind(
+    PersonalDataKind("token", r"\.eyJ", re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}")),
+    PersonalDataKind(
         "api_key",
         r"AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|hf_|sk-|[sr]k_(?:live|test)_|xox[abprs]-|AIza",
         re.compile(
@@ -94,44 +89,46 @@ KINDS = (
             r"AIza[\w-]{35})(?![A-Za-z0-9])"
         ),
     ),
-    Kind(
+    PersonalDataKind(
         "secret",
-        rf"(?i:{NAMED})(?:\\[nrtf]|[^A-Za-z0-9=:]){{0,5}}[=:]",
-        re.compile(rf"(?i)(?P<keep>\b[\w-]*(?:{NAMED})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?!\[REDACTED\])[^\s\"',;]{{8,}}"),
+        rf"(?i:{SECRET_NAMES})(?:\\[nrtf]|[^A-Za-z0-9=:]){{0,5}}[=:]",
+        re.compile(
+            rf"(?i)(?P<keep>\b[\w-]*(?:{SECRET_NAMES})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?!\[REDACTED\])[^\s\"',;]{{8,}}"
+        ),
     ),
-    Kind(
+    PersonalDataKind(
         "email",
         r"@[A-Za-z0-9][A-Za-z0-9-]*\.",
         re.compile(r"[A-Za-z0-9](?:[\w.%+-]{0,63})@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}\b"),
     ),
-    Kind("iban", r"[A-Z]{2}\p{Nd}{2} ?[A-Z0-9]", re.compile(rf"\b(?:{IBAN_PATTERN})(?![A-Z0-9])"), iban),
-    Kind(
+    PersonalDataKind("iban", r"[A-Z]{2}\p{Nd}{2} ?[A-Z0-9]", re.compile(rf"\b(?:{IBAN_PATTERN})(?![A-Z0-9])"), is_iban),
+    PersonalDataKind(
         "card",
         r"\p{Nd}(?:[ -]?\p{Nd}){12}",
         re.compile(r"(?<![\w.+-])(?<![A-Z]{2}\d{2} )[2-6]\d{3}(?:[ -]?\d){9,15}(?![\w-]|\.\d)"),
-        luhn,
+        is_card_number,
     ),
-    Kind(
+    PersonalDataKind(
         "ssn",
         r"\p{Nd}-\p{Nd}{2}-\p{Nd}",
         re.compile(r"(?<![\w-])(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\w-])"),
     ),
-    Kind(
+    PersonalDataKind(
         "ip_address",
         r"\p{Nd}\.\p{Nd}{1,3}\.\p{Nd}{1,3}\.\p{Nd}",
         re.compile(
             r"(?<![\w.:-])(?<!version )(?<!Version )(?<!release )(?<!Release )(?<!section )(?<!Section )"
             r"\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d)"
         ),
-        address,
+        is_ip_address,
     ),
-    Kind(
+    PersonalDataKind(
         "ip_address",
         r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?::[0-9A-Fa-f]{1,4}){3}",
         re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])"),
-        long_address,
+        is_ipv6_address,
     ),
-    Kind(
+    PersonalDataKind(
         "phone",  # with its country, of North America, with a trunk prefix
         r"\p{Nd}(?:[ ./()-]{0,4}\p{Nd}){7}",
         re.compile(
@@ -139,45 +136,45 @@ KINDS = (
             r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[ .-])[2-9]\d{2}[ .-]\d{4}"
             r"|(?<!\d )\(?0[1-9]\d{1,4}\)?[ /-]\d{3,4}(?:[ /-]?\d{2,4}){1,2})(?![\w-]|\.\d)"
         ),
-        telephone,
+        is_phone_number,
     ),
 )
 """In the order of their search: what a kind has replaced, those behind it no longer see."""
 
-CARD = next(kind for kind in KINDS if kind.name == "card")
-CARD_NUMBERS = range(10**12, 10**19)
+CARD_KIND = next(kind for kind in KINDS if kind.name == "card")
+CARD_NUMBER_RANGE = range(10**12, 10**19)
 """Integers with as many digits as a card number has: whoever stores one takes it for a number as often as for a text."""
 
-ESCAPED = r"\\[u/]"
+ESCAPED_LETTER = r"\\[u/]"
 """An escaped letter in JSON, which could be any of all these."""
-SUSPICIOUS = "|".join([ESCAPED, *(kind.trace for kind in KINDS)])
+ANY_TRACE = "|".join([ESCAPED_LETTER, *(kind.trace for kind in KINDS)])
 
-Kinds = tuple[Kind, ...]
+PersonalDataKinds = tuple[PersonalDataKind, ...]
 
 
-def suspects(lines: pa.Array) -> list[Kinds]:
+def find_suspected_kinds(lines: pa.Array) -> list[PersonalDataKinds]:
     """Of each line, JSON or the text itself, the kinds that it could hold. Takes 1 us a line, Python's patterns 40."""
-    found: list[Kinds] = [()] * len(lines)
+    found: list[PersonalDataKinds] = [()] * len(lines)
     texts = lines.view(pa.large_string())  # whose letters, not bytes, RE2 then looks at; what is no UTF-8 has none
-    rows = np.flatnonzero(holds(texts, SUSPICIOUS))
+    rows = np.flatnonzero(matches_pattern(texts, ANY_TRACE))
     chosen = texts.take(pa.array(rows))
-    each = np.stack([holds(chosen, f"{ESCAPED}|{kind.trace}") for kind in KINDS], axis=1)
+    each = np.stack([matches_pattern(chosen, f"{ESCAPED_LETTER}|{kind.trace}") for kind in KINDS], axis=1)
     for row, held in zip(rows.tolist(), each.tolist(), strict=True):
         found[row] = tuple(compress(KINDS, held))
     return found
 
 
-def holds(texts: pa.Array, pattern: str) -> NDArray[np.bool_]:
+def matches_pattern(texts: pa.Array, pattern: str) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
     return found
 
 
-def mask_text(text: str, counts: Counter[str], kinds: Kinds = KINDS) -> str:
+def mask_text(text: str, counts: Counter[str], kinds: PersonalDataKinds = KINDS) -> str:
     """The text without personal data of these kinds, in the order of `KINDS`; what was found is added to `counts`."""
     for kind in kinds:
 
-        def replace(match: re.Match[str], kind: Kind = kind) -> str:
-            if not kind.holds(match[0]):
+        def replace(match: re.Match[str], kind: PersonalDataKind = kind) -> str:
+            if not kind.is_valid(match[0]):
                 return match[0]
             counts[kind.name] += 1
             return str(match.groupdict().get("keep") or "") + REDACTED
@@ -186,15 +183,15 @@ def mask_text(text: str, counts: Counter[str], kinds: Kinds = KINDS) -> str:
     return text
 
 
-def mask(value: Any, counts: Counter[str], kinds: Kinds = KINDS) -> Any:
+def mask_value(value: Any, counts: Counter[str], kinds: PersonalDataKinds = KINDS) -> Any:
     """A JSON value with all its texts masked, and integers that are card numbers, however deep; the keys of objects stay."""
     if isinstance(value, str):
         return mask_text(value, counts, kinds)
-    if type(value) is int and value in CARD_NUMBERS and CARD in kinds:
+    if type(value) is int and value in CARD_NUMBER_RANGE and CARD_KIND in kinds:
         digits = str(value)
-        return value if (masked := mask_text(digits, counts, (CARD,))) == digits else masked
+        return value if (masked := mask_text(digits, counts, (CARD_KIND,))) == digits else masked
     if isinstance(value, list):
-        return [mask(item, counts, kinds) for item in value]
+        return [mask_value(item, counts, kinds) for item in value]
     if isinstance(value, dict):
-        return {key: mask(item, counts, kinds) for key, item in value.items()}
+        return {key: mask_value(item, counts, kinds) for key, item in value.items()}
     return value

@@ -1,10 +1,4 @@
-"""The stages of a preparation, one after the other; within a stage the workers of all pods share its units.
-
-read (range) -> distinct -> encode (range) -> decide -> features -> scatter (range) -> spread (group) -> gather (part)
-
-What only the whole dataset can tell (distinct, decide, what features are fitted to) the first pod finds out, from a few
-columns that the others give it.
-"""
+"""Run the stages of a preparation, shared among the workers of all pods."""
 
 import json
 import shutil
@@ -21,35 +15,32 @@ from typing import Any
 import numpy as np
 
 from recipes.contracts.job import BadConfiguration
-from recipes.preparation import encode_stage, fitting, read_stage
-from recipes.preparation.deduplication import near_duplicates
-from recipes.preparation.duplicates import duplicates, halves
-from recipes.preparation.encode_stage import DISTINCT, encode, encode_facts
-from recipes.preparation.feature_stages import compute
-from recipes.preparation.feature_statistics import merge
-from recipes.preparation.plan import Plan, written
-from recipes.preparation.pods import Pods
-from recipes.preparation.publishing import delivered
-from recipes.preparation.read_stage import TOLD, is_read, read, read_facts, told
-from recipes.preparation.rejected_records import Reject, write_rejects
-from recipes.preparation.shuffle_plan import Bucket, Shuffle
-from recipes.preparation.shuffle_stage import Parts, gather, scatter
-from recipes.preparation.sorted_runs import exchange, is_spread, spread
+from recipes.preparation import encode_stage, feature_stages, read_stage
+from recipes.preparation.deduplication import digest_words, find_exact_duplicates, find_near_duplicates
+from recipes.preparation.encode_stage import DISTINCT_STAGE, encode_range, read_encode_facts
+from recipes.preparation.feature_stages import compute_range
+from recipes.preparation.feature_statistics import merge_tables
+from recipes.preparation.plan import Plan, atomic_path, save_array
+from recipes.preparation.publishing import delivery_marker
+from recipes.preparation.read_stage import SUMMARY_SUFFIX, is_read, read_facts, read_range, read_summary
+from recipes.preparation.rejected_records import Reject, write_rejected_records
+from recipes.preparation.shuffle_plan import Bucket, ShufflePlan
+from recipes.preparation.shuffle_stage import PartCounts, gather_part, scatter_range
+from recipes.preparation.sorted_runs import exchange_runs, spread_group, spread_marker
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS
-from recipes.preparation.split_stage import DECIDED, Decided, decide
-from recipes.preparation.tables import save_array
-from recipes.preparation.workers import Unit, Workers
-from recipes.runner import say
+from recipes.preparation.split_stage import SPLIT_STAGE, SplitDecision, assign_records
+from recipes.preparation.workers import Pods, Unit, Workers
+from recipes.runner import log_line
 
-REJECTED = "rejected.jsonl"
+REJECTED_FILE = "rejected.jsonl"
 PARTS_FILE = "parts.json"
-SAY_EVERY_SECONDS = 10.0
+LOG_INTERVAL_SECONDS = 10.0
 DUPLICATE, NEAR_DUPLICATE = 1, 2
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparationSummary:
     """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
     those whose end was cut off, the columns in which a number is a text since it was masked, and of each column that lacked
     values the records in which it was filled.
@@ -66,74 +57,74 @@ class Prepared:
     lines: int
 
 
-def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts, Prepared | None]:
+def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[PartCounts, PreparationSummary | None]:
     """Do all stages that are not done yet. `plan.ranges` are of `source`; this pod's parts lie in `plan.work / PARTS`.
 
-    Returns how many parts there are, and, to the first pod, what came out; there the rejects lie in `REJECTED`.
+    Returns how many parts there are, and, to the first pod, what came out; there the rejects lie in `REJECTED_FILE`.
 
     Raises:
         BadConfiguration: no record is left, or too few to split.
         BrokenArtifact: what the source has is not what was recorded.
     """
     ranges = range(len(plan.ranges))
-    shuffle = Shuffle(len(ranges), pods.count, plan.fan)
+    shuffle = ShufflePlan(len(ranges), pods.count, plan.fan)
     own_groups = shuffle.own_groups(pods.rank)
     # Once the pods can have what a group of ranges has for their parts, nothing else is ever asked of it again.
-    groups = [group for group in own_groups if not pods.has(is_spread(plan, 0, 0, group))]
+    groups = [group for group in own_groups if not pods.is_published(spread_marker(plan, 0, 0, group))]
     own = sorted(index for group in groups for index in own_groups[group])
-    leads = pods.rank == 0
+    is_first_pod = pods.rank == 0
     to_read = [index for index in own if not is_read(plan, index)]
     source.fetch(plan.ranges[index].file for index in to_read)
-    share(workers, "read", partial(read, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
-    pods.give_all(files_of(plan, read_stage.STAGE, index) for index in own)
-    if leads:
-        pods.take(path for index in ranges for path in files_of(plan, read_stage.STAGE, index))
-        find_duplicates(plan)
-        pods.give_all([plan.place(DISTINCT, index, "npy")] for index in ranges)
-    pods.take(plan.place(DISTINCT, index, "npy") for index in own)
-    share(workers, "encoded", partial(encode, plan), [(index,) for index in own])
-    pods.give_all(files_of(plan, encode_stage.STAGE, index) for index in own)
+    run_stage(workers, "read", partial(read_range, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
+    pods.publish_all(stage_files(plan, read_stage.STAGE, index) for index in own)
+    if is_first_pod:
+        pods.fetch(path for index in ranges for path in stage_files(plan, read_stage.STAGE, index))
+        mark_duplicates(plan)
+        pods.publish_all([plan.place(DISTINCT_STAGE, index, "npy")] for index in ranges)
+    pods.fetch(plan.place(DISTINCT_STAGE, index, "npy") for index in own)
+    run_stage(workers, "encoded", partial(encode_range, plan), [(index,) for index in own])
+    pods.publish_all(stage_files(plan, encode_stage.STAGE, index) for index in own)
     prepared = None
-    if leads:
-        pods.take(path for index in ranges for path in files_of(plan, encode_stage.STAGE, index))
-        prepared = decide_all(plan)
-        pods.give_all([plan.place(DECIDED, index, "npy")] for index in ranges)
-        pods.give(plan.work / PARTS_FILE)
-    pods.take([*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE])
+    if is_first_pod:
+        pods.fetch(path for index in ranges for path in stage_files(plan, encode_stage.STAGE, index))
+        prepared = assign_and_summarize(plan)
+        pods.publish_all([plan.place(SPLIT_STAGE, index, "npy")] for index in ranges)
+        pods.publish(plan.work / PARTS_FILE)
+    pods.fetch([*(plan.place(SPLIT_STAGE, index, "npy") for index in own), plan.work / PARTS_FILE])
     parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
     if plan.parameters.features is not None:
         add_features(plan, workers, pods, own)
     shuffle = replace(shuffle, parts=sum(parts))
-    share(workers, "sorted", partial(scatter, plan, parts, shuffle), [(index,) for index in own])
-    first, end = pods.run_of(sum(parts), pods.rank)
-    wanted = [number for number in range(first, end) if not pods.has(delivered(plan, number))]
-    buckets = ready_buckets(plan, shuffle, workers, pods, groups, wanted)
-    share(workers, "written", partial(gather, plan, parts), buckets, of="parts")
+    run_stage(workers, "sorted", partial(scatter_range, plan, parts, shuffle), [(index,) for index in own])
+    first, end = pods.unit_range(sum(parts), pods.rank)
+    wanted = [number for number in range(first, end) if not pods.is_published(delivery_marker(plan, number))]
+    buckets = spread_until_ready(plan, shuffle, workers, pods, groups, wanted)
+    run_stage(workers, "written", partial(gather_part, plan, parts), buckets, of="parts")
     return parts, prepared
 
 
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
-    """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.state_of`."""
-    share(workers, "fitted", partial(fitting.fit, plan), [(index,) for index in own])
-    pods.give_all(fitting.fitted_files(plan, index) for index in own)
+    """Fit the features to what all pods have, and add them to the records of this one. Raises as `feature_stages.build_state`."""
+    run_stage(workers, "fitted", partial(feature_stages.fit_range, plan), [(index,) for index in own])
+    pods.publish_all(feature_stages.fit_files(plan, index) for index in own)
     if pods.rank == 0:
-        pods.take(path for index in range(len(plan.ranges)) for path in fitting.fitted_files(plan, index))
-        state = fitting.state_of(plan)  # before the keys: what cannot be fitted is told early
-        share(workers, "merged", partial(merge, plan), fitting.to_merge(plan), of="tables")
-        fitting.fit_all(plan, state)
-        pods.give(*fitting.files_of(plan))
-    pods.take(fitting.files_of(plan))
-    share(workers, "computed", partial(compute, plan), [(index,) for index in own])
+        pods.fetch(path for index in range(len(plan.ranges)) for path in feature_stages.fit_files(plan, index))
+        state = feature_stages.build_state(plan)  # before the keys: what cannot be fitted is told early
+        run_stage(workers, "merged", partial(merge_tables, plan), feature_stages.list_pending_merges(plan), of="tables")
+        feature_stages.write_feature_files(plan, state)
+        pods.publish(*feature_stages.feature_files(plan))
+    pods.fetch(feature_stages.feature_files(plan))
+    run_stage(workers, "computed", partial(compute_range, plan), [(index,) for index in own])
 
 
-def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
+def stage_files(plan: Plan, stage: str, index: int) -> list[Path]:
     """What a pod tells of a range after a stage; the last one is written last."""
     signed = stage == read_stage.STAGE and plan.parameters.filter.near_dedup is not None
-    return [plan.place(stage, index, suffix) for suffix in (TOLD, *(("npy",) if signed else ()), "json")]
+    return [plan.place(stage, index, suffix) for suffix in (SUMMARY_SUFFIX, *(("npy",) if signed else ()), "json")]
 
 
-def ready_buckets(
-    plan: Plan, shuffle: Shuffle, workers: Workers, pods: Pods, groups: Sequence[int], wanted: Sequence[int]
+def spread_until_ready(
+    plan: Plan, shuffle: ShufflePlan, workers: Workers, pods: Pods, groups: Sequence[int], wanted: Sequence[int]
 ) -> list[tuple[Bucket, int]]:
     """The wanted parts, each with the bucket that it is read of: where its runs are too many, they are spread first."""
     ready: list[tuple[Bucket, int]] = []
@@ -148,40 +139,40 @@ def ready_buckets(
             elif numbers or bucket.level == 0:
                 of_bucket = groups if bucket.level == 0 else range(shuffle.count_groups(bucket))
                 calls += [(bucket, group) for group in of_bucket]
-                smaller += shuffle.smaller(bucket)
-        share(workers, "spread", partial(spread, plan, shuffle), calls, of="groups")
+                smaller += shuffle.child_buckets(bucket)
+        run_stage(workers, "spread", partial(spread_group, plan, shuffle), calls, of="groups")
         if pods.count > 1 and waiting == [shuffle.root]:
-            smaller = exchange(plan, shuffle, pods, groups, wanted)
+            smaller = exchange_runs(plan, shuffle, pods, groups, wanted)
         waiting = smaller
     return ready
 
 
-def decide_all(plan: Plan) -> Prepared:
+def assign_and_summarize(plan: Plan) -> PreparationSummary:
     """Everything that depends on all records, and what is told of it.
 
     Raises:
-        BadConfiguration: no record is left, or as `decide`.
+        BadConfiguration: no record is left, or as `assign_records`.
     """
-    rejected = write_rejects(plan.work / REJECTED, plan, all_rejects(plan))
+    rejected = write_rejected_records(plan.work / REJECTED_FILE, plan, iterate_rejects(plan))
     ranges = range(len(plan.ranges))
-    lengths = [told(plan, encode_stage.STAGE, index).num_rows for index in ranges]
+    lengths = [read_summary(plan, encode_stage.STAGE, index).num_rows for index in ranges]
     if not any(lengths):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
-        raise BadConfiguration(f"no record is left: {reasons}{first_of(plan.work / REJECTED)}")
-    decided = decide(plan, lengths)
+        raise BadConfiguration(f"no record is left: {reasons}{describe_first_reject(plan.work / REJECTED_FILE)}")
+    decided = assign_records(plan, lengths)
     masked, filled, retyped = Counter[str](), Counter[str](), set[str]()
     lines = truncated = size = 0
     for index in ranges:  # one after the other: each has its rejects, of which there may be as many as records
-        facts, encoded = read_facts(plan, index), encode_facts(plan, index)
+        facts, encoded = read_facts(plan, index), read_encode_facts(plan, index)
         masked.update(facts.masked)
         filled.update(facts.filled)
         retyped.update(facts.retyped)
         lines += facts.lines
         truncated += encoded.truncated
         size += encoded.size
-    with written(plan.work / PARTS_FILE) as part:
-        part.write_text(json.dumps(parts_of(decided, size, plan.part_bytes)))
-    return Prepared(
+    with atomic_path(plan.work / PARTS_FILE) as part:
+        part.write_text(json.dumps(count_parts(decided, size, plan.part_bytes)))
+    return PreparationSummary(
         records=dict(zip(SPLITS, decided.records, strict=True)),
         rejected=dict(sorted(rejected.items())),
         masked=dict(sorted(masked.items())),
@@ -194,36 +185,36 @@ def decide_all(plan: Plan) -> Prepared:
     )
 
 
-def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:
+def run_stage(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:
     """Run a stage, and say now and then how far it is."""
-    said = time.monotonic()
+    logged_at = time.monotonic()
     for number, _ in enumerate(workers.run(unit, calls), start=1):
-        if time.monotonic() - said > SAY_EVERY_SECONDS or number == len(calls):
-            said = time.monotonic()
-            say(f"{done} {number} of {len(calls)} {of}")
+        if time.monotonic() - logged_at > LOG_INTERVAL_SECONDS or number == len(calls):
+            logged_at = time.monotonic()
+            log_line(f"{done} {number} of {len(calls)} {of}")
 
 
-def find_duplicates(plan: Plan) -> None:
+def mark_duplicates(plan: Plan) -> None:
     """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
     ranges, wanted, scratch = range(len(plan.ranges)), plan.parameters.filter, plan.scratch
     shutil.rmtree(scratch.folder, ignore_errors=True)  # of a process that was killed, and may have been further
-    lengths = [told(plan, read_stage.STAGE, index).num_rows for index in ranges]
+    lengths = [read_summary(plan, read_stage.STAGE, index).num_rows for index in ranges]
     total = sum(lengths)
     with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as near:
         if wanted.dedup:
-            digests = (halves(told(plan, read_stage.STAGE, index).column("digest")) for index in ranges)
-            for places in duplicates(digests, total, scratch):
+            digests = (digest_words(read_summary(plan, read_stage.STAGE, index).column("digest")) for index in ranges)
+            for places in find_exact_duplicates(digests, total, scratch):
                 equal.put(places, DUPLICATE)
         if wanted.near_dedup is not None:
             signatures = [plan.place(read_stage.STAGE, index, "npy") for index in ranges]
             kept = (marks == 0 for marks in equal.runs(lengths))
-            for places in near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
+            for places in find_near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
                 near.put(places, NEAR_DUPLICATE)
         for index, marks in enumerate(zip(equal.runs(lengths), near.runs(lengths), strict=True)):
-            save_array(plan.place(DISTINCT, index, "npy"), np.maximum(*marks))
+            save_array(plan.place(DISTINCT_STAGE, index, "npy"), np.maximum(*marks))
 
 
-def first_of(rejects: Path) -> str:
+def describe_first_reject(rejects: Path) -> str:
     """What was wrong with the first record that was rejected, if one was: who is told that nothing is left has only this."""
     with rejects.open(encoding="utf-8") as lines:
         line = lines.readline()
@@ -233,18 +224,18 @@ def first_of(rejects: Path) -> str:
     return f"; the first: {first['file']}, line {first['line']}: {first['detail']}"
 
 
-def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
+def iterate_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
     """Of each range: its number of lines, and what every stage rejected of it."""
     reasons = {DUPLICATE: "duplicate", NEAR_DUPLICATE: "near duplicate"}
     for index in range(len(plan.ranges)):
         facts = read_facts(plan, index)
-        marks = np.load(plan.place(DISTINCT, index, "npy"))
-        lines = told(plan, read_stage.STAGE, index).column("line").to_numpy()
+        marks = np.load(plan.place(DISTINCT_STAGE, index, "npy"))
+        lines = read_summary(plan, read_stage.STAGE, index).column("line").to_numpy()
         again = [Reject(int(lines[row]), reasons[int(marks[row])]) for row in np.flatnonzero(marks)]
-        yield facts.lines, [*facts.rejects, *again, *encode_facts(plan, index).rejects]
+        yield facts.lines, [*facts.rejects, *again, *read_encode_facts(plan, index).rejects]
 
 
-def parts_of(decided: Decided, size: int, part_bytes: int) -> Parts:
+def count_parts(decided: SplitDecision, size: int, part_bytes: int) -> PartCounts:
     """How many files each split gets of records that have `size` bytes without copies: a matter of the data alone."""
     each = size / decided.distinct
     return tuple(max(1, ceil(each * count / part_bytes)) for count in decided.records)

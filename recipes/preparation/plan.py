@@ -1,15 +1,22 @@
-"""What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files."""
+"""The plan of a preparation, and the files that its stages leave."""
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from recipes.contracts.parameters import PrepareParameters
-from recipes.preparation.shuffle_plan import FAN
-from recipes.records.disk_partitions import HELD_BYTES, Scratch
+from recipes.preparation.shuffle_plan import MERGE_FAN_IN
+from recipes.records.disk_partitions import BUFFER_BYTES, Scratch
 from recipes.storage.manifest import FileRecord
+
+# What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files.
 
 RANGE_BYTES = 16 << 20
 """Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""
@@ -35,8 +42,8 @@ class Plan:
     ranges: tuple[Range, ...]
     parameters: PrepareParameters
     part_bytes: int = PART_BYTES
-    fan: int = FAN
-    held_bytes: int = HELD_BYTES
+    fan: int = MERGE_FAN_IN
+    held_bytes: int = BUFFER_BYTES
 
     def place(self, stage: str, index: int, suffix: str) -> Path:
         """Where a unit of a stage leaves a file."""
@@ -48,7 +55,7 @@ class Plan:
         return Scratch(self.work / "scratch", self.held_bytes)
 
 
-def cut(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
+def cut_ranges(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
     """Ranges of `range_bytes`: nothing of a file needs to be here to know them."""
     return tuple(
         Range(file.path, start, min(start + range_bytes, file.size))
@@ -58,9 +65,40 @@ def cut(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Ra
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A path to write to, which gets the name `path` once it is whole: a unit that was killed has no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     yield part
     part.replace(path)
+
+
+# Files between the stages: written once, then read. Tables are read in place, without a copy of them in memory.
+
+
+def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as an Arrow IPC file; it appears whole or not at all."""
+    with atomic_path(path) as part, pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def open_table(path: Path) -> pa.Table:
+    """The table of an Arrow IPC file, which stays on the disk."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write an array; it appears whole or not at all."""
+    with atomic_path(path) as part, part.open("wb") as file:
+        np.save(file, array)
+
+
+def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow IPC file, which stays on the disk; nothing is held of those before.
+
+    `open_table` holds two kilobytes of each batch, wherever its bytes are.
+    """
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)

@@ -1,4 +1,4 @@
-"""Finished parts on their way to where the version lies: each pod delivers its own, the first one writes the manifests."""
+"""Upload finished parts, and write the manifests of the new version."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,77 +8,77 @@ import numpy as np
 from pydantic import JsonValue
 
 from recipes.contracts.job import Job
-from recipes.preparation.plan import Plan, written
-from recipes.preparation.pods import Pods
-from recipes.preparation.shuffle_stage import HASHES, KNOWN_BY, PARTS, Parts, name_of
+from recipes.preparation.plan import Plan, atomic_path
+from recipes.preparation.shuffle_stage import HASH_COLUMNS, HASHES_FOLDER, PARTS_FOLDER, PartCounts, part_name
 from recipes.preparation.split_assignment import SPLITS
-from recipes.records.record_index import Pairs, publish_hashes
-from recipes.storage.artifact_store import Store, sha256_of
+from recipes.preparation.workers import Pods
+from recipes.records.record_index import HashPairs, publish_record_index
+from recipes.storage.artifact_store import Store, hash_file
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
 
-DELIVERED = "delivered"
-TOGETHER = "dataset"
+DELIVERED_FOLDER = "delivered"
+DATASET_ROLE = "dataset"
 """Role of all records of all splits."""
 
 
-def delivered(plan: Plan, number: int) -> Path:
+def delivery_marker(plan: Plan, number: int) -> Path:
     """Left when a part is in the store: its files as a manifest has them."""
-    return plan.work / DELIVERED / f"{number:05}.json"
+    return plan.work / DELIVERED_FOLDER / f"{number:05}.json"
 
 
-def known_by(plan: Plan, parts: Parts, number: int) -> Path:
-    split, name = name_of(parts, number)
-    return plan.work / KNOWN_BY / split / f"{name}.npy"
+def hashes_file(plan: Plan, parts: PartCounts, number: int) -> Path:
+    split, name = part_name(parts, number)
+    return plan.work / HASHES_FOLDER / split / f"{name}.npy"
 
 
-def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> None:
+def upload_parts(job: Job, store: Store, plan: Plan, parts: PartCounts, pods: Pods) -> None:
     """Put the parts of this pod where the version will lie, each in its split."""
-    for number in range(*pods.run_of(sum(parts), pods.rank)):
-        if pods.has(delivered(plan, number)):
+    for number in range(*pods.unit_range(sum(parts), pods.rank)):
+        if pods.is_published(delivery_marker(plan, number)):
             continue
-        split, name = name_of(parts, number)
+        split, name = part_name(parts, number)
         files = []
-        written_files = (plan.work / PARTS / split / f"{name}.{suffix}" for suffix in ("arrow", "jsonl"))
-        for file in filter(Path.is_file, written_files):
+        candidates = (plan.work / PARTS_FOLDER / split / f"{name}.{suffix}" for suffix in ("arrow", "jsonl"))
+        for file in filter(Path.is_file, candidates):
             store.put_file(f"{job.outputs[split]}/{file.name}", file)
-            files.append(FileRecord(path=file.name, sha256=sha256_of(file), size=file.stat().st_size))
-        with written(delivered(plan, number)) as part:
+            files.append(FileRecord(path=file.name, sha256=hash_file(file), size=file.stat().st_size))
+        with atomic_path(delivery_marker(plan, number)) as part:
             part.write_bytes(Manifest(kind="part", files=tuple(files)).to_bytes())
-        pods.give(known_by(plan, parts, number), delivered(plan, number))
+        pods.publish(hashes_file(plan, parts, number), delivery_marker(plan, number))
 
 
-def columns(known: Sequence[Path], *names: str) -> Iterator[Pairs]:
+def select_hashes(hashes: Sequence[Path], *names: str) -> Iterator[HashPairs]:
     """Some of the hashes that records are known by: those of one part after the other."""
-    wanted = [HASHES.index(name) for name in names]
-    return (np.load(part)[:, wanted] for part in known)
+    wanted = [HASH_COLUMNS.index(name) for name in names]
+    return (np.load(part)[:, wanted] for part in hashes)
 
 
-def is_records(name: str) -> bool:
+def is_records_file(name: str) -> bool:
     """Not the tokens beside them."""
     return name.endswith(".jsonl")
 
 
-class Delivery:
+class VersionPublisher:
     """All parts, delivered by whichever pods."""
 
-    def __init__(self, job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> None:
+    def __init__(self, job: Job, store: Store, plan: Plan, parts: PartCounts, pods: Pods) -> None:
         self._job, self._store, self._plan = job, store, plan
-        self._files: dict[str, list[FileRecord]] = {role: [] for role in (*SPLITS, TOGETHER)}
-        self._known_by: dict[str, list[Path]] = {role: [] for role in (*SPLITS, TOGETHER)}
+        self._files: dict[str, list[FileRecord]] = {role: [] for role in (*SPLITS, DATASET_ROLE)}
+        self._hash_files: dict[str, list[Path]] = {role: [] for role in (*SPLITS, DATASET_ROLE)}
         every = range(sum(parts))
-        pods.take(path for number in every for path in (delivered(plan, number), known_by(plan, parts, number)))
+        pods.fetch(path for number in every for path in (delivery_marker(plan, number), hashes_file(plan, parts, number)))
         # In the order of their names, as a folder of all of them would be read.
-        for number in sorted(every, key=lambda number: name_of(parts, number)[1]):
-            split, _ = name_of(parts, number)
-            known = known_by(plan, parts, number)
-            files = Manifest.model_validate_json(delivered(plan, number).read_bytes()).files
+        for number in sorted(every, key=lambda number: part_name(parts, number)[1]):
+            split, _ = part_name(parts, number)
+            hashes = hashes_file(plan, parts, number)
+            files = Manifest.model_validate_json(delivery_marker(plan, number).read_bytes()).files
             self._files[split] += files
-            below = job.outputs[split].removeprefix(f"{job.outputs[TOGETHER]}/")
-            self._files[TOGETHER] += [
-                file.model_copy(update={"path": f"{below}/{file.path}"}) for file in files if is_records(file.path)
+            below = job.outputs[split].removeprefix(f"{job.outputs[DATASET_ROLE]}/")
+            self._files[DATASET_ROLE] += [
+                file.model_copy(update={"path": f"{below}/{file.path}"}) for file in files if is_records_file(file.path)
             ]
-            for role in (split, TOGETHER):
-                self._known_by[role].append(known)
+            for role in (split, DATASET_ROLE):
+                self._hash_files[role].append(hashes)
 
     def publish(self, role: str, kind: str, facts: dict[str, JsonValue]) -> Artifact:
         """Make an artifact of a split, or of all records, and index it.
@@ -88,12 +88,14 @@ class Delivery:
         inputs = {"dataset": self._job.inputs["dataset"].digest}
         manifest = Manifest(kind=kind, files=tuple(self._files[role]), inputs=inputs, facts=facts)
         artifact = self._store.put_manifest(self._job.outputs[role], manifest)
-        known = self._known_by[role]
-        publish_hashes(self._store, artifact, columns(known, "said", "own"), columns(known, "source", "said"))
+        hashes = self._hash_files[role]
+        publish_record_index(
+            self._store, artifact, select_hashes(hashes, "said", "own"), select_hashes(hashes, "source", "said")
+        )
         return artifact
 
-    def content(self, beside: Iterable[FileRecord] = ()) -> str:
+    def content(self, extra_files: Iterable[FileRecord] = ()) -> str:
         """Of a version, tells whether another holds the same: the SHA-256 of those of all files, of tokens too, and of those
-        `beside` them."""
-        hashes = [file.sha256 for files in (*(self._files[split] for split in SPLITS), beside) for file in files]
+        `extra_files` them."""
+        hashes = [file.sha256 for files in (*(self._files[split] for split in SPLITS), extra_files) for file in files]
         return hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Records that do not go on: told with file, line and reason, never silently dropped (specification row D5)."""
+"""Report rejected records with file, line and reason."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from recipes.preparation.plan import Plan, written
+from recipes.preparation.plan import Plan, atomic_path
 
 
 class Reject(msgspec.Struct, array_like=True):
@@ -18,7 +18,7 @@ class Reject(msgspec.Struct, array_like=True):
     detail: str = ""
 
 
-def write_rejects(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Reject]]]) -> Counter[str]:
+def write_rejected_records(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Reject]]]) -> Counter[str]:
     """Write all rejects in the order of the input; returns how many for each reason.
 
     Args:
@@ -34,10 +34,10 @@ def write_rejects(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Rejec
             file = place.file
             for reject in sorted(rejects, key=lambda reject: reject.line):
                 counts[reject.reason] += 1
-                told = {"file": file, "line": before + reject.line, "reason": reject.reason, "detail": reject.detail}
-                yield json.dumps(told, ensure_ascii=False) + "\n"
+                row = {"file": file, "line": before + reject.line, "reason": reject.reason, "detail": reject.detail}
+                yield json.dumps(row, ensure_ascii=False) + "\n"
             before += length
 
-    with written(path) as part, part.open("w", encoding="utf-8") as out:
+    with atomic_path(path) as part, part.open("w", encoding="utf-8") as out:
         out.writelines(lines())
     return counts

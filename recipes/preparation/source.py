@@ -1,9 +1,4 @@
-"""The records that are prepared, split or checked: a pod fetches what its own ranges need of them.
-
-A file in chunks, as every uploaded version has them, goes chunk by chunk from the store into the worker that reads it, each
-verified, and is never a file here. Another, as a prepared version has them, is known by the hash of its whole: it is fetched
-by the pods that have a range of it.
-"""
+"""Stream the records of an artifact, chunk by chunk, from the store."""
 
 import io
 from bisect import bisect_left, bisect_right
@@ -19,11 +14,11 @@ from recipes.preparation.plan import Range
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact, Chunk, FileRecord
 
-AHEAD = 4
+PREFETCH_CHUNKS = 4
 """Chunks of a range that are on their way while the one before is read: with their size, what a worker holds of them."""
-BEHIND = 2
+TRAILING_CHUNKS = 2
 """Chunks behind a range in which its last line is likely to end."""
-BUFFER = 1 << 20
+BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,23 +52,23 @@ class ChunkedFile:
 
     def open(self, start: int, end: int) -> BinaryIO:
         """As `LocalFile.open`. Reading raises BrokenArtifact where a chunk is not what was recorded."""
-        return cast(BinaryIO, io.BufferedReader(Pieces(self._pieces(start, end)), BUFFER))
+        return cast(BinaryIO, io.BufferedReader(ChunkStream(self._read_chunks(start, end)), BUFFER_BYTES))
 
-    def _pieces(self, start: int, end: int) -> Iterator[bytes]:
+    def _read_chunks(self, start: int, end: int) -> Iterator[bytes]:
         before = self.before
-        coming: deque[tuple[int, Future[bytes]]] = deque()
-        with ThreadPoolExecutor(AHEAD, thread_name_prefix="chunks") as pool:
-            for chunk in chain(self.chunks, self._others()):
+        pending: deque[tuple[int, Future[bytes]]] = deque()
+        with ThreadPoolExecutor(PREFETCH_CHUNKS, thread_name_prefix="chunks") as pool:
+            for chunk in chain(self.chunks, self._following_chunks()):
                 if before + chunk.size > start:
                     # From `end` on one at a time, when it is wanted: there lies the rest of a last line at most.
-                    while coming and (len(coming) > AHEAD or before >= end):
-                        yield next_of(coming)
-                    coming.append((max(start - before, 0), pool.submit(self._chunk, chunk)))
+                    while pending and (len(pending) > PREFETCH_CHUNKS or before >= end):
+                        yield next_chunk(pending)
+                    pending.append((max(start - before, 0), pool.submit(self._chunk, chunk)))
                 before += chunk.size
-            while coming:
-                yield next_of(coming)
+            while pending:
+                yield next_chunk(pending)
 
-    def _others(self) -> Iterator[Chunk]:
+    def _following_chunks(self) -> Iterator[Chunk]:
         """Those behind the known ones."""
         if (known := self.first + len(self.chunks)) < self.count:
             (file,) = (file for file in self.store.manifest(self.artifact).files if file.path == self.path)
@@ -86,17 +81,17 @@ class ChunkedFile:
             raise BrokenArtifact(f"a chunk of a file of {self.artifact.uri} is missing: {error}") from None
 
 
-def next_of(coming: deque[tuple[int, Future[bytes]]]) -> bytes:
+def next_chunk(pending: deque[tuple[int, Future[bytes]]]) -> bytes:
     """The first chunk that comes, without the bytes at its beginning that nobody wants."""
-    unwanted, data = coming.popleft()
-    return data.result()[unwanted:]
+    skipped, data = pending.popleft()
+    return data.result()[skipped:]
 
 
-class Pieces(io.RawIOBase):
+class ChunkStream(io.RawIOBase):
     """Pieces as one stream."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
+        self._read_chunks = pieces
         self._piece = memoryview(b"")
 
     def readable(self) -> bool:
@@ -104,7 +99,7 @@ class Pieces(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._piece:
-            if (piece := next(self._pieces, None)) is None:
+            if (piece := next(self._read_chunks, None)) is None:
                 return 0
             self._piece = memoryview(piece)
         size = min(len(buffer), len(self._piece))
@@ -120,7 +115,7 @@ class Source:
         self._store, self._artifact, self._cache = store, artifact, cache
         found = (file for file in store.manifest(artifact).files if file.path.endswith(".jsonl"))
         self.files: dict[str, FileRecord] = {file.path: file for file in sorted(found, key=lambda file: file.path)}
-        self._here: dict[str, LocalFile] = {}
+        self._fetched: dict[str, LocalFile] = {}
         self._starts: dict[str, list[int]] = {}
 
     def open(self, path: str) -> BinaryIO:
@@ -143,14 +138,14 @@ class Source:
             starts = self._starts[file.path]
             # One byte more before it: that tells whether a line begins where the range does.
             first = max(bisect_right(starts, max(place.start - 1, 0)) - 1, 0)
-            chunks = file.chunks[first : bisect_left(starts, place.end) + BEHIND]
+            chunks = file.chunks[first : bisect_left(starts, place.end) + TRAILING_CHUNKS]
             return ChunkedFile(self._store, self._artifact, file.path, chunks, first, starts[first], len(file.chunks))
         self.fetch([file.path])
-        return self._here[file.path]
+        return self._fetched[file.path]
 
     def fetch(self, paths: Iterable[str]) -> None:
         """Have files that are not in chunks here; those of many ranges at once, as each time the whole manifest is read."""
-        wanted = {path for path in paths if path not in self._here and not self.files[path].chunks}
+        wanted = {path for path in paths if path not in self._fetched and not self.files[path].chunks}
         if wanted:
             folder = self._store.fetch(self._artifact, self._cache, only=wanted)
-            self._here |= {path: LocalFile(folder / path) for path in wanted}
+            self._fetched |= {path: LocalFile(folder / path) for path in wanted}

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import SplitParameters
-from recipes.counted import counted
-from recipes.records.disk_partitions import Column, Partitions, Rows, Scratch, rows_of
+from recipes.contracts.quantities import pluralize
+from recipes.records.disk_partitions import Partitions, Rows, Scratch, SpilledColumn, build_rows
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
-OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "eval": "validation"}
-DRAWN = np.dtype([("draw", "<u8"), ("group", "<u8"), ("place", "<u8")])
-GROUPED = np.dtype([("group", "<u8"), ("count", "<i8")])
-NAMED = np.dtype([("draw", "<u8"), ("split", "i1")])
+SPLIT_ALIASES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "eval": "validation"}
+DRAW_ROW = np.dtype([("draw", "<u8"), ("group", "<u8"), ("place", "<u8")])
+GROUP_ROW = np.dtype([("group", "<u8"), ("count", "<i8")])
+NAMED_ROW = np.dtype([("draw", "<u8"), ("split", "i1")])
 
 Draws = NDArray[np.uint64]
 Groups = NDArray[np.uint64]
@@ -29,19 +29,21 @@ Groups = NDArray[np.uint64]
 Splits = NDArray[np.int8]
 
 
-def split_named(value: object) -> str | None:
+def parse_split_name(value: object) -> str | None:
     """The split that a record's own column names, in any of the names that the field uses."""
     name = str(value).strip().lower()
-    name = OTHER_NAMES.get(name, name)
+    name = SPLIT_ALIASES.get(name, name)
     return name if name in SPLITS else None
 
 
-def draw(text: str, seed: int) -> int:
+def draw_rank(text: str, seed: int) -> int:
     """The place of a question in the order by which it comes to a split, 64 bits; test has the first, then validation."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{text}".encode()).digest()[:8])
 
 
-def assign(records: Iterable[tuple[Draws, Groups]], total: int, parameters: SplitParameters, scratch: Scratch) -> Column:
+def assign_splits(
+    records: Iterable[tuple[Draws, Groups]], total: int, parameters: SplitParameters, scratch: Scratch
+) -> SpilledColumn:
     """The split of each of `total` records. Those of one draw ask the same and stay together, in the first one's group.
 
     The question with the lowest draw of each group comes first, then the second of each, and so on. Test has the first of
@@ -50,58 +52,58 @@ def assign(records: Iterable[tuple[Draws, Groups]], total: int, parameters: Spli
     Raises:
         BadConfiguration: a split would be empty.
     """
-    with scratch.partitions("drawn", DRAWN, total) as drawn:
+    with scratch.partitions("drawn", DRAW_ROW, total) as drawn:
         place = 0
         for draws, groups in records:
-            drawn.add(drawn.of_hashes(draws), rows_of(DRAWN, draws, groups, place + np.arange(len(draws))))
+            drawn.add(drawn.partition_numbers(draws), build_rows(DRAW_ROW, draws, groups, place + np.arange(len(draws))))
             place += len(draws)
-        names, sizes = groups_in(drawn, total, scratch)
+        names, sizes = count_groups(drawn, total, scratch)
         count = int(sizes.sum())
         held_out = round(count * parameters.test), round(count * parameters.validation)
         for name, size in zip(SPLITS, (count - sum(held_out), *reversed(held_out)), strict=True):
             if not size:
                 raise BadConfiguration(
-                    f"{counted(count, 'distinct record')} cannot fill three splits: {name} would be empty"
+                    f"{pluralize(count, 'distinct record')} cannot fill three splits: {name} would be empty"
                 )
-        borders = border(sizes, held_out[0]), border(sizes, sum(held_out))
+        borders = find_boundary(sizes, held_out[0]), find_boundary(sizes, sum(held_out))
         splits = scratch.column("split", np.int8, total, TRAIN)
         before = np.zeros(len(names), np.int64)
         for number in range(drawn.count):
-            clusters = clusters_of(drawn, number)
+            clusters = find_clusters(drawn, number)
             group = np.searchsorted(names, clusters["group"])
-            rank = before[group] + ranks(group)
-            here, counts = np.unique(group, return_counts=True)
-            before[here] += counts
-            in_test, held = (each.has(rank) for each in borders)
+            rank = before[group] + rank_within_group(group)
+            present, counts = np.unique(group, return_counts=True)
+            before[present] += counts
+            in_test, held = (each.contains(rank) for each in borders)
             chosen = np.select([in_test, held], [TEST, VALIDATION], TRAIN).astype(np.int8)
             for rows in drawn.pieces(number):
                 splits.put(rows["place"], chosen[np.searchsorted(clusters["draw"], rows["draw"])])
     return splits
 
 
-def clusters_of(drawn: Partitions, number: int) -> Rows:
+def find_clusters(drawn: Partitions, number: int) -> Rows:
     """The records of a partition without those whose draw another before them has, in the order of the draws."""
-    found = np.zeros(0, DRAWN)
+    found = np.zeros(0, DRAW_ROW)
     for rows in drawn.pieces(number):
         rows = np.concatenate([found, rows]) if len(found) else rows
         found = rows[np.unique(rows["draw"], return_index=True)[1]]
     return found
 
 
-def groups_in(drawn: Partitions, total: int, scratch: Scratch) -> tuple[Groups, NDArray[np.int64]]:
+def count_groups(drawn: Partitions, total: int, scratch: Scratch) -> tuple[Groups, NDArray[np.int64]]:
     """All groups, in order, and how many clusters each has."""
     found = []
-    with scratch.partitions("groups", GROUPED, total) as grouped:
+    with scratch.partitions("groups", GROUP_ROW, total) as grouped:
         for number in range(drawn.count):
-            groups, counts = np.unique(clusters_of(drawn, number)["group"], return_counts=True)
-            grouped.add(grouped.of_hashes(groups), rows_of(GROUPED, groups, counts))
+            groups, counts = np.unique(find_clusters(drawn, number)["group"], return_counts=True)
+            grouped.add(grouped.partition_numbers(groups), build_rows(GROUP_ROW, groups, counts))
         for number in range(grouped.count):
-            found.append(sizes_in(grouped.pieces(number)))
+            found.append(sum_group_sizes(grouped.pieces(number)))
     return np.concatenate([groups for groups, _ in found]), np.concatenate([sizes for _, sizes in found])
 
 
-def sizes_in(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
-    """The groups of rows of `GROUPED`, in order, and the sum of what each has."""
+def sum_group_sizes(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
+    """The groups of rows of `GROUP_ROW`, in order, and the sum of what each has."""
     groups, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for rows in pieces:
         groups, member = np.unique(np.concatenate([groups, rows["group"]]), return_inverse=True)
@@ -109,7 +111,7 @@ def sizes_in(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
     return groups, sizes
 
 
-def ranks(group: NDArray[np.int64]) -> NDArray[np.int64]:
+def rank_within_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many of the same group stand before each."""
     by_group = np.argsort(group, kind="stable")
     begins = np.flatnonzero(np.diff(group[by_group], prepend=-1))
@@ -119,49 +121,49 @@ def ranks(group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @dataclass
-class Border:
-    """Before it stand those of a lower rank, and so many of its own as are `left`, those first that are asked for first."""
+class SplitBoundary:
+    """Before it stand those of a lower rank, and so many of its own as are `remaining`, those first that are asked for first."""
 
     rank: int
-    left: int
+    remaining: int
 
-    def has(self, rank: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def contains(self, rank: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which ones stand before it: each is asked for once."""
-        own = np.flatnonzero(rank == self.rank)[: self.left]
-        self.left -= len(own)
+        own = np.flatnonzero(rank == self.rank)[: self.remaining]
+        self.remaining -= len(own)
         found = rank < self.rank
         found[own] = True
         return found
 
 
-def border(sizes: NDArray[np.int64], count: int) -> Border:
+def find_boundary(sizes: NDArray[np.int64], count: int) -> SplitBoundary:
     """Where the first `count` of all end, rank by rank, of groups of these sizes."""
     low, high = 0, int(sizes.max(initial=0))  # the highest rank of which all before it are no more than `count`
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.minimum(sizes, middle).sum() <= count else (low, middle - 1)
-    return Border(low, count - int(np.minimum(sizes, low).sum()))
+    return SplitBoundary(low, count - int(np.minimum(sizes, low).sum()))
 
 
-def refuse_no_groups(is_grouped: bool, parameters: SplitParameters) -> None:
+def refuse_missing_groups(is_grouped: bool, parameters: SplitParameters) -> None:
     """Raises BadConfiguration where no record is in a group: the column is misspelt."""
     if parameters.group_by and not is_grouped:
         raise BadConfiguration(f"no record has a value in the column '{parameters.group_by}': correct split.group_by")
 
 
-def named(counts: Iterable[int], column: str) -> None:
+def refuse_empty_splits(counts: Iterable[int], column: str) -> None:
     """Raises BadConfiguration where one of the splits that the records name themselves has no record."""
     for name, count in zip(SPLITS, counts, strict=True):
         if not count:
             raise BadConfiguration(f"no record has '{name}' in '{column}': a dataset needs all of {', '.join(SPLITS)}")
 
 
-def leaks(records: Iterable[tuple[Draws, Splits]], total: int, scratch: Scratch) -> int:
+def count_leaks(records: Iterable[tuple[Draws, Splits]], total: int, scratch: Scratch) -> int:
     """How many held-out records ask what a training record asks."""
     found = 0
-    with scratch.partitions("leaks", NAMED, total) as drawn:
+    with scratch.partitions("leaks", NAMED_ROW, total) as drawn:
         for draws, splits in records:
-            drawn.add(drawn.of_hashes(draws), rows_of(NAMED, draws, splits))
+            drawn.add(drawn.partition_numbers(draws), build_rows(NAMED_ROW, draws, splits))
         for number in range(drawn.count):
             trained = np.zeros(0, np.uint64)
             for rows in drawn.pieces(number):

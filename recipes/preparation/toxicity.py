@@ -1,4 +1,4 @@
-"""The optional toxicity filter (specification row D1): a list of words, and a detector that the operator has installed."""
+"""Filter toxic texts by a word list or an installed detector."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import Toxicity
 
-GROUP = "hanzo_ml.toxicity"
+TOXICITY_GROUP = "hanzo_ml.toxicity"
 
 Detector = Callable[[str], float]
 
@@ -19,7 +19,7 @@ class ToxicityFilter:
         words = "|".join(re.escape(word) for word in sorted(parameters.words, key=len, reverse=True))
         # Not \b, which a listed word that ends in no letter, such as one with stars in it, is never followed by.
         self._words = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)") if words else None
-        self._detector = detector(parameters.detector) if parameters.detector else None
+        self._detector = load_detector(parameters.detector) if parameters.detector else None
         self._threshold = parameters.threshold
 
     def problem(self, text: str) -> str | None:
@@ -30,9 +30,9 @@ class ToxicityFilter:
         return None
 
 
-def detector(name: str) -> Detector:
+def load_detector(name: str) -> Detector:
     """An installed detector by its name."""
-    found = entry_points(group=GROUP)
+    found = entry_points(group=TOXICITY_GROUP)
     if name not in found.names:
         known = ", ".join(sorted(found.names)) or "none is installed"
         raise BadConfiguration(f"filter.toxicity.detector: unknown detector '{name}' ({known})")

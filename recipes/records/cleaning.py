@@ -1,8 +1,4 @@
-"""Missing values and outliers in a record's columns (specification row C6), before anything else is made of it.
-
-What a text says is not looked at here, and no number is computed from all records: each is judged by itself, so that the
-same record is kept or rejected whatever stands beside it.
-"""
+"""Fill missing values of a record's columns, and reject outliers."""
 
 import math
 from collections import Counter
@@ -12,7 +8,7 @@ from typing import Any
 from recipes.contracts.parameters import Bounds, CleanParameters, is_missing
 
 
-class Unclean(ValueError):
+class UncleanRecord(ValueError):
     """A record that does not go on: `reason` is one of a few."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -20,7 +16,7 @@ class Unclean(ValueError):
         self.reason = reason
 
 
-def cleaned(row: dict[str, Any], wanted: CleanParameters, filled: Counter[str]) -> dict[str, Any]:
+def clean_record(row: dict[str, Any], wanted: CleanParameters, filled: Counter[str]) -> dict[str, Any]:
     """The record with the values that it lacks; itself where it lacks none. They are counted in `filled`, by column.
 
     Raises:
@@ -28,22 +24,22 @@ def cleaned(row: dict[str, Any], wanted: CleanParameters, filled: Counter[str]) 
     """
     for column in wanted.required:
         if is_missing(row.get(column)):
-            raise Unclean("missing value", f"'{column}' is missing")
+            raise UncleanRecord("missing value", f"'{column}' is missing")
     lacking = {column: value for column, value in wanted.fill.items() if is_missing(row.get(column))}
-    refuse_outliers(row, wanted.within)
+    check_outliers(row, wanted.within)
     filled.update(lacking.keys())
     return row | lacking if lacking else row
 
 
-def refuse_outliers(row: Mapping[str, Any], within: Mapping[str, Bounds]) -> None:
+def check_outliers(row: Mapping[str, Any], within: Mapping[str, Bounds]) -> None:
     """A value that is missing is none: `required` is what says that it may not be."""
     for column, bounds in within.items():
         value = row.get(column)
         if is_missing(value):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Unclean("outlier", f"'{column}' is no number")
+            raise UncleanRecord("outlier", f"'{column}' is no number")
         if bounds.min is not None and value < bounds.min:
-            raise Unclean("outlier", f"'{column}' is below {bounds.min:g}")
+            raise UncleanRecord("outlier", f"'{column}' is below {bounds.min:g}")
         if bounds.max is not None and value > bounds.max:
-            raise Unclean("outlier", f"'{column}' is above {bounds.max:g}")
+            raise UncleanRecord("outlier", f"'{column}' is above {bounds.max:g}")

@@ -14,17 +14,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-HELD_BYTES = 32 << 20
+BUFFER_BYTES = 32 << 20
 """Of rows that are collected before they go to the disk, and about of a partition: sorting one takes three times that."""
-FAN = 1024
+MAX_OPEN_PARTITIONS = 1024
 """Partitions that are filled at a time."""
 
 Rows = NDArray[np.void]
-Places = NDArray[np.uint64]
+RecordNumbers = NDArray[np.uint64]
 """Numbers of records in the order of the input, from 0."""
 
 
-def rows_of(kind: np.dtype[Any], *columns: Any) -> Rows:
+def build_rows(kind: np.dtype[Any], *columns: Any) -> Rows:
     """Columns of one length, side by side."""
     rows = np.empty(len(columns[0]), kind)
     for name, column in zip(kind.names or (), columns, strict=True):
@@ -37,20 +37,20 @@ class Scratch:
     """Where rows lie that memory does not hold, and how much of them it holds."""
 
     folder: Path
-    held_bytes: int = HELD_BYTES
+    held_bytes: int = BUFFER_BYTES
 
     def partitions(self, name: str, kind: np.dtype[Any], rows: int) -> "Partitions":
         """Partitions for so many rows, each of a size that fits into memory if they are spread evenly."""
         return Partitions(self.folder / name, kind, rows * kind.itemsize // self.held_bytes + 1, self.held_bytes)
 
-    def column(self, name: str, kind: DTypeLike, places: int, otherwise: int) -> "Column":
-        return Column(self, name, np.dtype(kind), places, otherwise)
+    def column(self, name: str, kind: DTypeLike, places: int, default: int) -> "SpilledColumn":
+        return SpilledColumn(self, name, np.dtype(kind), places, default)
 
 
 class Partitions:
     """Rows of one kind in `count` partitions, each in the order in which they came. All are put in before any is read.
 
-    What is held is written to each of them, so that twice the rows would be four times the writes. More than `FAN` are
+    What is held is written to each of them, so that twice the rows would be four times the writes. More than `MAX_OPEN_PARTITIONS` are
     filled in two rounds: first the square root of their number, and of these one after the other as it is read.
     As a context manager it leaves nothing on the disk.
     """
@@ -60,11 +60,11 @@ class Partitions:
         self._folder, self._kind, self._held_bytes = folder, kind, held_bytes
         self._held: list[tuple[NDArray[np.int32], Rows]] = []
         self._bytes = 0
-        self._last: Held | None = None
+        self._last: BufferedRows | None = None
         self._coarse: Partitions | None = None
         self._fine: tuple[int, Partitions] | None = None
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
-        if count > FAN:
+        if count > MAX_OPEN_PARTITIONS:
             self._each = max(2, isqrt(count))
             self._numbered = np.dtype([("number", "<i4"), ("row", kind)])
             self._coarse = Partitions(folder / "coarse", self._numbered, -(-count // self._each), held_bytes)
@@ -75,7 +75,7 @@ class Partitions:
     def __exit__(self, *exception: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def of_hashes(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def partition_numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The partition of each hash; lower hashes are in earlier ones."""
         return ((hashes >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
 
@@ -84,20 +84,20 @@ class Partitions:
         assert self._last is None, "rows that come after the first was read would be lost"
         numbers = numbers.astype(np.int32)
         if self._coarse is not None:
-            self._coarse.add(numbers // self._each, rows_of(self._numbered, numbers, rows))
+            self._coarse.add(numbers // self._each, build_rows(self._numbered, numbers, rows))
             return
         self._held.append((numbers, rows))
         self._bytes += rows.nbytes
         if self._bytes >= self._held_bytes:
-            self._write(self._taken())
+            self._write(self._drain_buffer())
 
     def pieces(self, number: int) -> Iterator[Rows]:
         """The rows of a partition: all at once, unless it is far larger than the others, as where one hash is very often."""
         if self._coarse is not None:
-            yield from self._fine_of(number // self._each).pieces(number % self._each)
+            yield from self._open_fine(number // self._each).pieces(number % self._each)
             return
         path = self._place(number)
-        held = self._finished()
+        held = self._flush_buffer()
         if not path.is_file():
             if len(rows := held.of(number)):
                 yield rows
@@ -108,7 +108,7 @@ class Partitions:
             for _ in range(0, path.stat().st_size, most * self._kind.itemsize):
                 yield np.fromfile(file, self._kind, most)
 
-    def _fine_of(self, coarse: int) -> "Partitions":
+    def _open_fine(self, coarse: int) -> "Partitions":
         assert self._coarse is not None
         if self._fine is None or self._fine[0] != coarse:
             found = Partitions(self._folder / "fine", self._kind, self._each, self._held_bytes)
@@ -120,31 +120,31 @@ class Partitions:
     def _place(self, number: int) -> Path:
         return self._folder / str(number)
 
-    def _taken(self) -> "Held":
+    def _drain_buffer(self) -> "BufferedRows":
         numbers = np.concatenate([np.zeros(0, np.int32), *(numbers for numbers, _ in self._held)])
         rows = np.concatenate([np.zeros(0, self._kind), *(rows for _, rows in self._held)])
         self._held, self._bytes = [], 0
         order = np.argsort(numbers, kind="stable")
-        return Held(rows, order, np.searchsorted(numbers[order], np.arange(self.count + 1)))
+        return BufferedRows(rows, order, np.searchsorted(numbers[order], np.arange(self.count + 1)))
 
-    def _write(self, held: "Held") -> None:
+    def _write(self, held: "BufferedRows") -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for number in np.flatnonzero(np.diff(held.starts)).tolist():
             with self._place(number).open("ab") as file:
                 held.of(number).tofile(file)
 
-    def _finished(self) -> "Held":
+    def _flush_buffer(self) -> "BufferedRows":
         """What is not on the disk: all, or nothing."""
         if self._last is None:
-            self._last = self._taken()
+            self._last = self._drain_buffer()
             if self._folder.is_dir():
                 self._write(self._last)
-                self._last = self._taken()
+                self._last = self._drain_buffer()
         return self._last
 
 
 @dataclass(frozen=True)
-class Held:
+class BufferedRows:
     """Rows in memory, and their order: that of partition 0, which begins at the first of `starts`, and so on."""
 
     rows: Rows
@@ -155,12 +155,12 @@ class Held:
         return self.rows[self.order[self.starts[number] : self.starts[number + 1]]]
 
 
-class Column:
-    """One value for each place, put in in any order and read in theirs; where none was put it is `otherwise`."""
+class SpilledColumn:
+    """One value for each place, put in in any order and read in theirs; where none was put it is `default`."""
 
-    def __init__(self, scratch: Scratch, name: str, kind: np.dtype[Any], places: int, otherwise: int) -> None:
+    def __init__(self, scratch: Scratch, name: str, kind: np.dtype[Any], places: int, default: int) -> None:
         self._row = np.dtype([("place", "<u8"), ("value", kind)])
-        self._kind, self._places, self._otherwise = kind, places, otherwise
+        self._kind, self._places, self._default = kind, places, default
         self._at_once = max(1, scratch.held_bytes // self._row.itemsize)
         self._rows = Partitions(scratch.folder / name, self._row, places // self._at_once + 1, scratch.held_bytes)
 
@@ -170,28 +170,28 @@ class Column:
     def __exit__(self, *exception: object) -> None:
         self._rows.__exit__(*exception)
 
-    def put(self, places: Places, values: Any) -> None:
+    def put(self, places: RecordNumbers, values: Any) -> None:
         """The same value for all places, or one for each."""
         values = np.broadcast_to(np.asarray(values, self._kind), places.shape)
-        self._rows.add(places // np.uint64(self._at_once), rows_of(self._row, places, values))
+        self._rows.add(places // np.uint64(self._at_once), build_rows(self._row, places, values))
 
     def runs(self, lengths: Iterable[int]) -> Iterator[NDArray[Any]]:
         """The values from the first place on, so many at a time."""
         return map(self.reader().take, lengths)
 
-    def reader(self) -> "Reader":
-        return Reader(self._blocks())
+    def reader(self) -> "ColumnReader":
+        return ColumnReader(self._blocks())
 
     def _blocks(self) -> Iterator[NDArray[Any]]:
         for number in range(self._rows.count):
             first = number * self._at_once
-            block = np.full(min(self._at_once, self._places - first), self._otherwise, self._kind)
+            block = np.full(min(self._at_once, self._places - first), self._default, self._kind)
             for rows in self._rows.pieces(number):
                 block[rows["place"] - np.uint64(first)] = rows["value"]
             yield block
 
 
-class Reader:
+class ColumnReader:
     """Blocks of values, of which so many are taken at a time as are asked for."""
 
     def __init__(self, blocks: Iterator[NDArray[Any]]) -> None:
@@ -199,12 +199,12 @@ class Reader:
         self._block = next(blocks)
 
     def take(self, length: int) -> NDArray[Any]:
-        taken = [self._block[:length]]
-        while (length := length - len(taken[-1])) > 0:
+        blocks = [self._block[:length]]
+        while (length := length - len(blocks[-1])) > 0:
             block = next(self._blocks, None)
             if block is None:
                 raise IndexError("more values are asked for than there are places")
             self._block = block
-            taken.append(self._block[:length])
-        self._block = self._block[len(taken[-1]) :]
-        return np.concatenate(taken)
+            blocks.append(self._block[:length])
+        self._block = self._block[len(blocks[-1]) :]
+        return np.concatenate(blocks)

@@ -12,35 +12,35 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.parameters import CleanParameters, FeatureParameters, is_missing
-from recipes.records.cleaning import Unclean, cleaned
+from recipes.records.cleaning import UncleanRecord, clean_record
 
-STATE, ONLINE, INDEX = "features.json", "online.jsonl", "online.index"
+STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE = "features.json", "online.jsonl", "online.index"
 """The files of a version's features; the last two are a table of `recipes.records.key_index`, which only those with a key have."""
-COLUMN = "features"
+FEATURES_COLUMN = "features"
 """Of a record that was prepared: the column with its features."""
-MOST = sys.float_info.max
+MAX_NUMBER = sys.float_info.max
 
-WRITTEN = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*", re.ASCII)
+NUMBER_TEXT = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*", re.ASCII)
 """A number as a text."""
 
 Features = dict[str, float | int | None]
 
 
-class Scale(Frozen):
+class Scale(FrozenModel):
     """A number becomes (number - shift) / unit; 0 where all fitted numbers were the same, of which the unit is 0."""
 
     shift: float
     unit: float
 
-    def of(self, number: float) -> float:
+    def scale(self, number: float) -> float:
         if not self.unit:
             return 0.0
-        return max(-MOST, min(MOST, (number - self.shift) / self.unit))
+        return max(-MAX_NUMBER, min(MAX_NUMBER, (number - self.shift) / self.unit))
 
 
-class FeatureState(Frozen):
+class FeatureState(FrozenModel):
     """The logic of a version: what was declared, and what was fitted. `clean` holds for the declared columns alone."""
 
     features: FeatureParameters
@@ -49,7 +49,7 @@ class FeatureState(Frozen):
     scales: dict[str, Scale]
 
 
-def apply(state: FeatureState, row: Mapping[str, Any], aggregates: Mapping[str, Any] | None) -> Features:
+def compute_features(state: FeatureState, row: Mapping[str, Any], aggregates: Mapping[str, Any] | None) -> Features:
     """The features of a row, in their order.
 
     Args:
@@ -59,54 +59,54 @@ def apply(state: FeatureState, row: Mapping[str, Any], aggregates: Mapping[str, 
         Unclean: a value is neither a number nor a category where one is needed.
     """
     made: Features = {}
-    for column, wanted in state.features.columns.items():
+    for column, spec in state.features.columns.items():
         value = row.get(column)
-        if wanted.normalize is not None:
-            number = number_of(value, column)
-            made[column] = None if number is None else state.scales[column].of(number)
+        if spec.normalize is not None:
+            number = parse_number(value, column)
+            made[column] = None if number is None else state.scales[column].scale(number)
             continue
-        known, category = state.categories[column], category_of(value, column)
-        if wanted.encode == "ordinal":
+        known, category = state.categories[column], parse_category(value, column)
+        if spec.encode == "ordinal":
             made[column] = known.index(category) if category in known else -1
         else:
-            made.update({one_hot_name(column, each): int(each == category) for each in known})
+            made.update({one_hot_column(column, each): int(each == category) for each in known})
     for name, (_, function) in state.features.aggregates.items():
         made[name] = aggregates[name] if aggregates is not None else 0 if function == "count" else None
     return made
 
 
-def serve(state: FeatureState, row: Mapping[str, Any], find: Callable[[str], Mapping[str, Any] | None]) -> Features:
+def serve_features(state: FeatureState, row: Mapping[str, Any], find: Callable[[str], Mapping[str, Any] | None]) -> Features:
     """The features of a row as it is before any preparation; `find` answers what the version has of a key.
 
     Raises:
         Unclean: the preparation would have rejected it.
     """
     if state.clean is not None:
-        row = cleaned(dict(row), state.clean, Counter())
-    return apply(state, row, aggregates_of(state, row, find))
+        row = clean_record(dict(row), state.clean, Counter())
+    return compute_features(state, row, find_aggregates(state, row, find))
 
 
-def aggregates_of(
+def find_aggregates(
     state: FeatureState, row: Mapping[str, Any], find: Callable[[str], Mapping[str, Any] | None]
 ) -> Mapping[str, Any] | None:
-    key = key_of(state.features, row) if state.features.aggregates else None
+    key = read_entity_key(state.features, row) if state.features.aggregates else None
     return None if key is None else find(key)
 
 
-def check(wanted: FeatureParameters, row: Mapping[str, Any]) -> None:
+def check_features(spec: FeatureParameters, row: Mapping[str, Any]) -> None:
     """Raises Unclean where features of the row could not be computed."""
-    key_of(wanted, row)
-    for column, how in wanted.columns.items():
-        number_of(row.get(column), column) if how.normalize else category_of(row.get(column), column)
-    for column in wanted.aggregate:
-        number_of(row.get(column), column)
+    read_entity_key(spec, row)
+    for column, feature in spec.columns.items():
+        parse_number(row.get(column), column) if feature.normalize else parse_category(row.get(column), column)
+    for column in spec.aggregate:
+        parse_number(row.get(column), column)
 
 
-def clean_for(wanted: FeatureParameters, clean: CleanParameters | None) -> CleanParameters | None:
+def select_clean_rules(spec: FeatureParameters, clean: CleanParameters | None) -> CleanParameters | None:
     """What of a cleaning holds for the columns that a row is asked for when it is served."""
     if clean is None:
         return None
-    asked = {*wanted.columns, wanted.key}
+    asked = {*spec.columns, spec.key}
     return CleanParameters(
         required=tuple(column for column in clean.required if column in asked),
         fill={column: value for column, value in clean.fill.items() if column in asked},
@@ -114,33 +114,33 @@ def clean_for(wanted: FeatureParameters, clean: CleanParameters | None) -> Clean
     )
 
 
-def one_hot_name(column: str, category: str) -> str:
+def one_hot_column(column: str, category: str) -> str:
     return f"{column}={category}"
 
 
-def key_of(wanted: FeatureParameters, row: Mapping[str, Any]) -> str | None:
+def read_entity_key(spec: FeatureParameters, row: Mapping[str, Any]) -> str | None:
     """Whom a row is about; None where it does not say."""
-    return category_of(row.get(wanted.key), wanted.key) if wanted.key is not None else None
+    return parse_category(row.get(spec.key), spec.key) if spec.key is not None else None
 
 
-def number_of(value: Any, column: str) -> float | None:
+def parse_number(value: Any, column: str) -> float | None:
     """A number as 64 bits, of which zero has one sign; None where there is none. Raises Unclean.
 
     Also one that is written as a text: a single cell of a table that is no number makes texts of its whole column.
     """
     if is_missing(value):
         return None
-    is_none = isinstance(value, bool) or (isinstance(value, str) and not WRITTEN.fullmatch(value))
+    is_none = isinstance(value, bool) or (isinstance(value, str) and not NUMBER_TEXT.fullmatch(value))
     try:
         number = math.nan if is_none else float(value) + 0.0
     except (TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unclean("no number", f"'{column}' is no number: convert it, or fill or leave out the record before")
+        raise UncleanRecord("no number", f"'{column}' is no number: convert it, or fill or leave out the record before")
     return number
 
 
-def category_of(value: Any, column: str) -> str | None:
+def parse_category(value: Any, column: str) -> str | None:
     """A text, number or truth value as a text: 3 and 3.0 are one, as tables make the one of the other. Raises Unclean."""
     if is_missing(value):
         return None
@@ -148,6 +148,6 @@ def category_of(value: Any, column: str) -> str | None:
         return value
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float) and (number := number_of(value, column)) is not None:
+    if isinstance(value, int | float) and (number := parse_number(value, column)) is not None:
         return str(int(number)) if number.is_integer() else repr(number)
-    raise Unclean("no category", f"'{column}' is neither a text nor a number")
+    raise UncleanRecord("no category", f"'{column}' is neither a text nor a number")

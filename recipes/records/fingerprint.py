@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from recipes.records.layouts import KEYS, Layout
+from recipes.records.layouts import LAYOUT_KEYS, Layout
 
-TEXTS: Sequence[tuple[str, ...]] = [keys for layout, keys in KEYS.items() if layout is not Layout.MESSAGES]
+TEXT_KEYS: Sequence[tuple[str, ...]] = [keys for layout, keys in LAYOUT_KEYS.items() if layout is not Layout.MESSAGES]
 """Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
-ONLY_TEXT = {str}
-LOWER = bytes(range(256)).lower()
-NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
-PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
+TEXT_TYPES = {str}
+LOWERCASE_BYTES = bytes(range(256)).lower()
+NON_ALPHANUMERIC_BYTES = bytes(code for code in range(128) if not chr(code).isalnum())
+NON_ASCII_PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
 """Beside that of ASCII: of Latin-1, of the General Punctuation block, and of CJK."""
 
-canonical_line = msgspec.json.Encoder(order="sorted").encode
+encode_canonical_line = msgspec.json.Encoder(order="sorted").encode
 """A record as the one line that it is stored as, without the newline."""
 
 
@@ -33,38 +33,38 @@ class Fingerprint(NamedTuple):
     text: int
 
 
-record_hash = xxhash.xxh3_64_intdigest
+hash_record = xxhash.xxh3_64_intdigest
 """The hash of a record, from its canonical line."""
 
 
-def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
+def fingerprint_record(row: Mapping[str, Any], line: bytes) -> Fingerprint:
     """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
-    (text,), (record,) = fingerprints([row], [line])
+    (text,), (record,) = fingerprint_records([row], [line])
     return Fingerprint(record, text)
 
 
-def fingerprints(rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> tuple[list[int], list[int]]:
+def fingerprint_records(rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> tuple[list[int], list[int]]:
     """Of each record the hash of what it says, and of its canonical line."""
-    records = list(map(record_hash, lines))
+    records = list(map(hash_record, lines))
     # Sorted, because another layout has its texts in another order.
-    said = [b"\0".join(sorted([letters(text) for text in texts(row)])) for row in rows]
-    return [record_hash(text) if text else record for text, record in zip(said, records, strict=True)], records
+    normalized = [b"\0".join(sorted([normalize_letters(text) for text in read_texts(row)])) for row in rows]
+    return [hash_record(text) if text else record for text, record in zip(normalized, records, strict=True)], records
 
 
-def texts(row: Mapping[str, Any]) -> Iterable[str]:
+def read_texts(row: Mapping[str, Any]) -> Iterable[str]:
     """What a model would read of a record."""
-    for keys in TEXTS:
+    for keys in TEXT_KEYS:
         if keys[0] in row:
             found: list[Any] = [row.get(key) for key in keys]
-            if set(map(type, found)) == ONLY_TEXT:
+            if set(map(type, found)) == TEXT_TYPES:
                 return found
     messages = row.get("messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return strings([message.get("content") for message in messages])
-    return strings(row)
+        return iterate_strings([message.get("content") for message in messages])
+    return iterate_strings(row)
 
 
-def strings(value: Any) -> Iterator[str]:
+def iterate_strings(value: Any) -> Iterator[str]:
     """All texts in a JSON value, however deep it is nested; keys are none."""
     waiting = [value]
     while waiting:
@@ -77,8 +77,8 @@ def strings(value: Any) -> Iterator[str]:
             waiting += value
 
 
-def letters(text: str) -> bytes:
+def normalize_letters(text: str) -> bytes:
     """The text without capitals, spaces and punctuation; compatible forms of a character are one (Unicode NFKC)."""
     if not text.isascii():
-        text = PUNCTUATION.sub("", unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
-    return text.encode().translate(LOWER, NO_LETTERS)
+        text = NON_ASCII_PUNCTUATION.sub("", unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
+    return text.encode().translate(LOWERCASE_BYTES, NON_ALPHANUMERIC_BYTES)

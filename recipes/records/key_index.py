@@ -13,17 +13,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from recipes.addresses import BrokenArtifact
+from recipes.storage.locations import BrokenArtifact
 
-LINES_OF_A_BUCKET = 16
-ENTRY, END = struct.Struct("<Q8s"), struct.Struct("<Q")
-WITH_NEXT = struct.Struct("<Q8sQ")
+LINES_PER_BUCKET = 16
+BUCKET_ENTRY, END_ENTRY = struct.Struct("<Q8s"), struct.Struct("<Q")
+ENTRY_WITH_NEXT = struct.Struct("<Q8sQ")
 
-Read = Callable[[int, int], bytes]
+ReadRange = Callable[[int, int], bytes]
 """Bytes of a file from the first to before the second place."""
 
 
-def hash_of(key: str) -> int:
+def hash_key(key: str) -> int:
     """64 bits, the same on every machine."""
     return int.from_bytes(checksum(key.encode("utf-8", "surrogatepass")))
 
@@ -32,14 +32,14 @@ def checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=8).digest()
 
 
-def bucket_of(hashed: int, buckets: int) -> int:
+def bucket_number(hashed: int, buckets: int) -> int:
     return hashed * buckets >> 64
 
 
-def write(lines: Path, index: Path, count: int, records: Iterable[tuple[int, bytes]]) -> None:
+def write_key_index(lines: Path, index: Path, count: int, records: Iterable[tuple[int, bytes]]) -> None:
     """Write `count` lines, given with the hashes of their keys in the order of these."""
-    buckets, size = max(1, count // LINES_OF_A_BUCKET), 0
-    filled = groupby(records, key=lambda record: bucket_of(record[0], buckets))
+    buckets, size = max(1, count // LINES_PER_BUCKET), 0
+    filled = groupby(records, key=lambda record: bucket_number(record[0], buckets))
     following = next(filled, None)
     with lines.open("wb") as out, index.open("wb") as entries:
         for bucket in range(buckets):
@@ -47,19 +47,19 @@ def write(lines: Path, index: Path, count: int, records: Iterable[tuple[int, byt
             if following is not None and following[0] == bucket:
                 content = b"".join(line + b"\n" for _, line in following[1])
                 following = next(filled, None)
-            entries.write(ENTRY.pack(size, checksum(content)))
+            entries.write(BUCKET_ENTRY.pack(size, checksum(content)))
             size += out.write(content)
-        entries.write(END.pack(size))
+        entries.write(END_ENTRY.pack(size))
 
 
-def find(key: str, read_lines: Read, read_index: Read, index_bytes: int) -> Any:
+def find_by_key(key: str, read_lines: ReadRange, read_index: ReadRange, index_bytes: int) -> Any:
     """The object with the key; None where there is none.
 
     Raises:
         BrokenArtifact: what was read is not what was written.
     """
-    place = ENTRY.size * bucket_of(hash_of(key), index_bytes // ENTRY.size)
-    begin, recorded, end = WITH_NEXT.unpack(read_index(place, place + WITH_NEXT.size))
+    place = BUCKET_ENTRY.size * bucket_number(hash_key(key), index_bytes // BUCKET_ENTRY.size)
+    begin, recorded, end = ENTRY_WITH_NEXT.unpack(read_index(place, place + ENTRY_WITH_NEXT.size))
     content = read_lines(begin, end) if begin < end else b""
     if len(content) != end - begin or checksum(content) != recorded:
         raise BrokenArtifact("a line that is found by its key is not what was recorded")
@@ -67,7 +67,7 @@ def find(key: str, read_lines: Read, read_index: Read, index_bytes: int) -> Any:
     return next((each for each in found if each["key"] == key), None)
 
 
-def reader(path: Path) -> Read:
+def make_file_reader(path: Path) -> ReadRange:
     """Of a file of this machine."""
 
     def read(begin: int, end: int) -> bytes:

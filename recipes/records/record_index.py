@@ -1,51 +1,237 @@
-"""The index of records whose files are no chunks, such as a preparation leaves: made of their hashes, part by part.
-
-Nothing is shared with another version's, so a segment (`recipes.record_index`) ends after so many records, and is a file.
-"""
+"""Find records by fingerprint in a sorted index beside their artifact."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import math
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from recipes.record_index import ORIGINS, RECORDS, file_name, index_manifest, index_uri, sorted_segment
-from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact, FileRecord
+from recipes.records.fingerprint import Fingerprint, encode_canonical_line, fingerprint_record
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
+from recipes.storage.locations import chunk_uri
+from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from recipes.storage.object_transfer import StoredObject
 
-LONGEST = 1 << 22
+# The index beside an artifact of records: fingerprint -> number of the record, in sorted segments of which little is
+# read.
+#
+# It lies at the artifact's URI + `.index`, is published after it, and names it as its input; what does not is none of it.
+# `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
+#
+# A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
+# segments, as they share the chunks of their files. Where those are no chunks (`recipes.records.record_index`), a segment
+# is a file: after `records.index` comes `records-00001.index`. The manifest names them in their order.
+#
+# Keys are hashes, and spread evenly: where one must stand is known within a few square roots of the segment's length,
+# which takes the place of a table of fences.
+
+RECORDS, ORIGINS = "records", "origins"
+INDEX_KIND = "index"
+INDEX_ENTRY = np.dtype([("key", "<u8"), ("value", "<u8"), ("number", "<u4")])
+"""`key` is a text's hash and `value` the record's; of an origin, `key` is the source record's and `value` the own text's."""
+AVERAGE_SEGMENT_ENTRIES, MIN_SEGMENT_ENTRIES, MAX_SEGMENT_ENTRIES = 1 << 15, 1 << 13, 1 << 17
+"""Entries of a segment that is a chunk; the last one may be smaller."""
+SEARCH_WIDTH_ROOTS = 4
+"""Square roots of the length within which a key lies: eight standard deviations."""
+
+Entries = NDArray[np.void]
+Hashes = NDArray[np.uint64]
+
+
+def index_uri(artifact_uri: str) -> str:
+    return f"{artifact_uri}.index"
+
+
+def index_file_name(of: str, number: int = 0) -> str:
+    """The name of file `number`, from 0, of `RECORDS` or `ORIGINS`."""
+    return f"{of}-{number:05}.index" if number else f"{of}.index"
+
+
+class SegmentBuilder:
+    """Entries become segments as they come; numbers are counted within each."""
+
+    def __init__(self) -> None:
+        self._keys, self._values = array("Q"), array("Q")
+
+    def add(self, key: int, value: int) -> bytes | None:
+        """Take the next record's entry. The segment, if it ended with this one."""
+        self._keys.append(key)
+        self._values.append(value)
+        length = len(self._keys)
+        if (value % AVERAGE_SEGMENT_ENTRIES == 0 and length >= MIN_SEGMENT_ENTRIES) or length == MAX_SEGMENT_ENTRIES:
+            return self.finish()
+        return None
+
+    def finish(self) -> bytes:
+        """What is left; no bytes where nothing is."""
+        segment = sort_segment(as_hashes(self._keys), as_hashes(self._values))
+        self._keys, self._values = array("Q"), array("Q")
+        return segment
+
+
+def as_hashes(collected: "array[int]") -> Hashes:
+    return np.frombuffer(collected, np.uint64)
+
+
+def sort_segment(keys: Hashes, values: Hashes) -> bytes:
+    """The entries of records 0, 1, ... in the order of their keys. Holds 64 bytes for each, those of the arguments too."""
+    order = np.argsort(keys, kind="stable")
+    entries = np.empty(len(keys), INDEX_ENTRY)
+    entries["key"], entries["value"], entries["number"] = keys[order], values[order], order
+    return entries.tobytes()
+
+
+def build_index_manifest(artifact: Artifact, files: tuple[FileRecord, ...]) -> Manifest:
+    return Manifest(kind=INDEX_KIND, files=files, inputs={"records": artifact.digest})
+
+
+@dataclass(frozen=True)
+class IndexHit:
+    """An entry of a key: which record it is of."""
+
+    key: int
+    value: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A sorted run of entries in the store."""
+
+    uri: str
+    count: int
+
+    def find(self, store: Store, keys: Collection[int]) -> list[IndexHit]:
+        """The entries of keys, numbered from 0. Of a few keys, little more than their entries is read."""
+        source = store.open_known_size(self.uri, self.count * INDEX_ENTRY.itemsize)
+        if len(keys) * 2 * self._width < self.count:
+            return [found for key in keys for found in self._among(self._around(source, key), [key])]
+        # Not all at once: a segment may be long, and many are asked at the same time.
+        runs = (
+            self._read(source, low, min(low + MAX_SEGMENT_ENTRIES, self.count))
+            for low in range(0, self.count, MAX_SEGMENT_ENTRIES)
+        )
+        return [found for run in runs for found in self._among(run, keys)]
+
+    @property
+    def _width(self) -> int:
+        """Entries before and behind the place where a key should lie, among which it does lie."""
+        return SEARCH_WIDTH_ROOTS * math.isqrt(self.count) + 1
+
+    def _around(self, source: StoredObject, key: int) -> Entries:
+        """All entries of a key, and some before and after them."""
+        width = self._width
+        guess = key * self.count >> 64
+        low, high = max(0, guess - width), min(self.count, guess + width)
+        while True:
+            entries = self._read(source, low, high)
+            # Only where one key has very many entries, which shift all others.
+            width *= 2
+            if low and entries["key"][0] >= key:
+                low = max(0, low - width)
+            elif high < self.count and entries["key"][-1] <= key:
+                high = min(self.count, high + width)
+            else:
+                return entries
+
+    def _read(self, source: StoredObject, low: int, high: int) -> Entries:
+        return np.frombuffer(b"".join(source.chunks(low * INDEX_ENTRY.itemsize, high * INDEX_ENTRY.itemsize)), INDEX_ENTRY)
+
+    def _among(self, entries: Entries, keys: Collection[int]) -> list[IndexHit]:
+        rows = entries[np.isin(entries["key"], np.array(list(keys), np.uint64))].tolist()
+        return [IndexHit(*row) for row in rows]
+
+
+@dataclass(frozen=True)
+class RecordIndex:
+    """The segments of an artifact's index, in the order of its records."""
+
+    records: tuple[Segment, ...]
+    origins: tuple[Segment, ...]
+
+
+def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
+    """The index of an artifact, if it has one."""
+    uri = index_uri(artifact.uri)
+    try:
+        manifest = Manifest.model_validate_json(store.get_bytes(f"{uri}/{MANIFEST_FILE}"))
+    except (FileNotFoundError, ValidationError):
+        return None
+    if manifest.kind != INDEX_KIND or manifest.inputs.get("records") != artifact.digest:
+        return None
+    records, origins = (
+        tuple(segment for file in manifest.files if file.path.startswith(of) for segment in list_segments(uri, file))
+        for of in (RECORDS, ORIGINS)
+    )
+    return RecordIndex(records, origins)
+
+
+def list_segments(uri: str, file: FileRecord) -> Iterator[Segment]:
+    """Each chunk of a file in chunks is a segment; a file that lies at its path is one."""
+    parts = [(chunk_uri(uri, chunk.sha256), chunk.size) for chunk in file.chunks] or [(f"{uri}/{file.path}", file.size)]
+    return (Segment(location, size // INDEX_ENTRY.itemsize) for location, size in parts if size)
+
+
+def number_hits(segments: Sequence[Segment], found: Mapping[Segment, Sequence[IndexHit]]) -> Iterator[IndexHit]:
+    """What was found in each segment, numbered from 1 as the records of the whole artifact are."""
+    first = 1
+    for segment in segments:
+        yield from (replace(each, number=first + each.number) for each in found[segment])
+        first += segment.count
+
+
+def fingerprint_line(line: bytes) -> Fingerprint:
+    """The fingerprint of a record in any form of JSON. Raises msgspec.DecodeError."""
+    row = msgspec.json.decode(line, type=dict)
+    return fingerprint_record(row, encode_canonical_line(row))
+
+
+# The index of records whose files are no chunks, such as a preparation leaves: made of their hashes, part by part.
+#
+# Nothing is shared with another version's, so a segment (`recipes.records.record_index`) ends after so many records, and
+# is a file.
+
+MAX_SEGMENT_RECORDS = 1 << 22
 """Entries of a segment: it is sorted in 270 MB, and of ten billion records 2,400 are asked."""
 
-Pairs = NDArray[np.uint64]
+HashPairs = NDArray[np.uint64]
 """Key and value of the entries of some records, a row each."""
 
 
-def publish_hashes(
-    store: Store, artifact: Artifact, records: Iterable[Pairs], origins: Iterable[Pairs] | None = None
+def publish_record_index(
+    store: Store, artifact: Artifact, records: Iterable[HashPairs], origins: Iterable[HashPairs] | None = None
 ) -> None:
-    """Index the records of an artifact whose files are no chunks. Holds `LONGEST` of them at once.
+    """Index the records of an artifact whose files are no chunks. Holds `MAX_SEGMENT_RECORDS` of them at once.
 
     Args:
         records: their fingerprints, the text's hash and the record's, in their order: any number at once.
         origins: the record hash of what each was made of, where that is another record, and its own text's hash.
     """
     uri = index_uri(artifact.uri)
-    files = () if origins is None else stored_segments(store, uri, ORIGINS, origins)
-    store.put_manifest(uri, index_manifest(artifact, (*files, *stored_segments(store, uri, RECORDS, records))))
+    files = () if origins is None else store_segments(store, uri, ORIGINS, origins)
+    store.put_manifest(uri, build_index_manifest(artifact, (*files, *store_segments(store, uri, RECORDS, records))))
 
 
-def stored_segments(store: Store, uri: str, of: str, pairs: Iterable[Pairs]) -> tuple[FileRecord, ...]:
+def store_segments(store: Store, uri: str, of: str, pairs: Iterable[HashPairs]) -> tuple[FileRecord, ...]:
     """The files of an index, each in the store before the next is made."""
-    return tuple(stored(store, uri, file_name(of, number), run) for number, run in enumerate(runs(pairs, LONGEST)))
+    return tuple(
+        store_segment(store, uri, index_file_name(of, number), run)
+        for number, run in enumerate(cut_into_segments(pairs, MAX_SEGMENT_RECORDS))
+    )
 
 
-def stored(store: Store, uri: str, name: str, run: Pairs) -> FileRecord:
-    segment = sorted_segment(run[:, 0], run[:, 1])
+def store_segment(store: Store, uri: str, name: str, run: HashPairs) -> FileRecord:
+    segment = sort_segment(run[:, 0], run[:, 1])
     store.put_bytes(f"{uri}/{name}", segment)
     return FileRecord(path=name, sha256=hashlib.sha256(segment).hexdigest(), size=len(segment))
 
 
-def runs(parts: Iterable[Pairs], length: int) -> Iterator[Pairs]:
+def cut_into_segments(parts: Iterable[HashPairs], length: int) -> Iterator[HashPairs]:
     """The rows of all parts, cut anew into runs of `length`. The last one has what is left, which may be nothing at all."""
     waiting, room = [np.empty((0, 2), np.uint64)], length
     for part in parts:

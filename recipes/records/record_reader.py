@@ -1,5 +1,6 @@
-"""Records as JSON lines, and how an answer to one is judged."""
+"""Read records from JSON lines, and compare answers to them."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
-from recipes.records.layouts import KEYS, Layout, Unfit, layout_of, question
+from recipes.records.layouts import LAYOUT_KEYS, Layout, UnfitRecord, detect_layout, read_question
+from recipes.storage.artifact_store import Store
+from recipes.storage.locations import BrokenArtifact
+from recipes.storage.manifest import Artifact, FileRecord
+
+# The records of an artifact as they are read: line by line where they lie, verified, nothing of it kept.
+
+
+def iterate_record_lines(store: Store, artifact: Artifact) -> Iterator[bytes]:
+    """Every line of the records, with its newline, in the order of the artifact; tokens beside them are none.
+
+    Raises:
+        BrokenArtifact: as `Store.pieces`; of a file that does not lie in chunks, once its last line was given.
+        FileNotFoundError: as `Store.pieces`.
+    """
+    for file in store.manifest(artifact).files:
+        if not file.path.endswith(".jsonl"):
+            continue
+        rest = b""
+        for piece in read_verified(store, artifact, file):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+        if rest:
+            yield rest
+
+
+def read_verified(store: Store, artifact: Artifact, file: FileRecord) -> Iterator[bytes]:
+    """A file's bytes. Those of chunks, and of lines that were chosen of such, are verified before they come."""
+    if file.chunks or file.selection:
+        yield from store.pieces(artifact.uri, file)
+        return
+    digest = hashlib.sha256()
+    for piece in store.pieces(artifact.uri, file):
+        digest.update(piece)
+        yield piece
+    if (found := digest.hexdigest()) != file.sha256:
+        raise BrokenArtifact(f"{artifact.uri}/{file.path} has SHA-256 {found}, recorded is {file.sha256}")
+
+
+# Records as JSON lines, and how an answer to one is judged.
 
 
 @dataclass(frozen=True)
@@ -21,15 +61,15 @@ class Record:
     @property
     def instruction(self) -> str:
         """What is asked."""
-        return question(self.row, self.layout)
+        return read_question(self.row, self.layout)
 
     @property
     def answer(self) -> str:
         """What should be answered: of a conversation, the last that the assistant says; of a pair, the chosen one."""
         if self.layout is Layout.MESSAGES:
-            said = [message.get("content") or "" for message in self.row["messages"] if message["role"] == "assistant"]
-            return str(said[-1])
-        return str(self.row[KEYS[self.layout][min(1, len(KEYS[self.layout]) - 1)]])
+            turns = [message.get("content") or "" for message in self.row["messages"] if message["role"] == "assistant"]
+            return str(turns[-1])
+        return str(self.row[LAYOUT_KEYS[self.layout][min(1, len(LAYOUT_KEYS[self.layout]) - 1)]])
 
     @property
     def key(self) -> str:
@@ -38,12 +78,12 @@ class Record:
         return self.answer if key is None else str(key)
 
 
-def record_of(row: Mapping[str, Any]) -> Record:
-    """Raises recipes.records.layouts.Unfit: the row has no layout that a model could be trained on."""
-    return Record(row, layout_of(row))
+def parse_record(row: Mapping[str, Any]) -> Record:
+    """Raises recipes.records.layouts.UnfitRecord: the row has no layout that a model could be trained on."""
+    return Record(row, detect_layout(row))
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """One row a line. Only a newline ends one: JSON texts may hold the other separators that `splitlines` knows."""
     with path.open("rb") as file:
         for line in file:
@@ -57,24 +97,24 @@ def read_records(folder: Path) -> list[Record]:
     Raises:
         BadConfiguration: one has no layout that a model could be trained on; the message names its file and line.
     """
-    return list(each_record(folder))
+    return list(iterate_records(folder))
 
 
-def each_record(folder: Path) -> Iterator[Record]:
+def iterate_records(folder: Path) -> Iterator[Record]:
     """As `read_records`, without holding them."""
     for file in sorted(folder.glob("*.jsonl")):
-        for line, row in enumerate(json_lines(file), start=1):
+        for line, row in enumerate(read_json_lines(file), start=1):
             try:
-                yield record_of(row)
-            except Unfit as problem:
+                yield parse_record(row)
+            except UnfitRecord as problem:
                 raise BadConfiguration(f"{file.name}, line {line}: the record {problem}") from None
 
 
-def normalize(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Lower case, words only: the form in which texts are compared."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def is_correct(record: Record, answer: str) -> bool:
     """An answer counts when the record's key stands in it as whole words."""
-    return f" {normalize(record.key)} " in f" {normalize(answer)} "
+    return f" {normalize_text(record.key)} " in f" {normalize_text(answer)} "

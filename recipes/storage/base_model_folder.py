@@ -7,30 +7,30 @@ from safetensors import SafetensorError, safe_open
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.pinned_references import BaseModelRef
-from recipes.storage.artifact_store import describe
+from recipes.storage.artifact_store import describe_files
 from recipes.storage.manifest import Manifest
 
-NEEDED = ("tokenizer.json", "tokenizer_config.json")
+REQUIRED_FILES = ("tokenizer.json", "tokenizer_config.json")
 """Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
-INDEX = "model.safetensors.index.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 
 
-def checked_folder(reference: BaseModelRef) -> Path:
+def verify_model_folder(reference: BaseModelRef) -> Path:
     """The folder, hashed: about 2 GB a second.
 
     Raises:
         BadConfiguration: it is not there, lacks something, or its bytes do not have the recipe's hash.
     """
     folder = reference.folder
-    if problem := reference.missing:
+    if problem := reference.missing_folder_problem:
         raise BadConfiguration(problem)
-    if problem := incomplete(folder):
+    if problem := find_folder_problem(folder):
         raise BadConfiguration(f"base model {reference.uri} {problem}: copy it anew, then pin what it is then")
-    check(reference, folder_digest(folder))
+    verify_pinned_hash(reference, hash_model_folder(folder))
     return folder
 
 
-def check(reference: BaseModelRef, found: str) -> None:
+def verify_pinned_hash(reference: BaseModelRef, found: str) -> None:
     if found != reference.sha256:
         raise BadConfiguration(
             f"base model {reference.uri} has SHA-256 {found}, the recipe pins {reference.sha256}: "
@@ -38,12 +38,12 @@ def check(reference: BaseModelRef, found: str) -> None:
         )
 
 
-def incomplete(folder: Path) -> str | None:
+def find_folder_problem(folder: Path) -> str | None:
     """What a model folder lacks that training or its end would fail for; none where it has everything."""
     weights = sorted(folder.glob("*.safetensors"))
-    index = folder / INDEX
+    index = folder / WEIGHTS_INDEX
     named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
-    missing = sorted({*NEEDED, *named} - {file.name for file in folder.iterdir()})
+    missing = sorted({*REQUIRED_FILES, *named} - {file.name for file in folder.iterdir()})
     if missing or not weights:
         return f"has no {missing[0] if missing else 'safetensors file'} in {folder}"
     for file in weights:
@@ -55,6 +55,6 @@ def incomplete(folder: Path) -> str | None:
     return None
 
 
-def folder_digest(folder: Path) -> str:
+def hash_model_folder(folder: Path) -> str:
     """The hash that pins a model folder: the SHA-256 of the manifest of its files."""
-    return Manifest(kind="folder", files=describe(folder)).digest
+    return Manifest(kind="folder", files=describe_files(folder)).digest

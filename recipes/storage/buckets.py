@@ -1,7 +1,4 @@
-"""Buckets: folders in embedded mode, else on an S3 server; and what can go wrong with them, told apart.
-
-With `recipes.storage.object_store` the only place that touches `obstore`.
-"""
+"""Open buckets in folders or on S3, and translate their errors."""
 
 import errno
 import re
@@ -14,21 +11,64 @@ from typing import Any, TypeAlias
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import LocalStore, S3Store
 
-from recipes.addresses import local_root
 from recipes.contracts.job import StoreAddress
-from recipes.s3_answers import refuses, told
-from recipes.storage.folder_bucket import away, is_there, make
+from recipes.storage.folder_bucket import find_unmounted_bucket, is_mounted, make_bucket_folder
+from recipes.storage.locations import local_store_root
+
+# What an S3 server answered, or why it did not, in one line that names the settings to look at. Pure.
+#
+# The library's line ends where the server's answer begins, and has nothing of why there was none: a certificate that was
+# not trusted read as a server that is away.
+
+HTTP_STATUS = re.compile(r"status code: (\d{3} [\w ]+)")
+S3_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+S3_ERROR_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+UNTRUSTED_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
+SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"]*)"')
+DENIED_STATUSES = ("401", "403")
+NO_SUCH_BUCKET = "NoSuchBucket"
+
+
+def is_denied(error: str) -> bool:
+    """Whether a server said what it will say until a setting, or what is allowed there, is another one."""
+    status = HTTP_STATUS.search(error)
+    return NO_SUCH_BUCKET in error or (status is not None and status[1].startswith(DENIED_STATUSES))
+
+
+def explain_s3_error(error: str, endpoint: str, bucket: str) -> str:
+    """`error` is the text of what the library raised when it asked a bucket at an endpoint."""
+    if refused := UNTRUSTED_CERTIFICATE.search(error):
+        remedy = "setting storage.endpoint; the variable SSL_CERT_FILE names a file with other authorities"
+        return f"the certificate of {endpoint} is not trusted: {refused[1]} ({remedy})"
+    status, code, message = HTTP_STATUS.search(error), S3_ERROR_CODE.search(error), S3_ERROR_MESSAGE.search(error)
+    if status:
+        answer = ": ".join([status[1].strip(), *(found[1] for found in (code, message) if found)])
+        if code and code[1] == NO_SUCH_BUCKET:
+            return f"{endpoint} has no bucket {bucket} (settings storage.buckets, storage.endpoint)"
+        if answer.startswith(DENIED_STATUSES):
+            keys = "settings storage.access_key, storage.secret_key"
+            return f"{endpoint} refuses what the keys are used for, with {answer} ({keys})"
+        return f"{endpoint} answers {answer}"
+    if "HTTP error" in error:
+        why = SYSTEM_ERROR.search(error)
+        return f"{endpoint} does not answer: {why[1] if why else 'the connection broke'} (setting storage.endpoint)"
+    return error.splitlines()[0][:500]
+
+
+# Buckets: folders in embedded mode, else on an S3 server; and what can go wrong with them, told apart.
+#
+# With `recipes.storage.object_store` the only place that touches `obstore`.
 
 Bucket: TypeAlias = LocalStore | S3Store
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OS_ERROR = re.compile(r"os error (\d+)")
+STORAGE_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OS_ERROR_CODE = re.compile(r"os error (\d+)")
 
 
-NO_SPACE = ": no space is left"
+NO_SPACE_SUFFIX = ": no space is left"
 
 
 class StoreFull(Exception):
-    """No space is left where the objects lie: the URI that had no room, and `NO_SPACE`."""
+    """No space is left where the objects lie: the URI that had no room, and `NO_SPACE_SUFFIX`."""
 
 
 class StoreUnavailable(Exception):
@@ -39,7 +79,7 @@ class StoreRefuses(StoreUnavailable):
     """The keys are wrong or may not do this, or there is no such bucket: to wait for it does not help."""
 
 
-class Replaced(FileNotFoundError):
+class ObjectReplaced(FileNotFoundError):
     """What was being read is no more: another object lies at its place."""
 
 
@@ -53,12 +93,12 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
         StoreUnavailable: the folder was made once, and is not there.
         OSError: it cannot be made.
     """
-    root = local_root(address)
+    root = local_store_root(address)
     if root is not None:
-        if not is_there(root / name) and (mark := away(address)):
+        if not is_mounted(root / name) and (mark := find_unmounted_bucket(address)):
             remedy = f"mount it again (or remove {mark}, and it is taken as it is)"
             raise StoreUnavailable(f"{root / mark.name} is not the bucket that it was: {remedy}")
-        folder = make(root, name)
+        folder = make_bucket_folder(root, name)
         try:
             return LocalStore(folder)
         except BaseError:  # it went away since
@@ -84,14 +124,14 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
     )
 
 
-def refuse_without_bucket(uri: str, bucket: Bucket) -> None:
+def require_mounted_bucket(uri: str, bucket: Bucket) -> None:
     """Raises StoreUnavailable: the bucket is a folder, and that is not there: not mounted any more, or moved away."""
-    if isinstance(bucket, LocalStore) and not is_there(Path(str(bucket.prefix))):
+    if isinstance(bucket, LocalStore) and not is_mounted(Path(str(bucket.prefix))):
         raise StoreUnavailable(f"{uri}: its bucket {bucket.prefix} is not there: mount it again")
 
 
 @contextmanager
-def listing(uri: str, bucket: Bucket) -> Iterator[None]:
+def translate_listing_errors(uri: str, bucket: Bucket) -> Iterator[None]:
     """Around a look into the folders of a bucket: what was not found while it went away is not known to be missing.
 
     A network folder says in many ways that it does not answer.
@@ -100,42 +140,42 @@ def listing(uri: str, bucket: Bucket) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreUnavailable(f"{uri}: {error.strerror}") from error
-    refuse_without_bucket(uri, bucket)
+    require_mounted_bucket(uri, bucket)
 
 
 @contextmanager
-def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Iterator[None]:
+def translate_store_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Iterator[None]:
     """Turn what the library raises into what callers tell apart: missing, full, or no answer.
 
     Of a bucket whose folder went away nothing is missing, and nothing is written: the library would make it anew, where
     another lies as soon as it is mounted again. It does all the same where the folder goes just then: that is no success.
     """
     if writing:
-        refuse_without_bucket(uri, bucket)
+        require_mounted_bucket(uri, bucket)
     try:
         yield
         if writing:
-            refuse_without_bucket(uri, bucket)
+            require_mounted_bucket(uri, bucket)
     except PreconditionError:
-        raise Replaced(f"{uri} was replaced while it was read") from None
+        raise ObjectReplaced(f"{uri} was replaced while it was read") from None
     except FileNotFoundError as error:
-        refuse_without_bucket(uri, bucket)
-        if writing or refuses(str(error)):
-            raise no_answer(uri, str(error), bucket) from None
+        require_mounted_bucket(uri, bucket)
+        if writing or is_denied(str(error)):
+            raise unavailable_error(uri, str(error), bucket) from None
         raise FileNotFoundError(f"nothing lies at {uri}") from None
     except BaseError as error:
         text = str(error)
-        code = int(found.group(1)) if (found := OS_ERROR.search(text)) else None
-        if code in FULL:
-            raise StoreFull(uri + NO_SPACE) from None
+        code = int(found.group(1)) if (found := OS_ERROR_CODE.search(text)) else None
+        if code in STORAGE_FULL_ERRNOS:
+            raise StoreFull(uri + NO_SPACE_SUFFIX) from None
         if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
-        raise no_answer(uri, text, bucket) from error
+        raise unavailable_error(uri, text, bucket) from error
 
 
-def no_answer(uri: str, error: str, bucket: Bucket) -> StoreUnavailable:
+def unavailable_error(uri: str, error: str, bucket: Bucket) -> StoreUnavailable:
     """What the library said, in one line."""
     if isinstance(bucket, LocalStore):
         return StoreUnavailable(f"{uri}: {error.splitlines()[0][:500]}")
-    kind = StoreRefuses if refuses(error) else StoreUnavailable
-    return kind(f"{uri}: {told(error, str(bucket.config.get('endpoint')), str(bucket.config.get('bucket')))}")
+    kind = StoreRefuses if is_denied(error) else StoreUnavailable
+    return kind(f"{uri}: {explain_s3_error(error, str(bucket.config.get('endpoint')), str(bucket.config.get('bucket')))}")

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-MIN, USUAL, MAX = 256 << 10, 768 << 10, 4 << 20
+MIN_CHUNK_BYTES, TARGET_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 768 << 10, 4 << 20
 """Sizes of a chunk in bytes, 1 MiB on average. The last one of a stream may be smaller."""
-WINDOW = 32
-BLOCK = 128 << 10
+WINDOW_BYTES = 32
+BLOCK_POSITIONS = 128 << 10
 """Positions that are looked at together: what is computed for them stays in the processor's cache."""
-OVER_FOUR = np.uint32(0x9E3779B1)
+FIRST_FACTOR = np.uint32(0x9E3779B1)
 DOUBLINGS = ((1, np.uint32(0x85EBCA77)), (2, np.uint32(0xC2B2AE3D)), (4, np.uint32(0x27D4EB2F)))
 """Distance in 4 bytes, and the odd factor of the earlier half."""
-RARE, OFTEN = np.uint32((1 << 32) // (2 << 20)), np.uint32((1 << 32) // (512 << 10))
+RARE_THRESHOLD, FREQUENT_THRESHOLD = np.uint32((1 << 32) // (2 << 20)), np.uint32((1 << 32) // (512 << 10))
 """Below which a hash cuts, before and from the usual size on: so that chunks are of similar size, and few at their largest
 (normalized chunking, Xia et al. 2016)."""
 
@@ -29,63 +29,65 @@ class Chunker:
         self._buffer = bytearray()  # which grows to `2 * MAX`: of a hundred thousand small files each would clear as much
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
-        self._hashes = np.empty((2, BLOCK // 4 + WINDOW), np.uint32)
-        self._small = np.empty(BLOCK // 4 + WINDOW, np.bool_)
+        self._hashes = np.empty((2, BLOCK_POSITIONS // 4 + WINDOW_BYTES), np.uint32)
+        self._small = np.empty(BLOCK_POSITIONS // 4 + WINDOW_BYTES, np.bool_)
 
     def push(self, data: bytes) -> Iterator[bytes]:
         """Take more bytes; the chunks that are complete by now."""
         rest = memoryview(data)
         while rest:
             if self._end == len(self._buffer):
-                self._make_room(len(rest))
-            taken = min(len(rest), len(self._buffer) - self._end)
-            self._view[self._end : self._end + taken] = rest[:taken]
-            self._end += taken
-            rest = rest[taken:]
-            while self._end - self._start >= MAX:
-                yield self._take()
+                self._grow_buffer(len(rest))
+            copied = min(len(rest), len(self._buffer) - self._end)
+            self._view[self._end : self._end + copied] = rest[:copied]
+            self._end += copied
+            rest = rest[copied:]
+            while self._end - self._start >= MAX_CHUNK_BYTES:
+                yield self._pop_chunk()
 
     def finish(self) -> Iterator[bytes]:
         """The chunks that are left."""
         while self._start < self._end:
-            yield self._take()
+            yield self._pop_chunk()
 
-    def _make_room(self, wanted: int) -> None:
-        left = bytes(self._view[self._start : self._end])
-        if len(self._buffer) < 2 * MAX:
-            self._buffer = bytearray(min(max(len(left) + wanted, 2 * len(self._buffer)), 2 * MAX))
+    def _grow_buffer(self, needed: int) -> None:
+        remaining = bytes(self._view[self._start : self._end])
+        if len(self._buffer) < 2 * MAX_CHUNK_BYTES:
+            self._buffer = bytearray(min(max(len(remaining) + needed, 2 * len(self._buffer)), 2 * MAX_CHUNK_BYTES))
             self._view = memoryview(self._buffer)
-        self._view[: len(left)] = left
-        self._start, self._end = 0, len(left)
+        self._view[: len(remaining)] = remaining
+        self._start, self._end = 0, len(remaining)
 
-    def _take(self) -> bytes:
+    def _pop_chunk(self) -> bytes:
         begin = self._start
-        self._start += self._cut()
+        self._start += self._find_chunk_length()
         return bytes(self._view[begin : self._start])
 
-    def _cut(self) -> int:
+    def _find_chunk_length(self) -> int:
         """How long the next chunk is."""
-        limit = min(self._end - self._start, MAX)
-        for start in range(MIN, limit, BLOCK):
-            window = self._view[self._start + start - WINDOW : self._start + min(start + BLOCK, limit)]
-            if (found := self._first_small(window, RARE if start < USUAL else OFTEN)) is not None:
+        limit = min(self._end - self._start, MAX_CHUNK_BYTES)
+        for start in range(MIN_CHUNK_BYTES, limit, BLOCK_POSITIONS):
+            window = self._view[self._start + start - WINDOW_BYTES : self._start + min(start + BLOCK_POSITIONS, limit)]
+            if (
+                found := self._find_cut(window, RARE_THRESHOLD if start < TARGET_CHUNK_BYTES else FREQUENT_THRESHOLD)
+            ) is not None:
                 return start + found
         return limit
 
-    def _first_small(self, data: memoryview, bound: np.uint32) -> int | None:
-        """How far behind the first `WINDOW` bytes the first cut lies."""
+    def _find_cut(self, data: memoryview, bound: np.uint32) -> int | None:
+        """How far behind the first `WINDOW_BYTES` bytes the first cut lies."""
         found = [
-            place * 4 + offset for offset in range(4) if (place := self._first_of_fourth(data, offset, bound)) is not None
+            place * 4 + offset for offset in range(4) if (place := self._find_cut_at_offset(data, offset, bound)) is not None
         ]
         return min(found, default=None)
 
-    def _first_of_fourth(self, data: memoryview, offset: int, bound: np.uint32) -> int | None:
+    def _find_cut_at_offset(self, data: memoryview, offset: int, bound: np.uint32) -> int | None:
         """The first window with a small hash among those that begin at every fourth byte."""
         count = (len(data) - offset) // 4
-        if count < WINDOW // 4:
+        if count < WINDOW_BYTES // 4:
             return None
         values, spare = self._hashes
-        hashes = np.multiply(np.frombuffer(data, "<u4", count, offset), OVER_FOUR, out=values[:count])
+        hashes = np.multiply(np.frombuffer(data, "<u4", count, offset), FIRST_FACTOR, out=values[:count])
         for distance, factor in DOUBLINGS:
             count -= distance
             doubled = np.multiply(hashes[:-distance], factor, out=spare[:count])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Marks: TypeAlias = "NDArray[np.bool_]"
+LineMask: TypeAlias = "NDArray[np.bool_]"
 """Of each line of a file, in their order, whether it is chosen."""
 
 
@@ -27,20 +27,20 @@ def origin_uri(artifact_uri: str) -> str:
     return f"{artifact_uri}/chosen-of"
 
 
-def bitmap_of(marks: Marks) -> bytes:
+def pack_bitmap(marks: LineMask) -> bytes:
     """The first line is the highest bit of the first byte."""
     import numpy as np  # not as a server starts, which reads the store: few of its requests need it
 
     return np.packbits(marks).tobytes()
 
 
-def marks_in(bitmap: bytes, records: int) -> Marks:
+def unpack_bitmap(bitmap: bytes, records: int) -> LineMask:
     import numpy as np  # see above
 
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=records).astype(np.bool_)
 
 
-def runs_of_lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+def iterate_line_batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The lines of a file, each with a newline, some at a time. Only a newline ends one; what holds nothing is none."""
     rest: list[bytes] = []
     for piece in pieces:
@@ -54,10 +54,10 @@ def runs_of_lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield [line + b"\n"]
 
 
-def chosen(pieces: Iterable[bytes], marks: Marks) -> Iterator[bytes]:
+def select_lines(pieces: Iterable[bytes], marks: LineMask) -> Iterator[bytes]:
     """The chosen lines of a file."""
     seen = 0
-    for lines in runs_of_lines(pieces):
+    for lines in iterate_line_batches(pieces):
         if data := b"".join(compress(lines, marks[seen : seen + len(lines)])):
             yield data
         seen += len(lines)

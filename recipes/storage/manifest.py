@@ -1,22 +1,32 @@
-"""What an artifact is made of, and a pointer to it. What is read and written by it: `recipes.storage.artifact_store`."""
+"""Artifact manifests, and the canonical JSON that their digests hash."""
 
 import hashlib
+import json
 from typing import Any
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
-from recipes.canonical_json import canonical_json
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
+
+# JSON of which two equal values have equal bytes, and so equal hashes.
 
 
-class Chunk(Frozen):
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value, so that equal values have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+# What an artifact is made of, and a pointer to it. What is read and written by it: `recipes.storage.artifact_store`.
+
+
+class Chunk(FrozenModel):
     """A part of a file that is stored under its hash (`recipes.storage.locations`); `size` is in bytes."""
 
     sha256: str
     size: int
 
 
-class Selection(Frozen):
+class LineSelection(FrozenModel):
     """Lines of a file of another artifact, in their order there (`recipes.storage.line_selection`).
 
     `of` is that artifact's digest and `path` the file. Where it lies stands elsewhere, as stores differ in that. `sha256` is
@@ -32,7 +42,7 @@ class Selection(Frozen):
     sha256: str
 
 
-class FileRecord(Frozen):
+class FileRecord(FrozenModel):
     """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
 
     A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
@@ -43,15 +53,15 @@ class FileRecord(Frozen):
     sha256: str
     size: int
     chunks: tuple[Chunk, ...] = ()
-    selection: Selection | None = None
+    selection: LineSelection | None = None
 
     @model_serializer(mode="wrap")
-    def only_what_is_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def omit_empty_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
         return {key: value for key, value in document.items() if key not in ("chunks", "selection") or value}
 
 
-class Manifest(Frozen):
+class Manifest(FrozenModel):
     """What an artifact is made of and what it was made from; its digest names the artifact.
 
     A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
@@ -80,7 +90,7 @@ class Manifest(Frozen):
         return sum(file.size for file in self.files)
 
 
-class Artifact(Frozen):
+class Artifact(FrozenModel):
     """A pointer to bytes in the object store: `uri` is a logical folder, `digest` the SHA-256 of its manifest."""
 
     kind: str

@@ -1,23 +1,47 @@
-"""One version of an object, read in chunks.
-
-What belongs here: reading. What does not: where it lies and how it came there (`recipes.storage.object_store`).
-"""
+"""Read one version of an object in ranges, and choose the parts of an upload."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import obstore
 from obstore.store import LocalStore
 
-from recipes.storage.buckets import Bucket, readable_errors
-from recipes.storage.prefetch import ahead
+from recipes.storage.buckets import Bucket, translate_store_errors
+from recipes.storage.prefetch import prefetch
 
-CHUNK = 1 << 20
-AHEAD_PART = 8 << 20
+# In which parts an object goes to an S3 server: how large they are, and how many are on their way at once. Pure.
+
+MIN_PART_BYTES = 5 << 20
+"""The smallest part that S3 takes, and what is sent in one request without parts."""
+MAX_PARTS = 9_000
+"""S3 takes 10,000 parts of an object."""
+UNKNOWN_SIZE_PART_BYTES = 16 << 20
+CONCURRENT_PARTS = 2
+"""Parts on their way at once: together with their size, the memory of an upload."""
+
+
+def choose_part_bytes(size: int | None) -> int:
+    """Of an object of so many bytes, or of one of which nobody knows how many will come."""
+    return UNKNOWN_SIZE_PART_BYTES if size is None else max(MIN_PART_BYTES, -(-size // MAX_PARTS))
+
+
+async def chain_chunks(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    while first:
+        yield first.pop(0)
+    async for chunk in rest:
+        yield chunk
+
+
+# One version of an object, read in chunks.
+#
+# What belongs here: reading. What does not: where it lies and how it came there (`recipes.storage.object_store`).
+
+READ_CHUNK_BYTES = 1 << 20
+RANGE_BYTES = 8 << 20
 """Of what is not read or sent in one piece, by a program that moves whole artifacts."""
-PARTS_AHEAD = 4
+PREFETCH_RANGES = 4
 """That are on their way at once."""
 
 
@@ -46,24 +70,24 @@ class StoredObject:
         options: dict[str, Any] = {"range": (start, stop)}
         if self.version:
             options["if_match"] = self.version
-        with readable_errors(self.uri, self.bucket):
+        with translate_store_errors(self.uri, self.bucket):
             found = obstore.get(self.bucket, self.key, options=options)
         return self._streamed(found)
 
-    def parts_ahead(self) -> Iterator[bytes]:
+    def prefetch_ranges(self) -> Iterator[bytes]:
         """All of it, in parts of which some are fetched at the same time, each over a connection of its own.
 
         Raises:
             FileNotFoundError: the object is gone, or is another one.
         """
-        if not self.version or self.size <= AHEAD_PART or isinstance(self.bucket, LocalStore):
+        if not self.version or self.size <= RANGE_BYTES or isinstance(self.bucket, LocalStore):
             return self.chunks()
-        starts = range(0, self.size, AHEAD_PART)
-        return ahead(lambda start: b"".join(self.chunks(start, start + AHEAD_PART)), starts, PARTS_AHEAD)
+        starts = range(0, self.size, RANGE_BYTES)
+        return prefetch(lambda start: b"".join(self.chunks(start, start + RANGE_BYTES)), starts, PREFETCH_RANGES)
 
     def _streamed(self, found: "obstore.GetResult") -> Iterator[bytes]:
-        with readable_errors(self.uri, self.bucket):
-            for chunk in found.stream(min_chunk_size=CHUNK):
+        with translate_store_errors(self.uri, self.bucket):
+            for chunk in found.stream(min_chunk_size=READ_CHUNK_BYTES):
                 yield bytes(chunk)
 
     def sha256(self) -> str:

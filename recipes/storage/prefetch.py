@@ -9,19 +9,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(work: Callable[[T], R], of: Iterable[T], at_once: int) -> Iterator[R]:
-    """The results of `work`, by threads that are never further ahead of whoever takes them than `at_once`.
+def prefetch(work: Callable[[T], R], items: Iterable[T], max_in_flight: int) -> Iterator[R]:
+    """The results of `work`, by threads that are never further ahead of whoever takes them than `max_in_flight`.
 
     Raises the first error in that order; what has not begun by then never does, and what has is waited for.
     """
-    with ThreadPoolExecutor(at_once) as threads:
-        coming: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(max_in_flight) as threads:
+        pending: deque[Future[R]] = deque()
         try:
-            for item in of:
-                coming.append(threads.submit(work, item))
-                if len(coming) == at_once:
-                    yield coming.popleft().result()
-            while coming:
-                yield coming.popleft().result()
+            for item in items:
+                pending.append(threads.submit(work, item))
+                if len(pending) == max_in_flight:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             threads.shutdown(wait=True, cancel_futures=True)

@@ -12,16 +12,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from recipes.addresses import Location, local_root, locate
 from recipes.contracts.job import StoreAddress
 from recipes.storage.buckets import StoreUnavailable
+from recipes.storage.locations import Location, local_store_root, resolve_uri
 
 MAX_PARTS = 10_000
 """Of one object, as S3 has it."""
-SIGNED_SECONDS = 6 * 3600
+UPLOAD_URL_SECONDS = 6 * 3600
 """All URLs of an upload are signed when it begins: as long as a large one takes over a slow line."""
-DOWNLOAD_SECONDS = 900
-BROKEN_PARTS = ("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "InvalidRequest", "MalformedXML", "InvalidArgument")
+DOWNLOAD_URL_SECONDS = 900
+INVALID_PART_CODES = (
+    "InvalidPart",
+    "InvalidPartOrder",
+    "EntityTooSmall",
+    "InvalidRequest",
+    "MalformedXML",
+    "InvalidArgument",
+)
 
 
 class UploadRefused(Exception):
@@ -29,7 +36,7 @@ class UploadRefused(Exception):
 
 
 @dataclass(frozen=True)
-class BegunUpload:
+class MultipartUpload:
     """An upload on its way: part number N goes to the Nth URL."""
 
     id: str
@@ -37,7 +44,7 @@ class BegunUpload:
 
 
 @dataclass(frozen=True)
-class Part:
+class UploadedPart:
     number: int
     etag: str
 
@@ -56,28 +63,28 @@ class SignedTransfers:
         self._public_endpoint = public_endpoint
 
     @property
-    def possible(self) -> bool:
+    def is_available(self) -> bool:
         """Whether there is an S3 server: a folder has no URLs."""
-        return local_root(self._address) is None
+        return local_store_root(self._address) is None
 
-    def begin(self, uri: str, parts: int) -> BegunUpload:
+    def begin(self, uri: str, parts: int) -> MultipartUpload:
         """Raises BrokenArtifact where `uri` is none of this store, StoreUnavailable."""
-        place = self._place(uri)
+        place = self._bucket_and_key(uri)
         encryption: dict[str, str] = {}
         if self._address.encryption != "none":
             encryption["ServerSideEncryption"] = self._address.encryption
         if self._address.kms_key:
             encryption["SSEKMSKeyId"] = self._address.kms_key
-        with readable_errors(uri):
+        with translate_s3_errors(uri):
             begun = self._client.create_multipart_upload(**place, **encryption)
         identifier: str = begun["UploadId"]
         urls = (
-            self._signed("upload_part", SIGNED_SECONDS, **place, UploadId=identifier, PartNumber=number)
+            self._sign("upload_part", UPLOAD_URL_SECONDS, **place, UploadId=identifier, PartNumber=number)
             for number in range(1, parts + 1)
         )
-        return BegunUpload(identifier, tuple(urls))
+        return MultipartUpload(identifier, tuple(urls))
 
-    def complete(self, uri: str, upload_id: str, parts: Sequence[Part]) -> None:
+    def complete(self, uri: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
         """Make one object of the parts.
 
         Raises:
@@ -86,35 +93,37 @@ class SignedTransfers:
         """
         listed = [{"PartNumber": part.number, "ETag": part.etag} for part in sorted(parts, key=lambda part: part.number)]
         made = {"MultipartUpload": {"Parts": listed}, "UploadId": upload_id}
-        with readable_errors(uri):
-            self._client.complete_multipart_upload(**self._place(uri), **made)
+        with translate_s3_errors(uri):
+            self._client.complete_multipart_upload(**self._bucket_and_key(uri), **made)
 
     def abort(self, uri: str, upload_id: str) -> None:
         """Raises FileNotFoundError where no such upload is on its way to `uri`."""
-        with readable_errors(uri):
-            self._client.abort_multipart_upload(**self._place(uri), UploadId=upload_id)
+        with translate_s3_errors(uri):
+            self._client.abort_multipart_upload(**self._bucket_and_key(uri), UploadId=upload_id)
 
     def download_url(self, uri: str) -> str:
         """A URL that gives the object to whoever has it, as a download and never as a page, for a quarter of an hour."""
-        return self._signed("get_object", DOWNLOAD_SECONDS, **self._place(uri), ResponseContentDisposition="attachment")
+        return self._sign(
+            "get_object", DOWNLOAD_URL_SECONDS, **self._bucket_and_key(uri), ResponseContentDisposition="attachment"
+        )
 
-    def _signed(self, operation: str, seconds: int, **parameters: Any) -> str:
+    def _sign(self, operation: str, seconds: int, **parameters: Any) -> str:
         url: str = self._signer.generate_presigned_url(operation, Params=parameters, ExpiresIn=seconds)
         return url
 
-    def _place(self, uri: str) -> dict[str, str]:
-        found: Location = locate(self._address, uri)
+    def _bucket_and_key(self, uri: str) -> dict[str, str]:
+        found: Location = resolve_uri(self._address, uri)
         return {"Bucket": found.bucket, "Key": found.key}
 
     @cached_property
     def _client(self) -> Any:
-        return self._connected(self._address.root)
+        return self._connect(self._address.root)
 
     @cached_property
     def _signer(self) -> Any:
-        return self._connected(self._public_endpoint or self._address.root)
+        return self._connect(self._public_endpoint or self._address.root)
 
-    def _connected(self, endpoint: str) -> Any:
+    def _connect(self, endpoint: str) -> Any:
         import boto3  # type: ignore[import-untyped]
         from botocore.config import Config  # type: ignore[import-untyped]
 
@@ -130,7 +139,7 @@ class SignedTransfers:
         )
 
 
-def etag_of(parts: Sequence[Part]) -> str | None:
+def multipart_etag(parts: Sequence[UploadedPart]) -> str | None:
     """The ETag of the object that S3 makes of these parts: a hash of their MD5s. None where what they have is no MD5."""
     try:
         digests = [bytes.fromhex(part.etag.strip('"')) for part in sorted(parts, key=lambda part: part.number)]
@@ -140,7 +149,7 @@ def etag_of(parts: Sequence[Part]) -> str | None:
 
 
 @contextmanager
-def readable_errors(uri: str) -> Iterator[None]:
+def translate_s3_errors(uri: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
 
     try:
@@ -149,7 +158,7 @@ def readable_errors(uri: str) -> Iterator[None]:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code == "NoSuchUpload":
             raise FileNotFoundError(f"no such upload is on its way to {uri}") from None
-        if code in BROKEN_PARTS:
+        if code in INVALID_PART_CODES:
             raise UploadRefused(f"{uri}: {code}") from None
         raise StoreUnavailable(f"{uri}: {code}") from error
     except BotoCoreError as error:

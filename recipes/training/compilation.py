@@ -1,10 +1,4 @@
-"""Blocks of the model as compiled programs: what lies between the matrix products is computed in one pass over memory.
-
-Each block is compiled by itself, as torchtitan does it; all of a model's share the programs, of which there is one for each
-shape of a micro-batch. That takes some seconds at a run's start, and less where the job's cache has them. Every start has to
-come to the same programs, or a run that goes on were another one: their kernels are not chosen by time, and the program of a
-shape does not depend on which were compiled before.
-"""
+"""Compile the model's transformer blocks with torch.compile."""
 
 import os
 import shutil
@@ -16,9 +10,9 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
-from recipes.runner import say
+from recipes.runner import log_line
 
-PROGRAMS = 64
+MAX_PROGRAMS_PER_BLOCK = 64
 """Of one block, at most: for micro-batches of each size, in training and in evaluation. Beyond, PyTorch compiles no more."""
 C_COMPILERS = ("gcc", "clang")
 """One of which Triton calls, with Python's headers."""
@@ -30,12 +24,12 @@ def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
         return
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if not any(map(shutil.which, C_COMPILERS)) or not headers.is_file():
-        say(f"blocks are not compiled, and a step takes longer: {' or '.join(C_COMPILERS)}, or {headers}, is not there")
+        log_line(f"blocks are not compiled, and a step takes longer: {' or '.join(C_COMPILERS)}, or {headers}, is not there")
         return
-    say("blocks are compiled for the GPU: the first step takes longer")
+    log_line("blocks are compiled for the GPU: the first step takes longer")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
-    torch._dynamo.config.recompile_limit = PROGRAMS
+    torch._dynamo.config.recompile_limit = MAX_PROGRAMS_PER_BLOCK
     torch._dynamo.config.optimize_ddp = False  # it cuts programs where buckets of gradients end, and blocks end soon enough
     torch._inductor.config.deterministic = True
     torch._inductor.config.compile_threads = 1  # else processes of half a GB each, for every core
@@ -43,7 +37,7 @@ def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
         block.compile(dynamic=False)
 
 
-def failed_to_compile(error: Exception) -> str | None:
+def compile_failure_reason(error: Exception) -> str | None:
     """What a compiler says that it fails at, if that is what went wrong: Triton has faults, and does not know every GPU."""
     if not isinstance(error, TorchDynamoException):
         return None
@@ -52,6 +46,6 @@ def failed_to_compile(error: Exception) -> str | None:
     return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
 
 
-def are_compiled(model: torch.nn.Module) -> bool:
+def has_compiled_blocks(model: torch.nn.Module) -> bool:
     """Whether any part of a model is, or will be when it is called."""
     return any(module._compiled_call_impl is not None for module in model.modules())

@@ -1,8 +1,4 @@
-"""An adapter's part of a projection, in the type that the model computes in.
-
-PEFT computes it in the type of the adapter's weights, which are trained in float32: every input is copied to it and every
-result back. On an H200 that took half the time of a step of 7B, and 26 GB (batch of 4 x 2,048 tokens).
-"""
+"""Apply LoRA adapters, computed in the dtype of their inputs."""
 
 from typing import Any
 
@@ -12,7 +8,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 
 
-class InTheTypeOfItsInput(LoraVariant):  # type: ignore[misc]
+class InputDtypeLora(LoraVariant):  # type: ignore[misc]
     """`result + scaling * B(A(x))`: A and `scaling * B` are rounded once, their gradients arrive in float32.
 
     PEFT 0.21 calls its base class one that may change. Nothing is merged with it: `recipes.export.merge` loads the adapter anew.
@@ -27,11 +23,11 @@ class InTheTypeOfItsInput(LoraVariant):  # type: ignore[misc]
         return whole.view(result.shape)
 
 
-def compute_in_the_type_of_inputs(model: PeftModel) -> None:
+def compute_lora_in_input_dtype(model: PeftModel) -> None:
     """For a model whose adapters are whole: their weights are read without calling their modules, whose hooks would gather
     what is spread over processes.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-            module.lora_variant = dict.fromkeys(module.lora_A, InTheTypeOfItsInput())
+            module.lora_variant = dict.fromkeys(module.lora_A, InputDtypeLora())

@@ -1,4 +1,4 @@
-"""The model to train: the base model's weights, and what the recipe's method adds to them."""
+"""Load the model to train, with the weights that it starts from."""
 
 import json
 from collections.abc import Sequence
@@ -8,29 +8,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bitsandbytes.nn.modules import Linear4bit
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
-from recipes import tensor_parallel
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.launch import fully_sharded, zero_stage
 from recipes.planning import parallel_layout
+from recipes.planning import parallel_layout as tensor_parallel
 from recipes.planning.architecture import Architecture
-from recipes.planning.memory_budget import adapts_in_computing_type, autocasts
-from recipes.planning.recipe_checks import is_named
-from recipes.training.lora import compute_in_the_type_of_inputs
-from recipes.training.packed_attention import attend_where_it_fits
+from recipes.planning.memory_budget import adapter_uses_compute_dtype, uses_autocast
+from recipes.planning.parallel_layout import fsdp_config, saves_by_name, zero_stage
+from recipes.planning.recipe_checks import matches_target
+from recipes.runner import log_line
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.training.checkpointing.sharded_safetensors import ShardedTensors
+from recipes.training.lora import compute_lora_in_input_dtype
+from recipes.training.packed_attention import use_packed_attention_if_supported
 from recipes.training.parallel import fsdp, zero
-from recipes.training.parallel.pipeline_stage import load_stage
-from recipes.training.precision import computing_dtype
+from recipes.training.parallel.fsdp import load_weights
+from recipes.training.parallel.pipeline_stage import load_adapter, load_stage
+from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.precision import select_compute_dtype
 from recipes.training.token_loss import use_token_losses
+
+# The model to train: the base model's weights, and what the recipe's method adds to them.
 
 NF4_BLOCK = 64
 
 
-def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
+def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
     """All weights of the base model (full), or those of an adapter on it, whose own are frozen (lora) or in NF4 (qlora).
 
     What is trained is kept in float32, whatever it computes in: near 0.02 neighbours in bfloat16 are 1e-4 apart, and of
@@ -44,57 +52,59 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
         BadConfiguration: an adapter's target is no module of this model, or one is of a width that this machine cannot do;
             or its weights cannot be cut as the recipe asks for.
     """
-    refuse_what_cannot_be_cut(folder, recipe)
-    dtype = computing_dtype(recipe.computing_dtype)
+    check_parallel_layout(folder, recipe)
+    dtype = select_compute_dtype(recipe.computing_dtype)
     if recipe.stages > 1:
         return load_stage(
             folder,
             dist.get_rank(),
             recipe.stages,
             dtype=torch.float32 if recipe.method == "full" else dtype,
-            adapt=lambda model: model if recipe.method == "full" else with_adapter(model, recipe),
+            adapt=lambda model: model if recipe.method == "full" else apply_lora(model, recipe),
         )
-    if shards := fully_sharded(recipe):
+    if shards := fsdp_config(recipe):
         shards["fsdp_mixed_precision"] &= dtype is torch.bfloat16
-    with zero.spread_as_they_are_read(recipe, dtype):
+    with zero.shard_while_loading(recipe, dtype):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32 if recipe.method == "full" and not zero_stage(recipe) else dtype,
             attn_implementation="sdpa",
-            quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
+            quantization_config=nf4_config(dtype, recipe) if recipe.method == "qlora" else None,
             distributed_config=DistributedConfig(**shards) if shards else None,
         )
     use_token_losses(model)
     if recipe.method == "full":
-        fsdp.tie(model)
-    refuse_widths_of_nf4(model, recipe)
-    keep_nf4_as_it_is(model)
-    return model if recipe.method == "full" else with_adapter(model, recipe)
+        fsdp.tie_weights(model)
+    check_nf4_widths(model, recipe)
+    disable_nf4_repacking(model)
+    return model if recipe.method == "full" else apply_lora(model, recipe)
 
 
-def load_reference(model: PreTrainedModel, recipe: Recipe) -> Any:
+def load_reference_model(model: PreTrainedModel, recipe: Recipe) -> Any:
     """The base of a model whose weights are all trained once more, frozen; spread over the processes as that one is."""
-    reference = load_for_training(Path(model.name_or_path), recipe).eval().requires_grad_(False)
-    attend_where_it_fits(reference, recipe)
+    reference = load_model(Path(model.name_or_path), recipe).eval().requires_grad_(False)
+    use_packed_attention_if_supported(reference, recipe)
     if zero_stage(recipe) == 3:
-        return zero.gathering(reference, recipe)
-    return reference.cuda() if torch.cuda.is_available() and not fully_sharded(recipe) else reference
+        return zero.make_inference_engine(reference, recipe)
+    return reference.cuda() if torch.cuda.is_available() and not fsdp_config(recipe) else reference
 
 
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
     """In what a model of float32 weights computes its losses, where that is another type; shards see to it themselves."""
-    dtype = computing_dtype(recipe.computing_dtype)
-    return dtype if autocasts(recipe) and dtype is not torch.float32 else None
+    dtype = select_compute_dtype(recipe.computing_dtype)
+    return dtype if uses_autocast(recipe) and dtype is not torch.float32 else None
 
 
-def refuse_what_cannot_be_cut(folder: Path, recipe: Recipe) -> None:
-    if recipe.together > 1:
+def check_parallel_layout(folder: Path, recipe: Recipe) -> None:
+    if recipe.model_parallel_size > 1:
         shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
-        if problem := tensor_parallel.untried(recipe, shape) or parallel_layout.untried(recipe, shape):
+        if problem := tensor_parallel.find_tensor_parallel_problem(recipe, shape) or parallel_layout.find_pipeline_problem(
+            recipe, shape
+        ):
             raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
 
 
-def refuse_widths_of_nf4(model: PreTrainedModel, recipe: Recipe) -> None:
+def check_nf4_widths(model: PreTrainedModel, recipe: Recipe) -> None:
     """On processors with AVX-512, bitsandbytes 0.50 reads rows of NF4 wrong that end within a block: their error is 25 %."""
     for name, module in model.named_modules() if not torch.cuda.is_available() else ():
         if isinstance(module, Linear4bit) and module.in_features % NF4_BLOCK:
@@ -104,7 +114,7 @@ def refuse_widths_of_nf4(model: PreTrainedModel, recipe: Recipe) -> None:
             )
 
 
-def keep_nf4_as_it_is(model: PreTrainedModel) -> None:
+def disable_nf4_repacking(model: PreTrainedModel) -> None:
     """On processors that compute in bfloat16, bitsandbytes 0.50 packs NF4 weights for good when they are first evaluated:
     their constants are rounded, and no gradient comes back through them. A run that was resumed later was another one.
     """
@@ -113,7 +123,7 @@ def keep_nf4_as_it_is(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def nf4(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
+def nf4_config(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
     """Projections in NF4, computing in `dtype` (Dettmers et al. 2023); embeddings, head and norms stay as they are."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -123,14 +133,14 @@ def nf4(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
     )
 
 
-def refuse_left_out(adapted: Sequence[str], recipe: Recipe) -> None:
+def check_lora_targets(adapted: Sequence[str], recipe: Recipe) -> None:
     """The library says nothing of a target that it does not find, where it finds another: it was not trained, in silence."""
     for target in recipe.lora_target_modules:
-        if not any(is_named(module, target) for module in adapted):
+        if not any(matches_target(module, target) for module in adapted):
             raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: it has no module '{target}'")
 
 
-def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
+def apply_lora(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
     lora = LoraConfig(
         r=recipe.lora_rank,
         lora_alpha=recipe.lora_alpha,
@@ -143,7 +153,58 @@ def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
     except ValueError as error:
         raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
     if recipe.stages == 1:  # a stage has some of the modules alone
-        refuse_left_out(adapted.base_model.targeted_module_names, recipe)
-    if adapts_in_computing_type(recipe) and computing_dtype(recipe.computing_dtype) is torch.bfloat16:
-        compute_in_the_type_of_inputs(adapted)
+        check_lora_targets(adapted.base_model.targeted_module_names, recipe)
+    if adapter_uses_compute_dtype(recipe) and select_compute_dtype(recipe.computing_dtype) is torch.bfloat16:
+        compute_lora_in_input_dtype(adapted)
     return adapted
+
+
+# Where a fresh run's weights come from when they are another run's: its input `start` (row K3: members of a population).
+
+
+def load_starting_weights(
+    start: Artifact, model: PreTrainedModel | PeftModel, recipe: Recipe, group: ProcessGroup, store: Store, cache: Path
+) -> None:
+    """Give a model the weights of `start`. Raises BadConfiguration: they do not fit it."""
+    with group.local_leader_first():
+        weights = store.fetch(start, cache)
+    if zero_stage(recipe) == 3 and recipe.method == "full":
+        zero.load_weights(model, weights, is_leader=group.is_leader)
+    elif saves_by_name(recipe) and not isinstance(model, PeftModel):
+        load_weights(model, weights)
+    elif recipe.stages > 1:
+        load_adapter(model, weights)
+    else:
+        copy_weights(model, f"input 'start' ({start.uri})", weights)
+    log_line(f"starting from the weights of {start.uri}")
+
+
+def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) -> None:
+    """Give a model the trained weights that lie in `folder`: those of a run, or of a checkpoint. `name` is for people.
+
+    Optimizer and schedule begin anew: their numbers belong to other hyperparameters.
+
+    Raises:
+        BadConfiguration: there are none, or they are of another shape.
+    """
+    is_adapter = isinstance(model, PeftModel)
+    files = sorted(folder.glob("adapter_model.safetensors" if is_adapter else "model*.safetensors"))
+    if not files:
+        raise BadConfiguration(f"{name} has no {'adapter' if is_adapter else 'weights'}: start from another")
+    weights = ShardedTensors(files)
+    own: dict[str, torch.Tensor] = get_peft_model_state_dict(model) if is_adapter else model.state_dict()
+    given = {own[name].data_ptr() for name in weights.names if name in own}
+    differing = [name for name in weights.names if name not in own or not has_same_shape(weights.shape(name), own[name])]
+    differing += [name for name in own if weights.shape(name) is None and own[name].data_ptr() not in given]  # else tied
+    if differing:
+        raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} is another shape")
+    if is_adapter:
+        set_peft_model_state_dict(model, {name: weights.read(name) for name in weights.names})
+        return
+    for name in weights.names:  # one by one: all of them beside the model are twice the memory
+        own[name].copy_(weights.read(name).view_as(own[name]))
+
+
+def has_same_shape(shape: torch.Size | None, weight: torch.Tensor) -> bool:
+    """DeepSpeed's checkpoints have each weight as one row of numbers."""
+    return shape in (weight.shape, (weight.numel(),))

@@ -5,20 +5,19 @@ from typing import Any
 
 import torch
 
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.runner import Preempted
-from recipes.training.data.examples import IGNORED
-from recipes.training.loss_scaling import scale_of, scaled, unscale
-from recipes.training.metrics.microbatch_metrics import Told, read
-from recipes.training.metrics.validation_loss import EVALUATED, share, together
+from recipes.training.data.examples import IGNORED_LABEL
+from recipes.training.loss_scaling import loss_scale, scale_gradient, unscale_gradients
+from recipes.training.metrics.microbatch_metrics import MicrobatchMetrics, fetch_metrics
+from recipes.training.metrics.validation_loss import EVAL_LOSS_KEY, combine_means, split_rows
 from recipes.training.model import autocast_dtype
-from recipes.training.objectives.given import loss_given
-from recipes.training.objectives.objective import Loss, Objective
-from recipes.training.packed_attention import attends_so, with_bounds
+from recipes.training.objectives.objective import Loss, Objective, check_loss
+from recipes.training.packed_attention import add_boundaries, uses_packed_attention
 from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import CheckpointingTrainer
 
-ROWS = "rows"
+ROW_COUNT_KEY = "rows"
 """How many rows a micro-batch has, where the processes cannot share those of a step evenly. Of none, it computes with a row
 that counts nothing: all processes must, at the same time.
 """
@@ -30,68 +29,70 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def __init__(self, *args: Any, objective: Objective, stop: StopOnSignal, **kwargs: Any) -> None:
         uneven = objective.recipe.rows_per_step is not None
         self.objective = objective
-        super().__init__(*args, data_collator=self._collate_some if uneven else self._collate, **kwargs)
+        super().__init__(*args, data_collator=self._collate_partial if uneven else self._collate, **kwargs)
         self.stop = stop
-        self._owes_evaluation = bool(self.args.eval_on_start)
+        self._evaluation_pending = bool(self.args.eval_on_start)
         self.autocast_dtype = autocast_dtype(objective.recipe)
-        self.scale = scale_of(objective.recipe)
-        unscale(self.model.parameters(), self.scale)
-        self._told: list[Told] = []
-        self._tokens: list[torch.Tensor] = []
+        self.scale = loss_scale(objective.recipe)
+        unscale_gradients(self.model.parameters(), self.scale)
+        self._microbatch_metrics: list[MicrobatchMetrics] = []
+        self._token_counts: list[torch.Tensor] = []
 
     def _collate(self, rows: Sequence[Any]) -> dict[str, Any]:
         """A micro-batch on the host, with all that would have to be read back from a GPU."""
         batch = self.objective.collate(rows)
-        return with_bounds(batch) if attends_so(self.model.config) else batch
+        return add_boundaries(batch) if uses_packed_attention(self.model.config) else batch
 
-    def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
+    def _collate_partial(self, rows: Sequence[Any]) -> dict[str, Any]:
         """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
         there = [row for row in rows if row is not None]
-        return {**self._collate(there or [self.eval_dataset[0]]), ROWS: len(there)}
+        return {**self._collate(there or [self.eval_dataset[0]]), ROW_COUNT_KEY: len(there)}
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Any:
         """How many tokens are learned in the step, by all processes together."""
-        return super()._get_num_items_in_batch([what_counts(batch) for batch in batch_samples], device)
+        return super()._get_num_items_in_batch([mask_empty_batch(batch) for batch in batch_samples], device)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
         recipe = self.objective.recipe
-        rows = int(inputs.pop(ROWS, recipe.batch_size))
+        rows = int(inputs.pop(ROW_COUNT_KEY, recipe.batch_size))
         if rows and not self.objective.packed:
-            self._tokens.append(read_of(inputs["labels"]))
-        found = self._loss_of(model, inputs, **kwargs)
+            self._token_counts.append(count_read_tokens(inputs["labels"]))
+        found = self._compute_loss_value(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
-            return scaled(found if rows else found * 0, self.scale)
+            return scale_gradient(found if rows else found * 0, self.scale)
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
-        self._told.append(Told(found.metrics, rows))
+        self._microbatch_metrics.append(MicrobatchMetrics(found.metrics, rows))
         # What becomes of it is the mean over micro-batches; 1 where all have equally many rows.
-        share_of_step = rows / recipe.batch_size * recipe.places_per_step / recipe.samples_per_step
-        return scaled(found.value * share_of_step, self.scale)
+        step_fraction = rows / recipe.batch_size * recipe.max_rows_per_step / recipe.samples_per_step
+        return scale_gradient(found.value * step_fraction, self.scale)
 
-    def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
+    def _compute_loss_value(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
         """The objective's, or the model's own, as a tensor."""
         with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            found = loss_given(self.objective, self.objective.loss(model, inputs), trains=torch.is_grad_enabled())
+            found = check_loss(self.objective, self.objective.loss(model, inputs), trains=torch.is_grad_enabled())
             return found or super().compute_loss(model, inputs, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
-            self.state.num_input_tokens_seen += self._tokens_of_step()
-        if "loss" in logs and self._told:
-            told = self.group.collect(read(self._told, self.args.device))
-            logs |= {f"train/{name}": mean for name, mean in together(part for parts in told for part in parts).items()}
-            self._told = []
+            self.state.num_input_tokens_seen += self._count_step_tokens()
+        if "loss" in logs and self._microbatch_metrics:
+            gathered = self.group.all_gather(fetch_metrics(self._microbatch_metrics, self.args.device))
+            logs |= {
+                f"train/{name}": mean for name, mean in combine_means(part for parts in gathered for part in parts).items()
+            }
+            self._microbatch_metrics = []
         super().log(logs, *args, **kwargs)
 
-    def _tokens_of_step(self) -> int:
+    def _count_step_tokens(self) -> int:
         """All that the processes learned from: of packed rows, which are of one length, padding included, of others without.
 
         Pairs were taken to be of `sequence_length` once, and a run of short ones was told to be ten times as fast as it was.
         """
         if self.objective.packed:
             return self.objective.recipe.tokens_per_step
-        own, self._tokens = torch.stack(self._tokens).tolist() if self._tokens else [], []
-        return sum(self.group.collect(sum(own))[:: self.group.together])
+        own, self._token_counts = torch.stack(self._token_counts).tolist() if self._token_counts else [], []
+        return sum(self.group.all_gather(sum(own))[:: self.group.model_parallel_size])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The loss of the validation split and what the objective tells of it, each a mean over the whole split.
@@ -100,24 +101,28 @@ class ObjectiveTrainer(CheckpointingTrainer):
         all processes break it off after the same micro-batch: a long one would not end before they are killed. Then nothing
         of it is logged, and whoever resumes does it first (`held_out.owed`).
         """
-        first, self._owes_evaluation = self._owes_evaluation, False
+        first, self._evaluation_pending = self._evaluation_pending, False
         self.model.eval()
         group = self.group
-        rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, group.data_rank, group.data_size)
+        rows = split_rows(len(self.eval_dataset), self.args.per_device_eval_batch_size, group.data_rank, group.data_size)
         own = []
         for some in rows:
-            if self.stop.asked():
-                return self._break_off(first)
-            own.append(self._part(some))
-        found = together(part for parts in group.collect(read(own, self.args.device))[:: group.together] for part in parts)
-        metrics = {EVALUATED if name == "loss" else f"eval/{name}": value for name, value in found.items()}
+            if self.stop.any_stop_requested():
+                return self._abort_evaluation(first)
+            own.append(self._evaluate_batch(some))
+        found = combine_means(
+            part
+            for parts in group.all_gather(fetch_metrics(own, self.args.device))[:: group.model_parallel_size]
+            for part in parts
+        )
+        metrics = {EVAL_LOSS_KEY if name == "loss" else f"eval/{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if first and self.group.leads:
-            self.checkpoints.tell(self.state.global_step, {VALIDATION_LOSS: found["loss"]})
+        if first and self.group.is_leader:
+            self.checkpoints.update_metadata(self.state.global_step, {VALIDATION_LOSS_KEY: found["loss"]})
         return metrics
 
-    def _break_off(self, first: bool) -> dict[str, float]:
+    def _abort_evaluation(self, first: bool) -> dict[str, float]:
         """Raises Preempted where the checkpoint that is due is there: the `first` one is of weights that come from it."""
         if first:
             raise Preempted(f"checkpoint {self.state.global_step} holds everything but its evaluation")
@@ -126,30 +131,30 @@ class ObjectiveTrainer(CheckpointingTrainer):
         return {}
 
     @torch.no_grad()
-    def _part(self, rows: range) -> Told:
+    def _evaluate_batch(self, rows: range) -> MicrobatchMetrics:
         """Of no rows: the first, without weight, for the others compute at the same time."""
         batch = self._collate([self.eval_dataset[row] for row in rows or range(1)])
         following = batch.get("shift_labels", batch["labels"][:, 1:])
-        predicted = int((following != IGNORED).sum())  # here, on the host
-        found = self._loss_of(self.model, self._prepare_inputs(batch))
+        predicted = int((following != IGNORED_LABEL).sum())  # here, on the host
+        found = self._compute_loss_value(self.model, self._prepare_inputs(batch))
         if isinstance(found, Loss):
-            return Told({"loss": found.value, **found.metrics}, len(rows))
-        return Told({"loss": found}, predicted if rows else 0)
+            return MicrobatchMetrics({"loss": found.value, **found.metrics}, len(rows))
+        return MicrobatchMetrics({"loss": found}, predicted if rows else 0)
 
 
-def read_of(labels: torch.Tensor) -> torch.Tensor:
+def count_read_tokens(labels: torch.Tensor) -> torch.Tensor:
     """How many tokens the rows have up to the last one that is learned: what follows is padding, as much as the longest of
     them asks for. Not read from the device yet.
     """
     places = torch.arange(1, labels.size(-1) + 1, device=labels.device)
-    return (places * (labels != IGNORED)).amax(-1).sum()
+    return (places * (labels != IGNORED_LABEL)).amax(-1).sum()
 
 
-def what_counts(batch: dict[str, Any]) -> dict[str, Any]:
+def mask_empty_batch(batch: dict[str, Any]) -> dict[str, Any]:
     """A micro-batch, of no rows one from which nothing is learned."""
-    if batch.get(ROWS) != 0:
+    if batch.get(ROW_COUNT_KEY) != 0:
         return batch
     labels: dict[str, Any] = {
-        name: torch.full_like(batch[name], IGNORED) for name in ("labels", "shift_labels") if name in batch
+        name: torch.full_like(batch[name], IGNORED_LABEL) for name in ("labels", "shift_labels") if name in batch
     }
     return {**batch, **labels}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from recipes.runner import say
+from recipes.runner import log_line
 
-INSTRUCTIONS = {
+REQUIRED_CPU_FLAGS = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "float16": {"avx512_fp16", "amx_fp16", "fphp"},
     "float32": None,
@@ -19,28 +19,28 @@ INSTRUCTIONS = {
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def computing_device() -> torch.device:
+def select_compute_device() -> torch.device:
     """Where a model computes on this machine: on its GPU, if it has one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def computing_dtype(wanted: str, device: torch.device | None = None) -> torch.dtype:
+def select_compute_dtype(dtype_name: str, device: torch.device | None = None) -> torch.dtype:
     """The type to compute in where a recipe wants that one; on that device, or on this machine's."""
-    found: torch.dtype = getattr(torch, wanted)
-    on_gpu = (device or computing_device()).type == "cuda"
-    here = on_gpu or computes(wanted, CPUINFO.read_text() if CPUINFO.is_file() else "")
-    return found if here else torch.float32
+    found: torch.dtype = getattr(torch, dtype_name)
+    on_gpu = (device or select_compute_device()).type == "cuda"
+    is_supported = on_gpu or cpu_supports_dtype(dtype_name, CPUINFO.read_text() if CPUINFO.is_file() else "")
+    return found if is_supported else torch.float32
 
 
-def tell_fallback(wanted: str) -> None:
+def log_dtype_fallback(dtype_name: str) -> None:
     """Say so where a recipe's type is not the one that is computed in."""
-    if computing_dtype(wanted) is not getattr(torch, wanted):
-        say(f"this processor has no instructions for {wanted}: computing in float32")
+    if select_compute_dtype(dtype_name) is not getattr(torch, dtype_name):
+        log_line(f"this processor has no instructions for {dtype_name}: computing in float32")
 
 
-def computes(wanted: str, cpuinfo: str) -> bool:
+def cpu_supports_dtype(dtype_name: str, cpuinfo: str) -> bool:
     """Whether a processor has instructions for a type, by what the kernel says of it."""
-    needed = INSTRUCTIONS[wanted]
+    needed = REQUIRED_CPU_FLAGS[dtype_name]
     flags = {
         flag for line in cpuinfo.splitlines() if line.lower().startswith(("flags", "features")) for flag in line.split()
     }

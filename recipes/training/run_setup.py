@@ -1,30 +1,105 @@
-"""Where a run stands as a process takes it up: with which recipe, among which processes, and after which checkpoint."""
+"""Prepare a training run: recipe, processes, checkpoint to resume from, and inputs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from hanzo_ml.client.repeated_steps import Anew
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.shard_selection import Share
-from recipes.contracts.job import Job
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hanzo_ml.client.repeated_steps import RepeatedSteps
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.shard_selection import NodeShard
+from recipes.contracts.job import BadConfiguration, Job
+from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Incident, Incidents, read_incidents
-from recipes.contracts.rewind import SentBack
-from recipes.launch import fetches_share
-from recipes.planning.recipe_checks import refuse_what_is_missing
+from recipes.contracts.recovery_log import RecoveryEvent, RecoveryLog, read_recovery_log
+from recipes.contracts.rewind import Rewind
+from recipes.export import base_model
+from recipes.planning.parallel_layout import fetches_own_shard, zero_stage
+from recipes.planning.recipe_checks import check_sequence_length, check_supported
+from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
-from recipes.training.checkpointing.resume import resume_together
-from recipes.training.discarding import forget_spoilt
-from recipes.training.machine import refuse_what_the_machine_lacks, tell_that_there_is_no_gpu
-from recipes.training.parallel.process_group import Group, join
+from recipes.storage.manifest import Artifact
+from recipes.training.checkpointing.resume import agree_on_checkpoint, check_checkpoint_fits
+from recipes.training.objectives import make_objective
+from recipes.training.objectives.objective import Objective, Rows, check_rows
+from recipes.training.parallel.process_group import ProcessGroup, join_process_group
 from recipes.training.parameters import TrainParameters
-from recipes.training.precision import tell_fallback
-from recipes.training.recovery import what_happened
-from recipes.training.resuming import check_fits
+from recipes.training.precision import log_dtype_fallback
+from recipes.training.recovery import discard_diverged_checkpoints, update_incidents
+
+# What a recipe asks of the machine that it trains on: the rest is refused, or told, before anything is loaded.
+
+
+def check_hardware(recipe: Recipe) -> None:
+    """Raises BadConfiguration: the recipe needs a GPU, or DeepSpeed, and there is none."""
+    # bitsandbytes 0.50 would take the plain optimizer in its stead on a processor, with no more than a warning.
+    if recipe.optimizer == "paged_adamw" and not torch.cuda.is_available():
+        raise BadConfiguration(
+            f"recipe '{recipe.name}': optimizer paged_adamw moves pages between a GPU and the host, and there is no GPU "
+            "here: use adamw or adamw_8bit"
+        )
+    if zero_stage(recipe) and find_spec("deepspeed") is None:
+        raise BadConfiguration(
+            f"recipe '{recipe.name}': DeepSpeed is not installed here: pip install \"hanzo-ml[deepspeed]\", or use strategy "
+            "fsdp, which shards as much"
+        )
+
+
+def warn_without_gpu(recipe: Recipe) -> None:
+    """Where a recipe wants one. It trains all the same; whoever has a GPU whose driver fails must see why it is so slow."""
+    if recipe.hardware.gpus and not torch.cuda.is_available():
+        num_gpus = pluralize(recipe.hardware.gpus, "GPU")
+        log_line(f"the recipe asks for {num_gpus}, and PyTorch finds none here: training on the processor")
+
+
+# What a run is made of, brought to this machine: the base model's files, its tokenizer, and the rows of both splits.
+
+SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
-class Course:
+class RunInputs:
+    """`folder` holds the files of `base`; `rows` are by the name of their split."""
+
+    base: Artifact
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    objective: Objective
+    rows: Mapping[str, Rows]
+
+
+def load_inputs(job: Job, recipe: Recipe, group: ProcessGroup, store: Store) -> RunInputs:
+    """Raises BadConfiguration: the base model or the data are not what the recipe says, or do not fit it."""
+    cache = Path(job.cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    with group.local_leader_first():
+        base = base_model.resolve_base_model(recipe.base_model, store, cache)
+        # What is 144 GB of a 72B model is hashed by one, and not by all who wait for it. Rows are by whoever makes them.
+        folder = store.fetch(base, cache) if group.local_rank == 0 else store.locate_fetched(base, cache)
+        for split in SPLITS if group.local_rank == 0 and group.local_size > 1 else ():
+            store.fetch(job.inputs[split], cache)
+    check_sequence_length(recipe, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    objective = make_objective(recipe)
+    rows = {split: load_rows(split, job, objective, tokenizer, store) for split in SPLITS}
+    return RunInputs(base, folder, tokenizer, objective, rows)
+
+
+def load_rows(split: str, job: Job, objective: Objective, tokenizer: PreTrainedTokenizerBase, store: Store) -> Rows:
+    try:
+        return check_rows(objective, objective.rows(job.inputs[split], store, Path(job.cache_dir), tokenizer))
+    except BadConfiguration as problem:
+        raise BadConfiguration(f"the {split} split: {problem}") from None
+
+
+# Where a run stands as a process takes it up: with which recipe, among which processes, and after which checkpoint.
+
+
+@dataclass(frozen=True)
+class RunState:
     """`recipe` is that of the job, with as many processes as there are and the micro-batch that fits into memory.
 
     `uri` is where the run's checkpoints lie, `resume` the one to go on from, none at the beginning; `incidents` is what the
@@ -32,51 +107,57 @@ class Course:
     """
 
     recipe: Recipe
-    group: Group
-    checkpoints: Checkpoints
+    group: ProcessGroup
+    checkpoints: CheckpointManager
     uri: str
     resume: tuple[int, Path] | None
-    incidents: Incidents
-    repeats: tuple[Incident, ...]
-    sent_back: tuple[SentBack, ...]
+    incidents: RecoveryLog
+    repeats: tuple[RecoveryEvent, ...]
+    sent_back: tuple[Rewind, ...]
 
     @property
-    def steps_done_anew(self) -> tuple[Anew, ...]:
+    def repeated_steps(self) -> tuple[RepeatedSteps, ...]:
         """Steps whose metrics are known and are not those of the weights that the run goes on to."""
-        healed = self.incidents.without(self.repeats).steps_done_anew
-        sent = ((back.steps_done_anew, back.at) for back in self.sent_back)
-        return tuple(Anew.told(steps, at) for steps, at in (*healed, *sent))
+        healed = self.incidents.without(self.repeats).repeated_steps
+        sent = ((back.repeated_steps, back.at) for back in self.sent_back)
+        return tuple(RepeatedSteps.from_time(steps, at) for steps, at in (*healed, *sent))
 
 
-def share_of(recipe: Recipe, group: Group) -> Share | None:
+def node_share(recipe: Recipe, group: ProcessGroup) -> NodeShard | None:
     """What a node fetches of a checkpoint; None: all."""
-    return Share(group.node + 1, group.nodes, group.on_this_node) if group.nodes > 1 and fetches_share(recipe) else None
+    return (
+        NodeShard(group.node + 1, group.nodes, group.local_size) if group.nodes > 1 and fetches_own_shard(recipe) else None
+    )
 
 
-def take_up(job: Job, store: Store, work: Path) -> Course:
+def prepare_run(job: Job, store: Store, work: Path) -> RunState:
     """Raises BadConfiguration: nothing could train the recipe here, or the run's checkpoint does not fit it."""
     parameters = TrainParameters.model_validate(job.parameters)
     recipe = parameters.recipe
-    refuse_what_is_missing(recipe)
-    refuse_what_the_machine_lacks(recipe)
-    group = join(job.distributed)
-    if group.leads:
-        tell_that_there_is_no_gpu(recipe)
-        tell_fallback(recipe.computing_dtype)
-    recipe = recipe.on(group.size)
-    group.together, group.in_stages = recipe.together, recipe.in_stages
+    check_supported(recipe)
+    check_hardware(recipe)
+    group = join_process_group(job.distributed)
+    if group.is_leader:
+        warn_without_gpu(recipe)
+        log_dtype_fallback(recipe.computing_dtype)
+    recipe = recipe.for_processes(group.size)
+    group.model_parallel_size, group.is_pipelined = recipe.model_parallel_size, recipe.is_pipelined
     policy, uri = job.checkpoint, job.outputs["checkpoints"]
-    share = share_of(recipe, group)
-    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression, share=share)
-    known = group.share(read_incidents(store, uri) if group.leads else Incidents())
+    share = node_share(recipe, group)
+    checkpoints = CheckpointManager(work / "checkpoints", store, uri, policy.keep_last, policy.compression, share=share)
+    known = group.broadcast(read_recovery_log(store, uri) if group.is_leader else RecoveryLog())
     if group.local_rank == 0:
-        forget_spoilt(checkpoints.folder, known.diverged)
-    checkpoints, resume = resume_together(checkpoints, policy.resume_from, parameters.sent_back, group)
+        discard_diverged_checkpoints(checkpoints.folder, known.diverged)
+    checkpoints, resume = agree_on_checkpoint(checkpoints, policy.resume_from, parameters.sent_back, group)
     if resume:
-        check_fits(resume, recipe)
-    if group.leads:
-        checkpoints.catch_up()
+        check_checkpoint_fits(resume, recipe)
+    if group.is_leader:
+        checkpoints.upload_missing()
     done, repeats = resume[0] if resume else 0, parameters.repeats
-    found = what_happened(known, store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
-    incidents = group.share(found)
-    return Course(incidents.fitted(recipe), group, checkpoints, uri, resume, incidents, repeats, parameters.sent_back)
+    found = (
+        update_incidents(known, store, uri, recipe, work, done=done, repeats=repeats) if group.is_leader else RecoveryLog()
+    )
+    incidents = group.broadcast(found)
+    return RunState(
+        incidents.shrink_recipe(recipe), group, checkpoints, uri, resume, incidents, repeats, parameters.sent_back
+    )

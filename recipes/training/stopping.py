@@ -1,4 +1,4 @@
-"""Why training ends before its last step: it was asked to, and saves a checkpoint first; or it diverged, and saves none."""
+"""Callbacks that end training early, on SIGTERM, on divergence or for a replay."""
 
 import signal
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from types import FrameType
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.contracts.divergence import Band, Divergence, DivergencePolicy
-from recipes.contracts.recovery_log import Incident, OutOfMemory, ends_of
-from recipes.runner import say
-from recipes.training.parallel.process_group import Group
-from recipes.training.random_states import RandomStates
+from recipes.contracts.divergence import Divergence, DivergencePolicy, LossBand
+from recipes.contracts.recovery_log import OutOfMemory, RecoveryEvent, find_final_divergences
+from recipes.runner import log_line
+from recipes.training.determinism import RandomStates
+from recipes.training.parallel.process_group import ProcessGroup
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
@@ -29,41 +29,41 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
 
     _before_step: RandomStates
 
-    def __init__(self, group: Group, *, saves: bool) -> None:
+    def __init__(self, group: ProcessGroup, *, saves: bool) -> None:
         self.group = group
         self._saves = saves
-        self._saved = 0
-        self._signalled = False
-        self._agreed = False
+        self._saved_step = 0
+        self._signal_received = False
+        self._stop_agreed = False
 
     @property
-    def requested(self) -> bool:
-        return self._signalled or self._agreed
+    def is_requested(self) -> bool:
+        return self._signal_received or self._stop_agreed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._saved = state.global_step
+        self._saved_step = state.global_step
         signal.signal(signal.SIGTERM, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
+        self._signal_received = True
 
-    def asked(self) -> bool:
+    def any_stop_requested(self) -> bool:
         """Whether one of the processes was asked to stop. All call it at the same time: one may hear of it before others.
 
         A signal that comes while they tell each other counts the next time: all must answer the same now, and when the
         answer took its place, a run that was asked to stop went on to its last step.
         """
-        self._agreed = self.group.any(self._signalled)
-        return self._agreed
+        self._stop_agreed = self.group.any(self._signal_received)
+        return self._stop_agreed
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._saved = state.global_step
+        self._saved_step = state.global_step
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if args.gradient_accumulation_steps > 1 or self.group.in_stages:
-            self._before_step = RandomStates.now()
+        if args.gradient_accumulation_steps > 1 or self.group.is_pipelined:
+            self._before_step = RandomStates.capture()
 
     def on_substep_end(
         self,
@@ -75,8 +75,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         **kwargs: object,
     ) -> TrainerControl:
         """After every micro-batch of a step but its last; of stages, after a step that was broken off."""
-        if self.asked():
-            self._before_step.put_back()
+        if self.any_stop_requested():
+            self._before_step.restore()
             model.zero_grad()  # the checkpoint may need their memory; FSDP2 keeps what it has not reduced yet
             self.stop(control, f"asked to stop: step {state.global_step + 1} is broken off", state.global_step)
         return control
@@ -84,40 +84,40 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        if self.asked():
+        if self.any_stop_requested():
             self.stop(control, "asked to stop", state.global_step)
         return control
 
-    def stop(self, control: TrainerControl, saying: str, step: int) -> None:
+    def stop(self, control: TrainerControl, reason: str, step: int) -> None:
         """With the weights after `step`."""
-        control.should_save |= self._saves and step != self._saved
+        control.should_save |= self._saves and step != self._saved_step
         control.should_training_stop = True
-        say(f"{saying}: {'saving a checkpoint first' if control.should_save else 'no checkpoint is due'}")
+        log_line(f"{reason}: {'saving a checkpoint first' if control.should_save else 'no checkpoint is due'}")
 
 
-class StopToRepeat(TrainerCallback):  # type: ignore[misc]
+class StopForReplay(TrainerCallback):  # type: ignore[misc]
     """Of a replay: stop with a checkpoint where the run that it repeats went on in smaller micro-batches.
 
     And save one where that run went back to when it ended: its weights are those that it left.
     """
 
-    def __init__(self, repeats: Sequence[Incident]) -> None:
-        self._smaller_after = {incident.after for incident in repeats if isinstance(incident, OutOfMemory)}
-        self._ends_with = {incident.rolled_back_to for incident in ends_of(repeats)}
+    def __init__(self, repeats: Sequence[RecoveryEvent]) -> None:
+        self._smaller_batch_after = {incident.after for incident in repeats if isinstance(incident, OutOfMemory)}
+        self._rollback_steps = {incident.rolled_back_to for incident in find_final_divergences(repeats)}
         self.reached = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        if state.global_step in self._smaller_after:
+        if state.global_step in self._smaller_batch_after:
             self.reached = control.should_save = control.should_training_stop = True
-        if state.global_step in self._ends_with:
+        if state.global_step in self._rollback_steps:
             control.should_save = True
         return control
 
 
 class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
-    """A loss that left its band -> stop at once (row Y7). `found` says what happened.
+    """A loss that left its band -> stop at once (row Y7). `detected` says what happened.
 
     The band is made of the losses in the trainer's state, which a checkpoint holds: a resumed run decides as one that
     nobody killed.
@@ -125,8 +125,8 @@ class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, policy: DivergencePolicy) -> None:
         self._policy = policy
-        self._band = Band(policy)
-        self.found: Divergence | None = None
+        self._band = LossBand(policy)
+        self.detected: Divergence | None = None
 
     @property
     def doubted_since(self) -> int | None:
@@ -148,18 +148,18 @@ class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> TrainerControl:
-        if logs and "loss" in logs and self.found is None:
-            self.found = self._band.add(state.global_step, logs["loss"])
-        if self.found:
+        if logs and "loss" in logs and self.detected is None:
+            self.detected = self._band.add(state.global_step, logs["loss"])
+        if self.detected:
             control.should_training_stop = True
             control.should_save = control.should_evaluate = False
         return control
 
 
 @dataclass(frozen=True)
-class Ends:
+class StopCallbacks:
     """Each of them, as callbacks of one training."""
 
     signal: StopOnSignal
     divergence: StopOnDivergence
-    repeat: StopToRepeat
+    repeat: StopForReplay

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
+"""Hugging Face's Trainer with atomic, hashed, resumable checkpoints."""
 
 import secrets
 import shutil
@@ -18,27 +18,27 @@ from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.client.buffer import MetricBuffer
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PART, Part
-from recipes.checkpoints.retention import DOUBTED_SINCE, VALIDATION_LOSS, from_the_best
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
+from recipes.checkpoints.retention import DOUBTED_SINCE_KEY, VALIDATION_LOSS_KEY, rank_by_loss
 from recipes.contracts.recipe import Recipe
-from recipes.launch import trains_shards
-from recipes.training.checkpointing.save_schedule import NoticeWhatFailed, validation_losses
+from recipes.planning.parallel_layout import trains_shards
+from recipes.training.checkpointing.save_schedule import RaiseWriteErrors, validation_losses
 from recipes.training.checkpointing.staging import Staging
-from recipes.training.data.sample_order import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
-from recipes.training.metrics import write_pending
-from recipes.training.metrics.usage import Meter, peak_memory
-from recipes.training.optimizer import page_again
+from recipes.training.data.sample_order import SAMPLES_SEEN, ProcessSampler, RunSamples
+from recipes.training.determinism import RandomStates, wrap_seed
+from recipes.training.metrics.tracking import write_pending_metrics
+from recipes.training.metrics.usage import UsageMeter, peak_memory_bytes
+from recipes.training.optimizer import restore_paged_moments
 from recipes.training.parallel import fsdp, zero
-from recipes.training.parallel.ddp_buckets import settle_buckets
-from recipes.training.parallel.process_group import Group
-from recipes.training.random_states import RandomStates, within_32_bits
+from recipes.training.parallel.ddp_buckets import fix_bucket_order
+from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.stopping import StopOnDivergence
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
 
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
+LR_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 """Likewise, of what becomes of the learning rate: to 0 at the last step, or as it is."""
 
 ELAPSED_SECONDS = "elapsed_seconds"
@@ -55,38 +55,38 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def __init__(
         self,
         *args: object,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointManager,
         facts: Mapping[str, JsonValue],
-        samples: SamplesOfRun,
+        samples: RunSamples,
         metrics: MetricBuffer | None,
-        meter: Meter,
+        meter: UsageMeter,
         divergence: StopOnDivergence,
-        group: Group,
-        in_rows: bool,
+        group: ProcessGroup,
+        saves_sharded: bool,
         **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
-        self.in_rows = in_rows
+        self.saves_sharded = saves_sharded
         self.checkpoints = checkpoints
         self.facts = facts
         self.samples = samples
         self.metrics = metrics
         self.meter = meter
         self.divergence = divergence
-        self.all_save = in_rows or self.is_deepspeed_enabled  # else the leader alone, all of it
-        self.staging = Staging(group.on_this_node if self.all_save else 1, in_any=group.any)
-        self.add_callback(NoticeWhatFailed(self.staging, checkpoints))
+        self.every_rank_saves = saves_sharded or self.is_deepspeed_enabled  # else the leader alone, all of it
+        self.staging = Staging(group.local_size if self.every_rank_saves else 1, any_process=group.any)
+        self.add_callback(RaiseWriteErrors(self.staging, checkpoints))
         self._scratch: Path | None = None
 
-    def take_weights(self, folder: Path) -> None:
+    def restore_weights(self, folder: Path) -> None:
         """Those of a checkpoint, in place of the ones that training ended with."""
         self._load_from_checkpoint(str(folder))
 
-    def _get_train_sampler(self, train_dataset: object = None) -> OncePerProcess:
+    def _get_train_sampler(self, train_dataset: object = None) -> ProcessSampler:
         batch = self.args.per_device_train_batch_size
         places = batch * self.args.gradient_accumulation_steps * self.group.data_size
-        return OncePerProcess(self.samples, places, batch, self.group.together)
+        return ProcessSampler(self.samples, places, batch, self.group.model_parallel_size)
 
     def _build_accelerator_args(self, **kwargs: object) -> dict[str, object]:
         """Without tensor parallelism: transformers and the sampler see to it, and on a CPU accelerate 1.15 refuses it."""
@@ -97,55 +97,55 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         return str(self._scratch) if self._scratch else str(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        self.meter.learn_peaks(self.group.collect(peak_memory()))
+        self.meter.record_peaks(self.group.all_gather(peak_memory_bytes()))
         with self.meter.checkpoint():
             self.staging.settle()
-            facts = self._facts()
-            waits = PART in facts and self.group.any(self.checkpoints.is_behind())
-            if not self.group.leads and not (self.group.local_rank == 0 and PART in facts):
-                self._save_beside(model, trial)
+            facts = self._collect_facts()
+            waits = PART_KEY in facts and self.group.any(self.checkpoints.has_pending_uploads())
+            if not self.group.is_leader and not (self.group.local_rank == 0 and PART_KEY in facts):
+                self._save_on_other_rank(model, trial)
                 return
-            saying = self._saying() if self.group.leads else None
+            message = self._saved_message() if self.group.is_leader else None
             step, begin = self.state.global_step, self.staging.begin
-            with self.checkpoints.writing(step, facts, saying, begin, waits=waits) as folder:
-                self._give_state(folder, model, trial)
-                if self.group.leads:
+            with self.checkpoints.save(step, facts, message, begin, defer_upload=waits) as folder:
+                self._stage_state(folder, model, trial)
+                if self.group.is_leader:
                     # Points that the tracking server has not acknowledged yet belong to the state of the run.
-                    write_pending(self.metrics.pending() if self.metrics else [], folder)
+                    write_pending_metrics(self.metrics.pending() if self.metrics else [], folder)
 
-    def _facts(self) -> dict[str, JsonValue]:
+    def _collect_facts(self) -> dict[str, JsonValue]:
         """The leader's, of the step that was done; where several nodes save, with whose part it is."""
         step, losses = self.state.global_step, validation_losses(self.state)
         facts: dict[str, JsonValue] = {
             **self.facts,
-            SAMPLES_SEEN: self.samples.seen(step),
-            **self.samples.place_after(step),
+            SAMPLES_SEEN: self.samples.count_seen(step),
+            **self.samples.position_after(step),
             ELAPSED_SECONDS: round(self.meter.read(self.state).seconds, 3),
         }
         if step in losses:
-            facts[VALIDATION_LOSS] = losses[step]
+            facts[VALIDATION_LOSS_KEY] = losses[step]
         if since := self.divergence.doubted_since:
-            facts[DOUBTED_SINCE] = since
-        if self.all_save and self.group.nodes > 1:
-            facts, save = self.group.share((facts, secrets.token_hex(8)))
-            part = Part(number=self.group.node + 1, of=self.group.nodes, save=save)
-            facts[PART] = part.model_dump(mode="json")
+            facts[DOUBTED_SINCE_KEY] = since
+        if self.every_rank_saves and self.group.nodes > 1:
+            facts, save = self.group.broadcast((facts, secrets.token_hex(8)))
+            part = CheckpointPart(number=self.group.node + 1, of=self.group.nodes, save=save)
+            facts[PART_KEY] = part.model_dump(mode="json")
         return facts
 
-    def _saying(self) -> str:
+    def _saved_message(self) -> str:
         step, losses = self.state.global_step, validation_losses(self.state)
-        best = from_the_best(losses)[:1] == [step]
+        best = rank_by_loss(losses)[:1] == [step]
         return f"checkpoint {step} saved" + (f", the best so far: validation loss {losses[step]:.4f}" if best else "")
 
-    def _save_beside(self, model: torch.nn.Module, trial: object) -> None:
+    def _save_on_other_rank(self, model: torch.nn.Module, trial: object) -> None:
         """What only this process knows goes to the first one of its node; a folder of its own is needed on the way."""
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=".", suffix=".tmp", dir=self.checkpoints.folder))
-        self._give_state(folder, model, trial)
-        self.staging.then(partial(shutil.rmtree, folder))
+        self._stage_state(folder, model, trial)
+        self.staging.add_action(partial(shutil.rmtree, folder))
         self.staging.begin()
 
-    def _give_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
+    def _stage_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
         """All that the library saves: what is small is written into the folder now, what is large given to `staging`."""
         inner = folder / f"checkpoint-{self.state.global_step}"
         inner.mkdir()
@@ -154,13 +154,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(model, trial)
         finally:
             self._scratch = None
-        self.staging.then(partial(lift, inner))
+        self.staging.add_action(partial(move_to_parent, inner))
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None) -> object:
         if not self.is_deepspeed_enabled:
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
             if isinstance(self.model_wrapped, DistributedDataParallel):
-                settle_buckets(self.model_wrapped)
+                fix_bucket_order(self.model_wrapped)
             return prepared
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
         if resume_from_checkpoint:
@@ -171,22 +171,22 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled:
             zero.save_state(self.deepspeed, Path(output_dir), self.group, self.staging)
-        elif self.in_rows:
+        elif self.saves_sharded:
             fsdp.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group, self.staging)
-        elif self.group.leads:
+        elif self.group.is_leader:
             file = Path(output_dir, OPTIMIZER_NAME)
-            self.staging.later(self.optimizer.state_dict(), partial(save_without_checksum, file=file))
-        if self.group.leads:
+            self.staging.stage(self.optimizer.state_dict(), partial(save_without_checksum, file=file))
+        if self.group.is_leader:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint and self.in_rows:
+        if checkpoint and self.saves_sharded:
             fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
             self._load_scheduler(Path(checkpoint))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
             if checkpoint and not self.is_deepspeed_enabled:
-                page_again(self.optimizer.optimizer)
+                restore_paged_moments(self.optimizer.optimizer)
 
     def _load_scheduler(self, checkpoint: Path) -> None:
         """The schedule, and with it the rate of the next step."""
@@ -198,7 +198,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             group["lr"] = rate
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.in_rows and output_dir and not isinstance(self.model, PeftModel):
+        if self.saves_sharded and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             fsdp.save_weights(self.model, Path(output_dir), self.group, self.staging)
         elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
@@ -208,12 +208,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """The leader's whole weights, or those that were gathered for it, with the library's files beside them."""
-        if self.group.leads:
-            weights = whole_weights(self.model) if state_dict is None else state_dict
-            self.staging.later(weights, partial(super()._save, output_dir))
+        if self.group.is_leader:
+            weights = trained_weights(self.model) if state_dict is None else state_dict
+            self.staging.stage(weights, partial(super()._save, output_dir))
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        if self.in_rows and not isinstance(self.model, PeftModel):
+        if self.saves_sharded and not isinstance(self.model, PeftModel):
             fsdp.load_weights(self.model, Path(checkpoint))
         elif isinstance(self.model, PeftModel):
             # By way of the host: the libraries would read it onto the first GPU, those of all processes at once.
@@ -225,26 +225,26 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         """The random states of all processes, in the leader's folder: another may be on another machine."""
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         own = self._rng_file(output_dir, self.group.rank)
-        RandomStates.now().save(own)
-        states = self.group.collect(own.read_bytes())
+        RandomStates.capture().save(own)
+        states = self.group.all_gather(own.read_bytes())
         own.unlink()
-        for rank, state in enumerate(states if self.group.leads else ()):
+        for rank, state in enumerate(states if self.group.is_leader else ()):
             self._rng_file(output_dir, rank).write_bytes(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
-            drawn = self.args.seed + self.state.global_step * self.group.streams + self.group.stream
-            set_seed(within_32_bits(drawn))
+            rng_seed = self.args.seed + self.state.global_step * self.group.num_random_streams + self.group.random_stream
+            set_seed(wrap_seed(rng_seed))
         elif checkpoint:
-            RandomStates.load(self._rng_file(checkpoint, self.group.rank)).put_back()
+            RandomStates.load(self._rng_file(checkpoint, self.group.rank)).restore()
 
     def _rng_file(self, folder: str, rank: int) -> Path:
         """As transformers calls it."""
         return Path(folder, f"rng_state_{rank}.pth" if self.group.size > 1 else "rng_state.pth")
 
 
-def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What is trained of a model, by name: of an adapted one the adapter."""
     if isinstance(model, PeftModel):
         return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
@@ -257,23 +257,23 @@ def save_without_checksum(state: dict[str, Any], file: Path) -> None:
         torch.save(state, file)
 
 
-def lift(folder: Path) -> None:
+def move_to_parent(folder: Path) -> None:
     """What is in a folder belongs into the one above."""
     for file in folder.iterdir():
         file.rename(folder.parent / file.name)
     folder.rmdir()
 
 
-def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:
-    at_once = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
-    made = TrainingArguments(
+def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_on_resume: bool) -> TrainingArguments:
+    micro_batches_per_call = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
+    hf_arguments = TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
-        per_device_train_batch_size=recipe.batch_size * at_once,
+        per_device_train_batch_size=recipe.batch_size * micro_batches_per_call,
         per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation // at_once,
+        gradient_accumulation_steps=recipe.gradient_accumulation // micro_batches_per_call,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type=SCHEDULES[recipe.lr_scheduler],
+        lr_scheduler_type=LR_SCHEDULES[recipe.lr_scheduler],
         warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),  # as transformers does: of a share, 0.29 of 100 was 28
         weight_decay=recipe.weight_decay,
         optim=OPTIMIZERS[recipe.optimizer],
@@ -282,7 +282,7 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         max_grad_norm=recipe.max_grad_norm,
         eval_strategy="steps" if recipe.eval_steps else "no",
         eval_steps=recipe.eval_steps,
-        eval_on_start=evaluate_first,
+        eval_on_start=evaluate_on_resume,
         prediction_loss_only=True,
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
@@ -301,8 +301,8 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
             "gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)},
             "non_blocking": torch.cuda.is_available(),  # rows are pinned: no copy of them is waited for
         },
-        **zero.configuration(recipe, model),
+        **zero.deepspeed_arguments(recipe, model),
     )
     # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.
-    made._n_gpu = min(made.n_gpu, 1)
-    return made
+    hf_arguments._n_gpu = min(hf_arguments.n_gpu, 1)
+    return hf_arguments

@@ -1,4 +1,4 @@
-"""What a column holds, and the moments of numbers that are never all in memory."""
+"""Statistics of a column, collected block by block."""
 
 from collections import Counter
 from typing import Any
@@ -7,18 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.contracts.validation_results import ColumnStatistics, Numbers
-from recipes.validation.kinds import column, double
-from recipes.validation.record_blocks import Block
+from recipes.validation.record_blocks import RecordBlock, read_column, to_double
 
-DIGITS = 6
+SIGNIFICANT_DIGITS = 6
 """Significant digits of a stored sample."""
-FEW = 50
+MAX_CATEGORIES = 50
 """A column with at most so many different values in the sample, each twice on average, holds categories."""
-LONG = 100
+MAX_CATEGORY_CHARACTERS = 100
 """Characters of a category's name."""
 
 
-class Moments:
+class SampledMoments:
     """Count, mean and bounds of all values, and the sampled ones."""
 
     def __init__(self) -> None:
@@ -26,7 +25,7 @@ class Moments:
         self._minimum, self._maximum = np.inf, -np.inf
         self._sample: list[NDArray[np.float64]] = []
 
-    def see(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
+    def add(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
         if not len(values):
             return
         numbers = values.astype(np.float64)
@@ -44,37 +43,37 @@ class Moments:
             mean=self._sum / self._count,
             minimum=self._minimum,
             maximum=self._maximum,
-            sample=tuple(float(f"{value:.{DIGITS}g}") for value in sample.tolist()),
+            sample=tuple(float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in sample.tolist()),
         )
 
 
-class ColumnDescription:
+class ColumnCollector:
     """Collects what a column holds over blocks. Records before its first block do not have it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._kinds: Counter[str] = Counter()
-        self._filled = 0
-        self._numbers, self._lengths = Moments(), Moments()
+        self._num_filled = 0
+        self._numbers, self._lengths = SampledMoments(), SampledMoments()
         self._values: Counter[str] | None = Counter()
 
-    def see(self, block: Block, chosen: NDArray[np.bool_]) -> None:
-        values, kinds = column(block.rows, self._name)
+    def add(self, block: RecordBlock, chosen: NDArray[np.bool_]) -> None:
+        values, kinds = read_column(block.rows, self._name)
         self._kinds.update(kinds)
-        self._filled += sum(
+        self._num_filled += sum(
             kind not in ("missing", "null") and (kind not in ("string", "array", "object") or len(value) > 0)
             for value, kind in zip(values, kinds, strict=True)
         )
-        of_numbers = np.array([kind in ("integer", "number") for kind in kinds], dtype=bool)
-        with_length = np.array([kind in ("string", "array") for kind in kinds], dtype=bool)
-        numbers = np.array([double(values[row]) for row in np.flatnonzero(of_numbers)], dtype=np.float64)
-        self._numbers.see(numbers, chosen[of_numbers])
-        lengths = np.array([len(values[row]) for row in np.flatnonzero(with_length)], dtype=np.int64)
-        self._lengths.see(lengths, chosen[with_length])
+        is_number = np.array([kind in ("integer", "number") for kind in kinds], dtype=bool)
+        has_length = np.array([kind in ("string", "array") for kind in kinds], dtype=bool)
+        numbers = np.array([to_double(values[row]) for row in np.flatnonzero(is_number)], dtype=np.float64)
+        self._numbers.add(numbers, chosen[is_number])
+        lengths = np.array([len(values[row]) for row in np.flatnonzero(has_length)], dtype=np.int64)
+        self._lengths.add(lengths, chosen[has_length])
         if self._values is not None:
             named = [row for row in np.flatnonzero(chosen).tolist() if kinds[row] in ("string", "boolean", "integer")]
-            self._values.update(str(values[row])[:LONG] for row in named)
-            if len(self._values) > FEW:
+            self._values.update(str(values[row])[:MAX_CATEGORY_CHARACTERS] for row in named)
+            if len(self._values) > MAX_CATEGORIES:
                 self._values = None
 
     def statistics(self, records: int) -> ColumnStatistics:
@@ -87,7 +86,7 @@ class ColumnDescription:
         numbers, lengths = self._numbers.numbers(), self._lengths.numbers()
         return ColumnStatistics(
             kinds={kind: count for kind, count in sorted(kinds.items()) if count},
-            filled=self._filled,
+            filled=self._num_filled,
             numbers=numbers if numbers.count else None,
             lengths=lengths if lengths.count else None,
             categories=dict(values.most_common()) if is_category and values is not None else None,

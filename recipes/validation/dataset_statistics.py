@@ -1,4 +1,4 @@
-"""Blocks of records -> the statistics of a version. Memory holds the sample, of however many records."""
+"""Statistics of a dataset version, collected over blocks of records."""
 
 import tempfile
 from collections import Counter
@@ -14,27 +14,59 @@ from numpy.typing import NDArray
 
 from recipes.contracts.dataset_contract import Measures
 from recipes.contracts.validation_results import Slice, Statistics, Vocabulary
-from recipes.preparation.deduplication import Signer, near_duplicates
-from recipes.preparation.duplicates import duplicates
-from recipes.preparation.personal_data import CARD_NUMBERS, mask, suspects
-from recipes.records.disk_partitions import Scratch, rows_of
-from recipes.records.fingerprint import canonical_line
-from recipes.validation.column_statistics import ColumnDescription, Moments
-from recipes.validation.language import languages
-from recipes.validation.record_blocks import Block
-from recipes.validation.sampling import drawn
+from recipes.preparation.deduplication import MinHashSigner, find_exact_duplicates, find_near_duplicates
+from recipes.preparation.personal_data import CARD_NUMBER_RANGE, find_suspected_kinds, mask_value
+from recipes.records.disk_partitions import Scratch, build_rows
+from recipes.records.fingerprint import encode_canonical_line
+from recipes.validation.column_statistics import ColumnCollector, SampledMoments
+from recipes.validation.record_blocks import RecordBlock
 
-EXAMPLES = 5
-EXAMPLE_CHARACTERS = 2000
-TOP = 40
-SLICES = 50
-LATEST = 253_402_300_800_000
+# Which records describe a dataset: each is drawn by a hash of its line, so the same version gives the same sample.
+
+
+def draw_sample(start: int, count: int, share: float) -> NDArray[np.bool_]:
+    """Of the lines `start`, `start + 1`, ..., which are in the sample of a `share` from 0 to 1 of all (splitmix64)."""
+    if share >= 1:
+        return np.ones(count, dtype=bool)
+    value = np.arange(start, start + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    chosen: NDArray[np.bool_] = (value ^ (value >> np.uint64(31))) < np.uint64(share * 2**64)
+    return chosen
+
+
+# In which languages the texts of a dataset are.
+
+LANGUAGE_CHARACTERS = 300
+MIN_CONFIDENCE = 0.5
+
+
+def count_languages(texts: Sequence[str]) -> dict[str, int]:
+    """ISO 639 code -> number of texts; `unclear` where the model is less than half sure. The beginning of a text decides."""
+    # Its model is read from disk, and not every dataset is asked for its languages.
+    from recipes.preparation.language import detect_language, load_model
+
+    model = load_model()
+    found: Counter[str] = Counter()
+    for text in texts:
+        language, certainty = detect_language(model, text, LANGUAGE_CHARACTERS)
+        found[language if certainty >= MIN_CONFIDENCE else "unclear"] += 1
+    return dict(found.most_common())
+
+
+# Blocks of records -> the statistics of a version. Memory holds the sample, of however many records.
+
+MAX_EXAMPLES = 5
+MAX_EXAMPLE_CHARACTERS = 2000
+MAX_TOP_VALUES = 40
+MAX_SLICES = 50
+MAX_TIMESTAMP_MS = 253_402_300_800_000
 """Milliseconds from 1970 to the end of the year 9999: a larger number is no time."""
-HASHED = np.dtype([("hash", "<u8")])
-WORD = r"[\p{L}\p{N}]+"
+HASH_ROW = np.dtype([("hash", "<u8")])
+WORD_PATTERN = r"[\p{L}\p{N}]+"
 
 
-class Description:
+class StatisticsCollector:
     """Collects the statistics of records. `records` is how many there will be; `scratch` is a folder for large things."""
 
     def __init__(self, measures: Measures, records: int, scratch: Path) -> None:
@@ -42,11 +74,11 @@ class Description:
         self._share = min(1.0, measures.sample / max(records, 1))
         self._scratch = Scratch(Path(tempfile.mkdtemp(dir=scratch)))
         self._records = 0
-        self._columns: dict[str, ColumnDescription] = {}
+        self._columns: dict[str, ColumnCollector] = {}
         self._layouts: Counter[str] = Counter()
-        self._characters, self._words = Moments(), Moments()
+        self._characters, self._words = SampledMoments(), SampledMoments()
         self._texts: list[str] = []
-        self._hashes = self._scratch.partitions("hashes", HASHED, 0)
+        self._hashes = self._scratch.partitions("hashes", HASH_ROW, 0)
         self._lengths: list[int] = []
         self._signatures: list[Path] = []
         self._personal: Counter[str] = Counter()
@@ -54,25 +86,25 @@ class Description:
         self._slices: dict[tuple[str, str], list[Any]] = {}
         self._examples: list[str] = []
 
-    def see(self, block: Block) -> None:
-        chosen = drawn(block.start, len(block.rows), self._share)
+    def add(self, block: RecordBlock) -> None:
+        chosen = draw_sample(block.start, len(block.rows), self._share)
         sampled = np.flatnonzero(chosen).tolist()
         texts = pl.Series(block.texts, dtype=pl.String)
-        characters, words = texts.str.len_chars().to_numpy(), texts.str.count_matches(WORD).to_numpy()
-        self._characters.see(characters, chosen)
-        self._words.see(words, chosen)
+        characters, words = texts.str.len_chars().to_numpy(), texts.str.count_matches(WORD_PATTERN).to_numpy()
+        self._characters.add(characters, chosen)
+        self._words.add(words, chosen)
         self._texts += [block.texts[row] for row in sampled]
-        known_by = identities(block)
-        hashes = pl.Series(known_by, dtype=pl.String).hash().to_numpy()
-        self._hashes.add(np.zeros(len(hashes)), rows_of(HASHED, hashes))
+        identities = record_identities(block)
+        hashes = pl.Series(identities, dtype=pl.String).hash().to_numpy()
+        self._hashes.add(np.zeros(len(hashes)), build_rows(HASH_ROW, hashes))
         self._lengths.append(len(hashes))
         self._layouts.update(layout or "none" for layout in block.layouts)
-        self._see_columns(block, chosen)
-        self._see_personal_data(block)
-        self._sign(known_by)
-        self._see_slices(block, characters)
-        room = EXAMPLES - len(self._examples)
-        self._examples += [line.decode()[:EXAMPLE_CHARACTERS].strip() for line in block.lines[:room]]
+        self._add_columns(block, chosen)
+        self._add_personal_data(block)
+        self._add_signatures(identities)
+        self._add_slices(block, characters)
+        room = MAX_EXAMPLES - len(self._examples)
+        self._examples += [line.decode()[:MAX_EXAMPLE_CHARACTERS].strip() for line in block.lines[:room]]
         self._records += len(block.rows)
 
     def statistics(self) -> Statistics:
@@ -84,36 +116,38 @@ class Description:
             layouts=dict(self._layouts.most_common()),
             characters=self._characters.numbers(),
             words=self._words.numbers(),
-            vocabulary=vocabulary(self._texts),
-            languages=languages(self._texts) if self._measures.languages else {},
+            vocabulary=count_vocabulary(self._texts),
+            languages=count_languages(self._texts) if self._measures.languages else {},
             duplicates=duplicates,
             near_duplicates=near_duplicates,
             personal_data=dict(self._personal.most_common()),
             newest=self._newest,
-            slices=self._made_slices(),
+            slices=self._build_slices(),
             examples=tuple(self._examples),
         )
 
-    def _see_columns(self, block: Block, chosen: NDArray[np.bool_]) -> None:
+    def _add_columns(self, block: RecordBlock, chosen: NDArray[np.bool_]) -> None:
         for name in {name: None for row in block.rows for name in row}:
-            self._columns.setdefault(name, ColumnDescription(name)).see(block, chosen)
+            self._columns.setdefault(name, ColumnCollector(name)).add(block, chosen)
         if self._measures.timestamp is not None:
-            moments = [moment_of(row.get(self._measures.timestamp)) for row in block.rows]
+            moments = [parse_timestamp_ms(row.get(self._measures.timestamp)) for row in block.rows]
             self._newest = max((moment for moment in [self._newest, *moments] if moment is not None), default=None)
 
-    def _see_personal_data(self, block: Block) -> None:
+    def _add_personal_data(self, block: RecordBlock) -> None:
         # Of texts, and of integers as long as a card number: to the pattern that looks first, those of all numbers in a line
         # of JSON are one.
-        suspected = suspects(pa.array(["\n".join(looked_at(row)) for row in block.rows], pa.large_string()))
+        suspected = find_suspected_kinds(
+            pa.array(["\n".join(iterate_searched_texts(row)) for row in block.rows], pa.large_string())
+        )
         for row, kinds in zip(block.rows, suspected, strict=True):
             if kinds:
-                mask(row, self._personal, kinds)
+                mask_value(row, self._personal, kinds)
 
-    def _sign(self, known_by: Sequence[str]) -> None:
+    def _add_signatures(self, identities: Sequence[str]) -> None:
         if self._measures.near_duplicates is None:
             return
-        signer = Signer(self._measures.near_duplicates)
-        for text in known_by:
+        signer = MinHashSigner(self._measures.near_duplicates)
+        for text in identities:
             signer.add(text)
         self._signatures.append(self._scratch.folder / f"{len(self._signatures)}.npy")
         np.save(self._signatures[-1], signer.signatures())
@@ -124,16 +158,16 @@ class Description:
         with scratch.column("equal", np.bool_, total, 0) as equal, scratch.column("near", np.bool_, total, 0) as close:
             with self._hashes:
                 digests = (np.column_stack([rows["hash"], rows["hash"]]) for rows in self._hashes.pieces(0))
-                for places in duplicates(digests, total, scratch):
+                for places in find_exact_duplicates(digests, total, scratch):
                     equal.put(places, 1)
             if near is not None:
                 kept = (~marks for marks in equal.runs(self._lengths))
-                for places in near_duplicates(self._signatures, kept, total, near, scratch):
+                for places in find_near_duplicates(self._signatures, kept, total, near, scratch):
                     close.put(places, 1)
             found, nearly = (sum(int(marks.sum()) for marks in each.runs(self._lengths)) for each in (equal, close))
         return found, None if near is None else nearly
 
-    def _see_slices(self, block: Block, characters: NDArray[Any]) -> None:
+    def _add_slices(self, block: RecordBlock, characters: NDArray[Any]) -> None:
         wanted = self._measures.slices
         for name in wanted.columns:
             for row, length in zip(block.rows, characters.tolist(), strict=True):
@@ -145,14 +179,14 @@ class Description:
                 if wanted.label is not None:
                     seen[2][str(row.get(wanted.label))] += 1
 
-    def _made_slices(self) -> tuple[Slice, ...]:
+    def _build_slices(self) -> tuple[Slice, ...]:
         made = [
             Slice(
                 column=column,
                 value=value,
                 records=count,
                 mean_characters=length / count,
-                labels=dict(labels.most_common(TOP)),
+                labels=dict(labels.most_common(MAX_TOP_VALUES)),
             )
             for (column, value), (count, length, labels) in self._slices.items()
         ]
@@ -160,34 +194,34 @@ class Description:
         return tuple(
             each
             for column in self._measures.slices.columns
-            for each in [each for each in made if each.column == column][:SLICES]
+            for each in [each for each in made if each.column == column][:MAX_SLICES]
         )
 
 
-def identities(block: Block) -> list[str]:
+def record_identities(block: RecordBlock) -> list[str]:
     """By what each record is equal to others: what a model reads of it; where that is not known, all of it.
 
     By their texts alone, all records of numbers were one.
     """
     read = zip(block.rows, block.layouts, block.texts, strict=True)
-    return [text if layout else canonical_line(row).decode() for row, layout, text in read]
+    return [text if layout else encode_canonical_line(row).decode() for row, layout, text in read]
 
 
-def looked_at(value: Any) -> Iterator[str]:
+def iterate_searched_texts(value: Any) -> Iterator[str]:
     """All in a value that may hold personal data, as texts."""
     if isinstance(value, str):
         yield value
-    elif type(value) is int and value in CARD_NUMBERS:
+    elif type(value) is int and value in CARD_NUMBER_RANGE:
         yield str(value)
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from looked_at(item)
+            yield from iterate_searched_texts(item)
 
 
-def vocabulary(texts: list[str]) -> Vocabulary:
-    words = pl.Series(texts, dtype=pl.String).str.to_lowercase().str.extract_all(WORD).explode(empty_as_null=False)
+def count_vocabulary(texts: list[str]) -> Vocabulary:
+    words = pl.Series(texts, dtype=pl.String).str.to_lowercase().str.extract_all(WORD_PATTERN).explode(empty_as_null=False)
     counts = words.drop_nulls().value_counts(name="count").sort(["count", words.name], descending=[True, False])
-    top = counts.head(TOP)
+    top = counts.head(MAX_TOP_VALUES)
     return Vocabulary(
         words=int(counts["count"].sum()),
         distinct=len(counts),
@@ -196,10 +230,10 @@ def vocabulary(texts: list[str]) -> Vocabulary:
     )
 
 
-def moment_of(value: Any) -> int | None:
+def parse_timestamp_ms(value: Any) -> int | None:
     """Milliseconds since 1970 of an ISO 8601 text or of Unix seconds (or milliseconds, which are larger); None of others."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return int(value if value > 1e11 else value * 1000) if abs(value) < LATEST else None
+        return int(value if value > 1e11 else value * 1000) if abs(value) < MAX_TIMESTAMP_MS else None
     if not isinstance(value, str):
         return None
     try:

@@ -1,7 +1,4 @@
-"""How a version differs from its reference: in its schema, and in its distributions (specification rows D3, D4 and Y9).
-
-Both are compared by their statistics alone, so that the reference is never read again.
-"""
+"""Compare a version with its reference by schema, PSI, Kolmogorov-Smirnov and chi-squared tests."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,16 +7,16 @@ from numpy.typing import NDArray
 
 from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics
 
-BINS = 10
-SMALLEST_SHARE = 1e-4
+QUANTILE_BINS = 10
+MIN_SHARE = 1e-4
 """Stands for an empty bin, whose logarithm there is not."""
-LEAST = 20
+MIN_SAMPLE_VALUES = 20
 """Values that both samples need: with fewer, chance looks like drift."""
 
 
-def compare(name: str, reference: Statistics, current: Statistics) -> Drift:
+def compare_versions(name: str, reference: Statistics, current: Statistics) -> Drift:
     """`current` against `reference`, which is the version `name`."""
-    before, now = types_of(reference), types_of(current)
+    before, now = column_types(reference), column_types(current)
     return Drift(
         reference=name,
         added={column: now[column] for column in sorted(now.keys() - before.keys())},
@@ -29,42 +26,42 @@ def compare(name: str, reference: Statistics, current: Statistics) -> Drift:
             for column in sorted(before.keys() & now.keys())
             if before[column] != now[column]
         },
-        features=tuple(sorted(features(reference, current), key=lambda feature: -feature.psi)),
+        features=tuple(sorted(compare_features(reference, current), key=lambda feature: -feature.psi)),
     )
 
 
-def types_of(statistics: Statistics) -> dict[str, str]:
+def column_types(statistics: Statistics) -> dict[str, str]:
     """Column -> its types but null; `?` where it is not always there."""
-    return {name: type_of(column) for name, column in statistics.columns.items()}
+    return {name: column_type(column) for name, column in statistics.columns.items()}
 
 
-def type_of(column: ColumnStatistics) -> str:
+def column_type(column: ColumnStatistics) -> str:
     named = [kind for kind in column.kinds if kind not in ("missing", "null")]
     return "|".join(named or ["null"]) + ("?" if "missing" in column.kinds or "null" in column.kinds else "")
 
 
-def features(reference: Statistics, current: Statistics) -> Iterator[FeatureDrift]:
-    yield from numbers_drift("characters of a record", reference.characters, current.characters)
-    yield from numbers_drift("words of a record", reference.words, current.words)
-    yield from categories_drift("language", reference.languages, current.languages)
+def compare_features(reference: Statistics, current: Statistics) -> Iterator[FeatureDrift]:
+    yield from numeric_drift("characters of a record", reference.characters, current.characters)
+    yield from numeric_drift("words of a record", reference.words, current.words)
+    yield from categorical_drift("language", reference.languages, current.languages)
     for name in sorted(reference.columns.keys() & current.columns.keys()):
         before, now = reference.columns[name], current.columns[name]
         if before.categories is not None and now.categories is not None:
-            yield from categories_drift(name, before.categories, now.categories)
+            yield from categorical_drift(name, before.categories, now.categories)
         else:
-            yield from numbers_drift(name, before.numbers, now.numbers)
-            yield from numbers_drift(f"length of {name}", before.lengths, now.lengths)
+            yield from numeric_drift(name, before.numbers, now.numbers)
+            yield from numeric_drift(f"length of {name}", before.lengths, now.lengths)
 
 
-def numbers_drift(feature: str, before: Numbers | None, now: Numbers | None) -> Iterator[FeatureDrift]:
+def numeric_drift(feature: str, before: Numbers | None, now: Numbers | None) -> Iterator[FeatureDrift]:
     """PSI over the reference's deciles, and the two-sample Kolmogorov-Smirnov test."""
-    if before is None or now is None or min(len(before.sample), len(now.sample)) < LEAST:
+    if before is None or now is None or min(len(before.sample), len(now.sample)) < MIN_SAMPLE_VALUES:
         return
     from scipy.stats import ks_2samp  # takes a second to import, and a first version is compared with nothing
 
     # A value that equals an edge is in the bin below it, and what is below all of the reference has a bin of its own: else
     # a constant would fall together with all that is larger, or smaller.
-    deciles = np.quantile(before.sample, np.linspace(0, 1, BINS + 1)[1:-1])
+    deciles = np.quantile(before.sample, np.linspace(0, 1, QUANTILE_BINS + 1)[1:-1])
     edges = np.unique([np.nextafter(before.sample[0], -np.inf), *deciles])
     counts = [
         np.bincount(np.searchsorted(edges, sample, side="left"), minlength=len(edges) + 1)
@@ -80,9 +77,9 @@ def numbers_drift(feature: str, before: Numbers | None, now: Numbers | None) -> 
     )
 
 
-def categories_drift(feature: str, before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[FeatureDrift]:
+def categorical_drift(feature: str, before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[FeatureDrift]:
     """PSI over the values, and the chi-squared test of independence."""
-    if min(sum(before.values()), sum(now.values())) < LEAST:
+    if min(sum(before.values()), sum(now.values())) < MIN_SAMPLE_VALUES:
         return
     from scipy.stats import chi2_contingency
 
@@ -101,5 +98,5 @@ def categories_drift(feature: str, before: Mapping[str, int], now: Mapping[str, 
 
 def psi(before: NDArray[np.int64], now: NDArray[np.int64]) -> float:
     """Population stability index of two counts over the same bins: 0.1 is a small shift, 0.25 a large one."""
-    shares = [np.maximum(counts / max(counts.sum(), 1), SMALLEST_SHARE) for counts in (before, now)]
+    shares = [np.maximum(counts / max(counts.sum(), 1), MIN_SHARE) for counts in (before, now)]
     return float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())

@@ -1,142 +1,181 @@
-"""Records of a test split that stand in what a model was trained on: the same question, or nearly the same text.
+"""Find test records that stand in training data, exactly or nearly."""
 
-In memory are fingerprints of the test split, some 200 bytes a record however long the records are; what was trained on is
-read past them. A test record whose fingerprint is met is read again, and its text decides.
-"""
-
+import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.contracts.parameters import NearDuplicates
 from recipes.contracts.validation_results import Leak
-from recipes.preparation.deduplication import Signer, band_keys, bands_of, shingles
-from recipes.records.fingerprint import record_hash
-from recipes.records.layouts import Layout, question
-from recipes.records.record_reader import normalize
-from recipes.validation.places import Places
-from recipes.validation.record_blocks import Block, blocks, lines_in, read_by_a_model
+from recipes.preparation.deduplication import MinHashSigner, choose_bands, hash_band, make_shingles
+from recipes.records.fingerprint import hash_record
+from recipes.records.layouts import Layout, read_question
+from recipes.records.record_reader import normalize_text
+from recipes.validation.record_blocks import RecordBlock, iterate_blocks, iterate_lines, read_layout_and_text
 
-SHOWN = 200
-Keys = NDArray[np.uint64]
-Rows = NDArray[np.uint32]
+# Records that stay in their files: each is read again by its number, for 20 bytes in memory however long it is.
 
 
-class HeldOut:
+class RecordOffsets:
+    """The records of files with one JSON object a line, counted from 0 over all files; lines that hold nothing are none."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._paths = files
+        self._files = ExitStack()
+        self._open: list[int] = []
+        self._starts, self._lengths, self._file_numbers = array("q"), array("q"), array("i")
+        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+        for number, path in enumerate(files):
+            start = 0
+            with path.open("rb") as lines:
+                for line in lines:
+                    if line.strip():
+                        self._starts.append(start)
+                        self._lengths.append(len(line))
+                        self._file_numbers.append(number)
+                    start += len(line)
+
+    def __enter__(self) -> Self:
+        self._open = [self._files.enter_context(path.open("rb")).fileno() for path in self._paths]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, number: int) -> dict[str, Any]:
+        return self._decode(os.pread(self._open[self._file_numbers[number]], self._lengths[number], self._starts[number]))
+
+
+# Records of a test split that stand in what a model was trained on: the same question, or nearly the same text.
+#
+# In memory are fingerprints of the test split, some 200 bytes a record however long the records are; what was trained on
+# is read past them. A test record whose fingerprint is met is read again, and its text decides.
+
+MAX_TEXT_CHARACTERS = 200
+HashKeys = NDArray[np.uint64]
+RowNumbers = NDArray[np.uint32]
+
+
+class HeldOutIndex:
     """The records of a test split, by what they ask and by the signatures of their texts."""
 
     def __init__(self, files: Sequence[Path], near: NearDuplicates) -> None:
         self._near = near
-        self._places = Places(files)
-        self._open = ExitStack()
-        questions: list[Keys] = []
-        bands: list[list[Keys]] = [[] for _ in range(bands_of(near)[0])]
-        for block in blocks(lines_in(files)):
-            questions.append(question_keys(block))
+        self._records = RecordOffsets(files)
+        self._exit_stack = ExitStack()
+        questions: list[HashKeys] = []
+        bands: list[list[HashKeys]] = [[] for _ in range(choose_bands(near)[0])]
+        for block in iterate_blocks(iterate_lines(files)):
+            questions.append(hash_questions(block))
             for collected, keys in zip(bands, self._band_keys(block), strict=True):
                 collected.append(keys)
-        self._asked = Buckets(questions)
-        self._bands = [Buckets(collected) for collected in bands]
+        self._asked = KeyBuckets(questions)
+        self._bands = [KeyBuckets(collected) for collected in bands]
 
     def __enter__(self) -> Self:
-        self._open.enter_context(self._places)
+        self._exit_stack.enter_context(self._records)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._exit_stack.close()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._records)
 
     def leaks(self, lines: Iterable[bytes], ancestor: str) -> Iterator[Leak]:
         """Each test record that stands in these lines, once, where it first does; an equal question before a near text."""
         exact, near = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         similarity = np.ones(len(self))
-        for block in blocks(lines):
+        for block in iterate_blocks(lines):
             self._find_equal(block, exact)
             self._find_near(block, exact, near, similarity)
         for row in np.flatnonzero(exact | near).tolist():
-            _, text = read_by_a_model(self._places.read(row))
+            _, text = read_layout_and_text(self._records.read(row))
             yield Leak(
                 line=row + 1,
-                text=text[:SHOWN],
+                text=text[:MAX_TEXT_CHARACTERS],
                 match="exact" if exact[row] else "near",
                 similarity=1.0 if exact[row] else round(float(similarity[row]), 3),
                 ancestor=ancestor,
                 ancestor_line=int(exact[row] or near[row]),
             )
 
-    def _find_equal(self, block: Block, exact: NDArray[np.int64]) -> None:
+    def _find_equal(self, block: RecordBlock, exact: NDArray[np.int64]) -> None:
         """Note the line where the question of a test record stands; `exact` has 0 where none does yet."""
-        keys = question_keys(block)
-        for place in self._asked.met(keys):
+        keys = hash_questions(block)
+        for place in self._asked.find_present(keys):
             rows = self._asked.rows(keys[place])
             for row in rows[exact[rows] == 0].tolist():
-                record = self._places.read(row)
-                if asked(record, *read_by_a_model(record)) == asked(
+                record = self._records.read(row)
+                if normalized_question(record, *read_layout_and_text(record)) == normalized_question(
                     block.rows[place], block.layouts[place], block.texts[place]
                 ):
                     exact[row] = block.start + place
 
     def _find_near(
-        self, block: Block, exact: NDArray[np.int64], near: NDArray[np.int64], similarity: NDArray[np.float64]
+        self, block: RecordBlock, exact: NDArray[np.int64], near: NDArray[np.int64], similarity: NDArray[np.float64]
     ) -> None:
         """Note the line of a text that is nearly that of a test record. Candidates share a band; Jaccard decides."""
         bands = list(self._band_keys(block))
-        met = [band.met(keys) for band, keys in zip(self._bands, bands, strict=True)]
+        met = [band.find_present(keys) for band, keys in zip(self._bands, bands, strict=True)]
         for place in np.unique(np.concatenate(met)).tolist():
             rows = np.unique(np.concatenate([band.rows(keys[place]) for band, keys in zip(self._bands, bands, strict=True)]))
             rows = rows[(exact[rows] == 0) & (near[rows] == 0)]
-            runs = set(shingles(block.texts[place])) if len(rows) else set()
+            runs = set(make_shingles(block.texts[place])) if len(rows) else set()
             for row in rows.tolist():
-                _, text = read_by_a_model(self._places.read(row))
-                if (found := jaccard(set(shingles(text)), runs)) >= self._near.threshold:
+                _, text = read_layout_and_text(self._records.read(row))
+                if (found := jaccard_similarity(set(make_shingles(text)), runs)) >= self._near.threshold:
                     near[row], similarity[row] = block.start + place, found
 
-    def _band_keys(self, block: Block) -> Iterator[Keys]:
-        bands, rows = bands_of(self._near)
-        signer = Signer(self._near)
+    def _band_keys(self, block: RecordBlock) -> Iterator[HashKeys]:
+        bands, rows = choose_bands(self._near)
+        signer = MinHashSigner(self._near)
         for text in block.texts:
             signer.add(text)
         signatures = signer.signatures()
-        return (band_keys(signatures, band * rows, rows) for band in range(bands))
+        return (hash_band(signatures, band * rows, rows) for band in range(bands))
 
 
-class Buckets:
+class KeyBuckets:
     """The rows of each key."""
 
-    def __init__(self, parts: Sequence[Keys]) -> None:
+    def __init__(self, parts: Sequence[HashKeys]) -> None:
         keys = np.concatenate([np.zeros(0, np.uint64), *parts])
         order = np.argsort(keys, kind="stable")
         self._keys, self._order = keys[order], order.astype(np.uint32)
 
-    def met(self, keys: Keys) -> NDArray[np.int64]:
+    def find_present(self, keys: HashKeys) -> NDArray[np.int64]:
         """Which of the keys have rows."""
         places = np.searchsorted(self._keys, keys)
         found = places < len(self._keys)
         found[found] = self._keys[places[found]] == keys[found]
         return np.flatnonzero(found)
 
-    def rows(self, key: np.uint64) -> Rows:
+    def rows(self, key: np.uint64) -> RowNumbers:
         begin, end = np.searchsorted(self._keys, key, side="left"), np.searchsorted(self._keys, key, side="right")
         return self._order[begin:end]
 
 
-def question_keys(block: Block) -> Keys:
+def hash_questions(block: RecordBlock) -> HashKeys:
     """Of each record, the hash of what it asks."""
-    texts = (asked(*record) for record in zip(block.rows, block.layouts, block.texts, strict=True))
-    return np.array([record_hash(text.encode()) for text in texts], np.uint64)
+    texts = (normalized_question(*record) for record in zip(block.rows, block.layouts, block.texts, strict=True))
+    return np.array([hash_record(text.encode()) for text in texts], np.uint64)
 
 
-def asked(row: dict[str, Any], layout: Layout | None, text: str) -> str:
+def normalized_question(row: dict[str, Any], layout: Layout | None, text: str) -> str:
     """What a record asks, regardless of capitals and punctuation; of one without a layout, all that it says."""
-    return normalize(text if layout is None else question(row, layout))
+    return normalize_text(text if layout is None else read_question(row, layout))
 
 
-def jaccard(one: set[str], two: set[str]) -> float:
+def jaccard_similarity(one: set[str], two: set[str]) -> float:
     """Share of the runs of three words that two texts have in common."""
     return len(one & two) / len(one | two)

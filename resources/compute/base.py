@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Job, Result
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
 from resources.compute.job_key import JobKey
@@ -24,7 +24,7 @@ from resources.compute.job_key import JobKey
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
-"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.contracts.recovery_log.MOST` of two kinds, and one of two
+"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two kinds, and one of two
 others); the rest is for killed processes and lost nodes."""
 POLL_SECONDS = 0.2
 MAX_LINES_PER_POLL = 200
@@ -205,10 +205,10 @@ class Compute(ABC):
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:
     """Limit the number and length of lines per poll. The log itself keeps all of it."""
     if len(lines) > MAX_LINES_PER_POLL:
-        yield f"... {counted(len(lines) - MAX_LINES_PER_POLL, 'line')} more: see `hanzo-ml job logs {job_id}`"
+        yield f"... {pluralize(len(lines) - MAX_LINES_PER_POLL, 'line')} more: see `hanzo-ml job logs {job_id}`"
     for line in lines[-MAX_LINES_PER_POLL:]:
         excess = len(line) - MAX_LINE_CHARACTERS
-        yield line[:MAX_LINE_CHARACTERS] + (f"... {counted(excess, 'character')} more" if excess > 0 else "")
+        yield line[:MAX_LINE_CHARACTERS] + (f"... {pluralize(excess, 'character')} more" if excess > 0 else "")
 
 
 @dataclass
@@ -225,5 +225,5 @@ def failure(job: Job, observation: Observation) -> Exception:
     reason = observation.reason or ExitReason.UNKNOWN
     if reason is ExitReason.BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
-    attempts = counted(observation.attempt, "attempt")
+    attempts = pluralize(observation.attempt, "attempt")
     return JobFailed(f"{job.program} {job.id} failed after {attempts}: {observation.detail}", reason)

@@ -16,8 +16,7 @@ from dagster._cli.api import ExecuteRunArgs
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
-from resources.detached import is_running, lock, send, start
-from resources.stack.detached_process import end_orphans
+from resources.stack.detached_process import is_running, kill_orphans, lock_folder, send_signal, start_detached
 
 
 class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
@@ -49,9 +48,9 @@ class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
         work = self._folder / run.run_id
         work.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "dagster", *arguments[list(arguments).index("api") :]]
-        with lock(work) as descriptor:
+        with lock_folder(work) as descriptor:
             if descriptor is not None:
-                start(command, work, descriptor, cwd=None, env={})
+                start_detached(command, work, descriptor, cwd=None, env={})
 
     def terminate(self, run_id: str) -> bool:
         run = self._instance.get_run_by_id(run_id)
@@ -60,7 +59,7 @@ class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
         self._instance.report_run_canceling(run)
         work = self._folder / run_id
         if is_running(work):
-            send(work, signal.SIGTERM)
+            send_signal(work, signal.SIGTERM)
         else:
             self._instance.report_run_canceled(run)
         return True
@@ -75,5 +74,5 @@ class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "its run worker was never started on this machine")
         if is_running(work):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        end_orphans(work)
+        kill_orphans(work)
         return CheckRunHealthResult(WorkerStatus.FAILED, "its run worker died")

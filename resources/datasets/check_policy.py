@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from recipes.contracts.frozen_model import Frozen
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.quantities import Duration
 
 
@@ -24,14 +24,14 @@ class Check(StrEnum):
     LEAKAGE = "leakage"
 
 
-class CheckPolicy(Frozen):
+class CheckPolicy(FrozenModel):
     """One check. A blocking one that fails stops splits and training of the version."""
 
     severity: Literal["warn", "error"] = "warn"
     blocking: bool = False
 
     @model_validator(mode="after")
-    def what_blocks_is_an_error(self) -> Self:
+    def require_error_if_blocking(self) -> Self:
         if self.blocking and self.severity != "error":
             raise ValueError("a check that blocks needs `severity: error`")
         return self
@@ -73,7 +73,7 @@ class BiasCheck(CheckPolicy):
     min_share: float = Field(0.0, ge=0, lt=1)
 
 
-class Checks(Frozen):
+class Checks(FrozenModel):
     """`checks:` of a dataset definition."""
 
     contract: CheckPolicy = CheckPolicy(severity="error", blocking=True)
@@ -87,6 +87,6 @@ class Checks(Frozen):
     bias: BiasCheck = BiasCheck()
     leakage: ShareCheck = ShareCheck()
 
-    def of(self, check: Check) -> CheckPolicy:
+    def policy_for(self, check: Check) -> CheckPolicy:
         policy: CheckPolicy = getattr(self, check)
         return policy

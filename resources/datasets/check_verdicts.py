@@ -4,17 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from recipes.contracts.dataset_contract import Measures, Slices
-from recipes.contracts.frozen_model import Frozen
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.frozen_model import FrozenModel
+from recipes.contracts.quantities import parse_duration, pluralize
 from recipes.contracts.validation_results import Drift, Leaks, Slice, Statistics, ValidationFacts
-from recipes.counted import counted
 from resources.datasets.check_policy import BiasCheck, Check, Checks, CompletenessCheck, DriftCheck, FreshnessCheck
 
-NAMED = 5
+MAX_NAMED = 5
 """Things that a reason names; of the others it says how many there are."""
 
 
-class Verdict(Frozen):
+class Verdict(FrozenModel):
     """What a check said. `reasons` has a line for each thing that is wrong; `note` says what was looked at."""
 
     check: Check
@@ -45,52 +44,53 @@ def judge_version(
     """All checks of a version's records. Times in milliseconds; `created_at` is the version's own."""
     newest = statistics.newest if statistics.newest is not None else created_at
     found: Mapping[Check, tuple[Sequence[str], str]] = {
-        Check.CONTRACT: (contract(facts), f"kept by all: {counted(statistics.records, 'record')}"),
-        Check.COMPLETENESS: (list(incomplete(statistics, checks.completeness)), least_filled(statistics)),
-        Check.FRESHNESS: (
-            [*timeless(statistics, measures), *stale(newest, now, checks.freshness)],
-            f"the newest record is {days(newest, now)} days old",
+        Check.CONTRACT: (find_contract_problems(facts), f"kept by all: {pluralize(statistics.records, 'record')}"),
+        Check.COMPLETENESS: (
+            list(find_incomplete_columns(statistics, checks.completeness)),
+            describe_least_filled(statistics),
         ),
-        Check.DUPLICATES: share(
+        Check.FRESHNESS: (
+            [*find_missing_timestamps(statistics, measures), *find_staleness(newest, now, checks.freshness)],
+            f"the newest record is {format_days(newest, now)} days old",
+        ),
+        Check.DUPLICATES: judge_share(
             "equal to an earlier record", statistics.duplicates, statistics, checks.duplicates.threshold
         ),
-        Check.NEAR_DUPLICATES: share(
+        Check.NEAR_DUPLICATES: judge_share(
             "nearly equal to an earlier record", statistics.near_duplicates, statistics, checks.near_duplicates.threshold
         )
         if statistics.near_duplicates is not None
         else ((), "not looked for: measures.near_duplicates is null"),
-        Check.PERSONAL_DATA: personal_data(statistics, checks.personal_data.threshold),
-        Check.SCHEMA_DRIFT: (list(schema_drift(facts.drift)), against(facts.drift)),
-        Check.DRIFT: (list(drifted(facts.drift, checks.drift)), against(facts.drift)),
+        Check.PERSONAL_DATA: judge_personal_data(statistics, checks.personal_data.threshold),
+        Check.SCHEMA_DRIFT: (list(find_schema_drift(facts.drift)), describe_reference(facts.drift)),
+        Check.DRIFT: (list(find_drift(facts.drift, checks.drift)), describe_reference(facts.drift)),
         Check.BIAS: (
-            [*sliced_by_nothing(statistics, measures.slices), *biased(statistics, checks.bias)],
+            [*find_unknown_slices(statistics, measures.slices), *find_bias(statistics, checks.bias)],
             "" if statistics.slices else "no column to slice by is declared",
         ),
     }
-    return [verdict(check, reasons, note, checks) for check, (reasons, note) in found.items()]
+    return [make_verdict(check, reasons, note, checks) for check, (reasons, note) in found.items()]
 
 
 def judge_splits(leaks: Leaks, checks: Checks) -> Verdict:
     """Whether the test split stands in what an ancestor was trained on."""
     count = leaks.exact + leaks.near
-    note = (
-        f"looked for {counted(leaks.tested, 'test record')} in the training records of {counted(leaks.searched, 'ancestor')}"
-    )
+    note = f"looked for {pluralize(leaks.tested, 'test record')} in the training records of {pluralize(leaks.searched, 'ancestor')}"
     if count <= checks.leakage.threshold * leaks.tested:
-        return verdict(Check.LEAKAGE, (), note, checks)
+        return make_verdict(Check.LEAKAGE, (), note, checks)
     by_ancestor = ", ".join(f"{ancestor} has {number}" for ancestor, number in sorted(leaks.by_ancestor.items()))
     reasons = [
-        f"{leaks.exact} of {counted(leaks.tested, 'test record')} were trained on, {leaks.near} more nearly: {by_ancestor}"
+        f"{leaks.exact} of {pluralize(leaks.tested, 'test record')} were trained on, {leaks.near} more nearly: {by_ancestor}"
     ]
     reasons += [
         f"test line {leak.line} is {leak.ancestor} line {leak.ancestor_line} ({leak.match} {leak.similarity:.2f})"
-        for leak in leaks.first[:NAMED]
+        for leak in leaks.first[:MAX_NAMED]
     ]
-    return verdict(Check.LEAKAGE, reasons, note, checks)
+    return make_verdict(Check.LEAKAGE, reasons, note, checks)
 
 
-def verdict(check: Check, reasons: Sequence[str], note: str, checks: Checks) -> Verdict:
-    policy = checks.of(check)
+def make_verdict(check: Check, reasons: Sequence[str], note: str, checks: Checks) -> Verdict:
+    policy = checks.policy_for(check)
     return Verdict(
         check=check,
         passed=not reasons,
@@ -101,15 +101,15 @@ def verdict(check: Check, reasons: Sequence[str], note: str, checks: Checks) -> 
     )
 
 
-def contract(facts: ValidationFacts) -> list[str]:
+def find_contract_problems(facts: ValidationFacts) -> list[str]:
     found = facts.violations
     if not found.count:
         return []
-    named = [f"line {each.line}, {each.column} {each.reason}" for each in found.first[:NAMED]]
-    return [f"broken by {counted(found.records, 'record')} in {counted(found.count, 'place')}", *named]
+    named = [f"line {each.line}, {each.column} {each.reason}" for each in found.first[:MAX_NAMED]]
+    return [f"broken by {pluralize(found.records, 'record')} in {pluralize(found.count, 'place')}", *named]
 
 
-def incomplete(statistics: Statistics, policy: CompletenessCheck) -> Iterator[str]:
+def find_incomplete_columns(statistics: Statistics, policy: CompletenessCheck) -> Iterator[str]:
     for name in policy.columns or statistics.columns:
         column = statistics.columns.get(name)
         filled = column.filled / statistics.records if column is not None and statistics.records else 0.0
@@ -117,27 +117,27 @@ def incomplete(statistics: Statistics, policy: CompletenessCheck) -> Iterator[st
             yield f"{name} is filled in {filled:.1%} of the records, required are {policy.threshold:.1%}"
 
 
-DAY = 86_400_000
+DAY_MS = 86_400_000
 """In milliseconds: a date without a zone may be so much ahead."""
 
 
-def stale(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
-    if policy.max_age is not None and newest > now + DAY:
-        yield f"the newest record says that it was made {days(now, newest)} days from now: correct it"
-    elif policy.max_age is not None and (now - newest) / 1000 > seconds_of(policy.max_age):
-        yield f"the newest record is {days(newest, now)} days old, allowed are {policy.max_age}"
+def find_staleness(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
+    if policy.max_age is not None and newest > now + DAY_MS:
+        yield f"the newest record says that it was made {format_days(now, newest)} days from now: correct it"
+    elif policy.max_age is not None and (now - newest) / 1000 > parse_duration(policy.max_age):
+        yield f"the newest record is {format_days(newest, now)} days old, allowed are {policy.max_age}"
 
 
-def timeless(statistics: Statistics, measures: Measures) -> Iterator[str]:
+def find_missing_timestamps(statistics: Statistics, measures: Measures) -> Iterator[str]:
     if measures.timestamp is not None and statistics.newest is None:
         yield f"no record says in '{measures.timestamp}' when it was made: correct measures.timestamp"
 
 
-def days(since: int, now: int) -> str:
-    return f"{(now - since) / DAY:.1f}"
+def format_days(since: int, now: int) -> str:
+    return f"{(now - since) / DAY_MS:.1f}"
 
 
-def least_filled(statistics: Statistics) -> str:
+def describe_least_filled(statistics: Statistics) -> str:
     """The column with the fewest values, in words."""
     if not statistics.columns or not statistics.records:
         return ""
@@ -145,13 +145,13 @@ def least_filled(statistics: Statistics) -> str:
     return f"the least filled column is {name}, in {column.filled / statistics.records:.1%} of the records"
 
 
-def share(what: str, count: int, statistics: Statistics, threshold: float) -> tuple[list[str], str]:
+def judge_share(condition: str, count: int, statistics: Statistics, threshold: float) -> tuple[list[str], str]:
     found = count / max(statistics.records, 1)
-    line = f"{counted(count, 'record')} ({found:.1%}) {'is' if count == 1 else 'are'} {what}"
+    line = f"{pluralize(count, 'record')} ({found:.1%}) {'is' if count == 1 else 'are'} {condition}"
     return ([f"{line}, allowed are {threshold:.1%}"], "") if found > threshold else ([], line)
 
 
-def personal_data(statistics: Statistics, threshold: float) -> tuple[list[str], str]:
+def judge_personal_data(statistics: Statistics, threshold: float) -> tuple[list[str], str]:
     count = sum(statistics.personal_data.values())
     kinds = ", ".join(f"{number} {kind}" for kind, number in statistics.personal_data.items())
     if count > threshold * statistics.records:
@@ -159,11 +159,11 @@ def personal_data(statistics: Statistics, threshold: float) -> tuple[list[str], 
     return [], kinds or "no personal data or secrets were found"
 
 
-def against(drift: Drift | None) -> str:
+def describe_reference(drift: Drift | None) -> str:
     return f"against {drift.reference}" if drift is not None else "no earlier version to compare with"
 
 
-def schema_drift(drift: Drift | None) -> Iterator[str]:
+def find_schema_drift(drift: Drift | None) -> Iterator[str]:
     if drift is not None:
         yield from (f"{column} is new ({kind}), {drift.reference} did not have it" for column, kind in drift.added.items())
         yield from (f"{column} ({kind}) is gone, {drift.reference} had it" for column, kind in drift.removed.items())
@@ -172,25 +172,25 @@ def schema_drift(drift: Drift | None) -> Iterator[str]:
         )
 
 
-def drifted(drift: Drift | None, policy: DriftCheck) -> Iterator[str]:
+def find_drift(drift: Drift | None, policy: DriftCheck) -> Iterator[str]:
     for each in drift.features if drift is not None else ():
         if each.psi > policy.threshold and each.p_value < policy.significance:
             assert drift is not None
-            new = f", new: {', '.join(each.new[:NAMED])}" if each.new else ""
+            new = f", new: {', '.join(each.new[:MAX_NAMED])}" if each.new else ""
             yield (
                 f"{each.feature} moved from {drift.reference}: PSI {each.psi:.2f}, allowed {policy.threshold:g} "
                 f"({each.test} {each.statistic:.2f}, p {each.p_value:.1g}{new})"
             )
 
 
-def sliced_by_nothing(statistics: Statistics, slices: Slices) -> Iterator[str]:
+def find_unknown_slices(statistics: Statistics, slices: Slices) -> Iterator[str]:
     """A misspelt column must not look like one without bias."""
     for column in (*slices.columns, slices.label):
         if column is not None and column not in statistics.columns:
             yield f"no record has the column '{column}': correct measures.slices"
 
 
-def biased(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:
+def find_bias(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:
     for column in dict.fromkeys(each.column for each in statistics.slices):
         slices = [each for each in statistics.slices if each.column == column]
         total = sum(each.records for each in slices)
@@ -208,7 +208,7 @@ def biased(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:
 
 def label_distance(each: Slice, overall: Mapping[str, int]) -> float:
     """Total variation distance of a slice's labels from those of all slices; 0 without labels."""
-    mine, all_of_them = sum(each.labels.values()), sum(overall.values())
-    if not mine or not all_of_them:
+    own_total, overall_total = sum(each.labels.values()), sum(overall.values())
+    if not own_total or not overall_total:
         return 0.0
-    return sum(abs(each.labels.get(label, 0) / mine - count / all_of_them) for label, count in overall.items()) / 2
+    return sum(abs(each.labels.get(label, 0) / own_total - count / overall_total) for label, count in overall.items()) / 2

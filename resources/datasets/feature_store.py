@@ -12,70 +12,78 @@ from typing import Any
 from sqlalchemy import select
 
 from recipes.records import key_index
-from recipes.records.cleaning import Unclean
-from recipes.records.features import COLUMN, INDEX, ONLINE, STATE, Features, FeatureState, serve
+from recipes.records.cleaning import UncleanRecord
+from recipes.records.features import (
+    FEATURES_COLUMN,
+    ONLINE_FILE,
+    ONLINE_INDEX_FILE,
+    STATE_FILE,
+    Features,
+    FeatureState,
+    serve_features,
+)
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.errors import invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
 
-KNOWN = 64
+MAX_CACHED_TABLES = 64
 """Versions whose logic a process remembers."""
-BEGIN = "prepare one with a section `features:` (`hanzo-ml dataset prepare`)"
+PREPARE_HINT = "prepare one with a section `features:` (`hanzo-ml dataset prepare`)"
 
 
 class FeatureTable:
     """The features of one version. Reading raises FileNotFoundError where its files are gone."""
 
-    def __init__(self, store: Store, place: str) -> None:
-        artifact = store.find(place)
+    def __init__(self, store: Store, folder_uri: str) -> None:
+        artifact = store.find(folder_uri)
         if artifact is None:
-            raise BrokenArtifact(f"the manifest of {place} is missing")
+            raise BrokenArtifact(f"the manifest of {folder_uri} is missing")
         files = {file.path: file for file in store.manifest(artifact).files}
-        raw = store.get_bytes(f"{place}/{STATE}")
-        if hashlib.sha256(raw).hexdigest() != files[STATE].sha256:
-            raise BrokenArtifact(f"{place}/{STATE} is not what was recorded")
+        raw = store.get_bytes(f"{folder_uri}/{STATE_FILE}")
+        if hashlib.sha256(raw).hexdigest() != files[STATE_FILE].sha256:
+            raise BrokenArtifact(f"{folder_uri}/{STATE_FILE} is not what was recorded")
         self.state = FeatureState.model_validate_json(raw)
-        self._store, self._place = store, place
-        self._index_bytes = files[INDEX].size if INDEX in files else 0
+        self._store, self._folder_uri = store, folder_uri
+        self._index_bytes = files[ONLINE_INDEX_FILE].size if ONLINE_INDEX_FILE in files else 0
 
-    def of_key(self, key: str) -> Features | None:
+    def find_by_key(self, key: str) -> Features | None:
         """None where no record has the key."""
-        lines, index = partial(self._read, ONLINE), partial(self._read, INDEX)
-        found = key_index.find(key, lines, index, self._index_bytes)
-        return None if found is None else dict(found[COLUMN])
+        lines, index = partial(self._read, ONLINE_FILE), partial(self._read, ONLINE_INDEX_FILE)
+        found = key_index.find_by_key(key, lines, index, self._index_bytes)
+        return None if found is None else dict(found[FEATURES_COLUMN])
 
-    def of_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Features]:
+    def transform_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Features]:
         """Raises 400 for a row that the preparation would have rejected, with its place."""
         made = []
         for number, row in enumerate(rows, start=1):
             try:
-                made.append(serve(self.state, row, self.of_key))
-            except Unclean as problem:
+                made.append(serve_features(self.state, row, self.find_by_key))
+            except UncleanRecord as problem:
                 raise invalid(f"row {number}: {problem}") from None
         return made
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
-        return b"".join(self._store.open(f"{self._place}/{name}").chunks(begin, end))
+        return b"".join(self._store.open(f"{self._folder_uri}/{name}").chunks(begin, end))
 
 
-@lru_cache(maxsize=KNOWN)
-def table_of(store: Store, place: str, version_id: str) -> FeatureTable:
+@lru_cache(maxsize=MAX_CACHED_TABLES)
+def cached_feature_table(store: Store, folder_uri: str, version_id: str) -> FeatureTable:
     """By the version's id: once a store was emptied, another version may lie at that place."""
-    return FeatureTable(store, place)
+    return FeatureTable(store, folder_uri)
 
 
-def features_of(store: Store, version: DatasetVersion) -> FeatureTable:
-    return table_of(store, f"{version.storage_path}features", version.id)
+def open_feature_table(store: Store, version: DatasetVersion) -> FeatureTable:
+    return cached_feature_table(store, f"{version.storage_path}features", version.id)
 
 
-def version_with_features(database: Database, name: str, organization: str, number: int | None) -> DatasetVersion:
+def find_version_with_features(database: Database, name: str, organization: str, number: int | None) -> DatasetVersion:
     """A version of that name, the newest that has features where no number says which. Raises 404."""
     if number is not None:
         version = Datasets(database).read(f"{name}@{number}", organization)
         if not has_features(version):
-            raise not_found(f"dataset {version.reference} has no features: ask for another version, or {BEGIN}")
+            raise not_found(f"dataset {version.reference} has no features: ask for another version, or {PREPARE_HINT}")
         return version
     table = dataset_versions
     declared = table.c.lineage[("transform", "features")].as_string().is_not(None)
@@ -83,7 +91,7 @@ def version_with_features(database: Database, name: str, organization: str, numb
     with database.read() as connection:
         newest = connection.execute(query.order_by(table.c.version.desc()).limit(1)).scalar()
         if newest is None:
-            raise not_found(f"no version of a dataset '{name[:100]}' has features: {BEGIN}")
+            raise not_found(f"no version of a dataset '{name[:100]}' has features: {PREPARE_HINT}")
         return Datasets(database).resolve(f"{name}@{newest}", organization, connection)
 
 
@@ -92,12 +100,12 @@ def has_features(version: DatasetVersion) -> bool:
     return isinstance(transform, Mapping) and "features" in transform
 
 
-def looked_up(store: Store, version: DatasetVersion, key: str) -> Features:
+def find_features(store: Store, version: DatasetVersion, key: str) -> Features:
     """Raises 404 for a key that no record has, 400 where the version has none at all."""
-    table = features_of(store, version)
+    table = open_feature_table(store, version)
     if table.state.features.key is None:
         raise invalid(f"the features of dataset {version.reference} have no `key`: POST rows to .../transform instead")
-    found = table.of_key(key)
+    found = table.find_by_key(key)
     if found is None:
         column = table.state.features.key
         raise not_found(f"no record of dataset {version.reference} has this key in '{column}'")

@@ -10,25 +10,25 @@ from recipes.contracts.validation_results import Leaks, ValidationFacts
 from recipes.storage.manifest import Artifact
 from resources.datasets.check_verdicts import Verdict
 from resources.metadata.database import Database
-from resources.metadata.dataset_problems import forget_problem
+from resources.metadata.dataset_problems import clear_problem
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import dataset_validations as table
 from resources.metadata.transactions import insert_into
 
-CHECKED = "dataset.checked"
-CHECK_REQUESTED = "dataset.check_requested"
+CHECKED_EVENT = "dataset.checked"
+CHECK_REQUESTED_EVENT = "dataset.check_requested"
 
 
 @dataclass(frozen=True)
-class Standing:
+class CheckStatus:
     """How a version stands with its checks, and why where it is blocked: `failed` means that nothing is stopped by it."""
 
     status: Literal["pending", "passed", "failed", "blocked"]
     blocked: str = ""
 
 
-NOT_CHECKED = Standing("pending")
+NOT_CHECKED = CheckStatus("pending")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Validation:
     reference: str
 
     @property
-    def standing(self) -> Standing:
-        return standing_of(self.verdicts, self.blocked)
+    def standing(self) -> CheckStatus:
+        return summarize_verdicts(self.verdicts, self.blocked)
 
 
 class Validations:
@@ -55,13 +55,13 @@ class Validations:
 
     def find(self, dataset_id: str, connection: Connection) -> Validation | None:
         row = connection.execute(select(table).where(table.c.dataset_id == dataset_id)).mappings().first()
-        return validation_of(row) if row else None
+        return parse_validation(row) if row else None
 
-    def standings(self, dataset_ids: Collection[str], connection: Connection) -> Mapping[str, Standing]:
+    def standings(self, dataset_ids: Collection[str], connection: Connection) -> Mapping[str, CheckStatus]:
         """How each of these versions stands."""
         query = select(table.c.dataset_id, table.c.verdicts, table.c.blocked).where(table.c.dataset_id.in_(dataset_ids))
         checked = {
-            row.dataset_id: standing_of(map(Verdict.model_validate, row.verdicts.values()), row.blocked)
+            row.dataset_id: summarize_verdicts(map(Verdict.model_validate, row.verdicts.values()), row.blocked)
             for row in connection.execute(query)
         }
         return {identifier: checked.get(identifier, NOT_CHECKED) for identifier in dataset_ids}
@@ -71,7 +71,7 @@ class Validations:
         query = select(table.c.blocked).where(table.c.dataset_id == dataset_id)
         return str(connection.execute(query).scalar() or "")
 
-    def judged(self, dataset_id: str, connection: Connection) -> bool:
+    def has_split_verdict(self, dataset_id: str, connection: Connection) -> bool:
         """Whether a version's records and splits have been looked at: a prepared one has its splits before that."""
         query = select(table.c.leaks.is_not(None)).where(table.c.dataset_id == dataset_id)
         return bool(connection.execute(query).scalar())
@@ -98,14 +98,14 @@ class Validations:
         }
         row = insert_into(connection, table).values(dataset_id=version.id, verdicts={}, blocked="", **values)
         connection.execute(row.on_conflict_do_update(index_elements=["dataset_id"], set_=values))
-        forget_problem(connection, version)
+        clear_problem(connection, version)
         self._add_verdicts(connection, version, verdicts)
 
     def set_leaks(self, connection: Connection, version: DatasetVersion, leaks: Leaks, verdict: Verdict) -> None:
         """Record what was found of a version's splits, in the caller's transaction."""
         values = {"leaks": leaks.model_dump(mode="json"), "checked_at": now_ms()}
         connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
-        forget_problem(connection, version)
+        clear_problem(connection, version)
         self._add_verdicts(connection, version, [verdict])
 
     def _add_verdicts(self, connection: Connection, version: DatasetVersion, verdicts: Iterable[Verdict]) -> None:
@@ -115,7 +115,7 @@ class Validations:
         together = known | {verdict.check: verdict for verdict in verdicts}
         if together == known:
             return
-        blocked = reason_of(version.reference, together.values())
+        blocked = blocking_reason(version.reference, together.values())
         stored = {check: verdict.model_dump(mode="json") for check, verdict in together.items()}
         values = {"verdicts": stored, "blocked": blocked}
         connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
@@ -126,22 +126,22 @@ class Validations:
             "failed": sorted(check for check, verdict in together.items() if not verdict.passed),
             "blocked": blocked,
         }
-        emit(connection, "datasets", CHECKED, version.name, facts)
+        emit(connection, "datasets", CHECKED_EVENT, version.name, facts)
 
 
-def reason_of(reference: str, verdicts: Iterable[Verdict]) -> str:
+def blocking_reason(reference: str, verdicts: Iterable[Verdict]) -> str:
     """Why a version is blocked, in one line; empty where it is not."""
     reasons = [f"{verdict.check}: {verdict.sentence}" for verdict in verdicts if verdict.blocks]
     return f"dataset {reference} did not pass its check {'; '.join(reasons)}" if reasons else ""
 
 
-def standing_of(verdicts: Iterable[Verdict], blocked: str) -> Standing:
+def summarize_verdicts(verdicts: Iterable[Verdict], blocked: str) -> CheckStatus:
     if blocked:
-        return Standing("blocked", blocked)
-    return Standing("passed" if all(verdict.passed for verdict in verdicts) else "failed")
+        return CheckStatus("blocked", blocked)
+    return CheckStatus("passed" if all(verdict.passed for verdict in verdicts) else "failed")
 
 
-def validation_of(row: Mapping[Any, Any]) -> Validation:
+def parse_validation(row: Mapping[Any, Any]) -> Validation:
     return Validation(
         dataset_id=row["dataset_id"],
         statistics=Artifact.model_validate(row["statistics"]),

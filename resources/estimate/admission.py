@@ -1,49 +1,87 @@
-"""Whether a job may be launched: one whose recipe cannot be trained, or cannot fit its memory, is refused, with what would
-do (row L8).
-"""
+"""Refuse jobs whose recipe cannot be trained or does not fit in memory."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
+from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES
 from recipes.contracts.recipe import Recipe
-from recipes.fit import Fit, fit, nearest
 from recipes.planning.architecture import Architecture
-from recipes.planning.recipe_checks import contradiction, too_long
-from recipes.records.layouts import Layout, layout_of_columns
+from recipes.planning.hardware_fit import HardwareFit, check_fit, find_alternative
+from recipes.planning.known_architectures import ASSUMED_SHAPES, known_shape, read_folder_shape
+from recipes.planning.recipe_checks import find_contradiction, sequence_too_long_reason
+from recipes.records.layouts import Layout, detect_column_layout
+from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.metadata.datasets import DatasetVersion
 
-
-def memory_of_machine() -> int:
-    """In bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+# The shape of a recipe's base model: from its own configuration where it is at hand, else as it is known.
 
 
-def memory_of(recipe: Recipe, shape: Architecture | None) -> Fit | None:
-    """How a recipe fits; none where the base model's shape, or a module that the adapter is put on, is not known here."""
-    if shape is None:
-        return None
+def base_model_shape(recipe: Recipe, store: Store) -> Architecture | None:
+    """The shape, or none where nobody has stated it, or it is of a family that is not known here.
+
+    A folder is looked into: whoever names one may (`api.routes.v1.job_submission.allow_base_model`).
+    """
+    uri = recipe.base_model.artifact_uri
+    if uri is None:
+        return known_shape(recipe)
     try:
-        return fit(recipe, shape, memory_of_machine())
+        return Architecture.from_config(json.loads(store.get_bytes(f"{uri}/config.json")))
+    except FileNotFoundError:
+        return local_or_known_shape(recipe)
+    except (BadConfiguration, ValueError):
+        return None
+
+
+def local_or_known_shape(recipe: Recipe) -> Architecture | None:
+    """Of a base model that no job has used yet: its first run is compared with its memory too."""
+    try:
+        return read_folder_shape(recipe) or known_shape(recipe)
     except BadConfiguration:
         return None
 
 
-def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
+def is_shape_assumed(recipe: Recipe) -> bool:
+    """Whether the shape is only assumed (see `recipes.planning.known_architectures`)."""
+    return recipe.architecture is None and recipe.base_model.sha256 is None and recipe.base_model.uri in ASSUMED_SHAPES
+
+
+# Whether a job may be launched: one whose recipe cannot be trained, or cannot fit its memory, is refused, with what would
+# do (row L8).
+
+
+def machine_memory_bytes() -> int:
+    """In bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def estimate_memory(recipe: Recipe, shape: Architecture | None) -> HardwareFit | None:
+    """How a recipe fits; none where the base model's shape, or a module that the adapter is put on, is not known here."""
+    if shape is None:
+        return None
+    try:
+        return check_fit(recipe, shape, machine_memory_bytes())
+    except BadConfiguration:
+        return None
+
+
+def admit_recipe(recipe: Recipe, shape: Architecture | None) -> HardwareFit | None:
     """How a recipe fits; one that cannot is refused. Nothing is refused of which too little is known.
 
     Raises:
         HanzoError: it asks for what this version cannot do, or cannot fit; then the message has both sizes and the nearest
             recipe that fits.
     """
-    if problem := contradiction(recipe, shape) or too_long(recipe, shape.max_position_embeddings if shape else None):
+    if problem := find_contradiction(recipe, shape) or sequence_too_long_reason(
+        recipe, shape.max_position_embeddings if shape else None
+    ):
         raise invalid(f"recipe '{recipe.name}': {problem}")
-    found = memory_of(recipe, shape)
+    found = estimate_memory(recipe, shape)
     if found is not None and shape is not None and not found.fits:
-        raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")
+        raise invalid(f"recipe '{recipe.name}' {found.message}: {suggest_fitting_recipe(recipe, shape)}")
     return found
 
 
@@ -57,25 +95,25 @@ def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
     """
     if recipe.objective not in BUILT_IN_OBJECTIVES and not recipe.has_pairs:
         return
-    found, wants_pairs = layout_of_columns(version.schema), recipe.has_pairs
-    what = f"objective {recipe.objective} cannot learn from dataset {version.reference}"
+    found, wants_pairs = detect_column_layout(version.schema), recipe.has_pairs
+    refusal = f"objective {recipe.objective} cannot learn from dataset {version.reference}"
     if found is None:
         named = ", ".join(layout for layout in Layout if (layout is Layout.PREFERENCE) is wants_pairs)
-        raise invalid(f"{what}, whose records have none of {named}: name a dataset that has")
+        raise invalid(f"{refusal}, whose records have none of {named}: name a dataset that has")
     if wants_pairs and found is not Layout.PREFERENCE:
         named = f"whose records are {found} and not {Layout.PREFERENCE}"
-        raise invalid(f"{what}, {named}: set objective sft, or name a dataset of pairs")
+        raise invalid(f"{refusal}, {named}: set objective sft, or name a dataset of pairs")
     if found is Layout.PREFERENCE and not wants_pairs:
-        others = " or ".join(PREFERENCES)
-        raise invalid(f"{what}, whose records are pairs ({found}): set objective {others}, or name another dataset")
+        others = " or ".join(PREFERENCE_OBJECTIVES)
+        raise invalid(f"{refusal}, whose records are pairs ({found}): set objective {others}, or name another dataset")
 
 
-def advice(recipe: Recipe, shape: Architecture) -> str:
-    found = nearest(recipe, shape, list(readable()), memory_of_machine())
-    return f"use {found.words}" if found else "no recipe of this base model fits: lower batch_size or sequence_length"
+def suggest_fitting_recipe(recipe: Recipe, shape: Architecture) -> str:
+    found = find_alternative(recipe, shape, list(readable_recipes()), machine_memory_bytes())
+    return f"use {found.message}" if found else "no recipe of this base model fits: lower batch_size or sequence_length"
 
 
-def readable() -> Iterator[Recipe]:
+def readable_recipes() -> Iterator[Recipe]:
     """All recipes but those whose file is broken, of which `hanzo-ml recipe list` tells."""
     for name in Recipe.names():
         with suppress(BadConfiguration):

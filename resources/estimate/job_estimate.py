@@ -5,24 +5,23 @@ from dataclasses import dataclass
 from statistics import median
 
 from recipes.contracts.job import BadConfiguration
+from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.counted import counted
-from recipes.fit import Fit
 from recipes.planning.architecture import Architecture
-from recipes.planning.hardware_fit import checkpoint_bytes
+from recipes.planning.hardware_fit import HardwareFit, checkpoint_bytes
 from recipes.planning.memory_budget import trained_tensors
-from recipes.planning.throughput import CORE_FLOPS, Range, assumed_flops, assumed_share
+from recipes.planning.throughput import CPU_CORE_FLOPS, Range, assume_flops, assume_mfu
 from resources.estimate.past_runs import PastRun, work_per_token
 
-MARGIN_OF_ONE = 0.30
+SINGLE_RUN_MARGIN = 0.30
 """How far a run may be from the only one that was measured: other load, other lengths of texts."""
-MARGIN = 0.10
+MULTIPLE_RUNS_MARGIN = 0.10
 """How far beyond the slowest and the fastest of several."""
-AROUND = Range(20.0, 120.0, 900.0)
+DEFAULT_OVERHEAD_SECONDS = Range(20.0, 120.0, 900.0)
 """Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
 parameters from an object store."""
 
-COMPUTE_OPTIMAL = 20
+COMPUTE_OPTIMAL_TOKENS_PER_PARAMETER = 20
 """Tokens per parameter where compute is spent best, of a model trained from nothing (Hoffmann et al. 2022; row L9)."""
 
 
@@ -46,7 +45,7 @@ class Estimate:
     tokens: int
     trained: int | None
     dataset: DatasetTokens | None
-    memory: Fit | None
+    memory: HardwareFit | None
     checkpoint: int | None
     hours: Range | None
     dollars: Range | None
@@ -68,39 +67,39 @@ class Estimate:
         return self.tokens / self.trained if self.trained else None
 
 
-def estimate(
+def estimate_job(
     recipe: Recipe,
     shape: Architecture | None,
     *,
-    memory: Fit | None,
+    memory: HardwareFit | None,
     dataset: DatasetTokens | None,
     past: Sequence[PastRun],
     prices: Mapping[str, float],
     notes: Sequence[str] = (),
 ) -> Estimate:
     """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
-    said = list(notes)
-    tokens, most = tokens_of(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
+    remarks = list(notes)
+    tokens, max_tokens = total_tokens(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
     if recipe.has_pairs:
-        said.append(f"tokens: {words_of_pairs(recipe, dataset)}")
+        remarks.append(f"tokens: {describe_pair_tokens(recipe, dataset)}")
     if memory is None:
-        said.append("memory: the base model's shape is not known until the first job has stored it")
+        remarks.append("memory: the base model's shape is not known until the first job has stored it")
     speed, source = expected_speed(recipe, shape, past)
     if speed is None:
-        said.append(f"hours: no past run, and {source}")
+        remarks.append(f"hours: no past run, and {source}")
     work = work_per_token(recipe, shape)
     # Past runs were as slow as their padding made them; without one, it may be up to sequence_length.
-    hours = hours_of(tokens * work, tokens * work if past else most * work, speed, past) if speed else None
+    hours = estimate_hours(tokens * work, tokens * work if past else max_tokens * work, speed, past) if speed else None
     gpus = recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
     price = prices.get(recipe.hardware.gpu_type or "") if gpus else 0.0
     if price is None:
-        said.append(f"dollars: add the price of {recipe.hardware.gpu_type} to prices.gpu_hour in config.yaml")
-    dollars = scaled(hours, gpus * price) if hours and price is not None else None
+        remarks.append(f"dollars: add the price of {recipe.hardware.gpu_type} to prices.gpu_hour in config.yaml")
+    dollars = scale_range(hours, gpus * price) if hours and price is not None else None
     return Estimate(
         recipe=recipe,
         steps=recipe.max_steps,
         tokens=tokens,
-        trained=trained_parameters(recipe, shape),
+        trained=count_trained_parameters(recipe, shape),
         dataset=dataset,
         memory=memory,
         checkpoint=checkpoint_bytes(recipe, shape) if shape and memory else None,
@@ -109,26 +108,26 @@ def estimate(
         gpus=gpus,
         source=source,
         past_runs=past,
-        notes=said,
+        notes=remarks,
     )
 
 
-def tokens_of(recipe: Recipe, dataset: DatasetTokens | None) -> int:
+def total_tokens(recipe: Recipe, dataset: DatasetTokens | None) -> int:
     """Of all steps. Packed rows are of one length; a pair is as long as it is, and at most two rows of that length."""
-    most = recipe.tokens_per_step * recipe.max_steps
+    max_tokens = recipe.tokens_per_step * recipe.max_steps
     if not recipe.has_pairs or not dataset or not dataset.records:
-        return most
-    return min(most, round(dataset.count / dataset.records * recipe.samples_per_step * recipe.max_steps))
+        return max_tokens
+    return min(max_tokens, round(dataset.count / dataset.records * recipe.samples_per_step * recipe.max_steps))
 
 
-def words_of_pairs(recipe: Recipe, dataset: DatasetTokens | None) -> str:
+def describe_pair_tokens(recipe: Recipe, dataset: DatasetTokens | None) -> str:
     if not dataset or not dataset.records:
         return f"at most, as if each answer had all of sequence_length {recipe.sequence_length}: no dataset says more"
     mean = dataset.count / dataset.records
     return f"pairs are not packed, and have {mean:,.0f} on average, prompts twice; a micro-batch is padded to its longest"
 
 
-def trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
+def count_trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
     """All of them, or the adapter's; none where too little is known."""
     try:
         return sum(tensors.total for tensors in trained_tensors(recipe, shape)) if shape else None
@@ -140,34 +139,34 @@ def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[Pa
     """Work a second, as `past_runs.work_per_token` counts it, and what that rests on."""
     if past:
         found = [run.speed for run in past]
-        margin = MARGIN if len(found) > 1 else MARGIN_OF_ONE
+        margin = MULTIPLE_RUNS_MARGIN if len(found) > 1 else SINGLE_RUN_MARGIN
         speed = Range(min(found) * (1 - margin), median(found), max(found) * (1 + margin))
-        return speed, f"measured: {counted(len(found), 'past run')} of this recipe on this hardware"
+        return speed, f"measured: {pluralize(len(found), 'past run')} of this recipe on this hardware"
     if shape is None:
         return None, "the base model's shape is not known"
-    assumed = assumed_flops(recipe)
+    assumed = assume_flops(recipe)
     if assumed is None:
         return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is not known"
-    return assumed, f"assumed: no past run of this recipe on this hardware; {assumption(recipe)}"
+    return assumed, f"assumed: no past run of this recipe on this hardware; {describe_assumption(recipe)}"
 
 
-def assumption(recipe: Recipe) -> str:
+def describe_assumption(recipe: Recipe) -> str:
     if recipe.hardware.gpus:
-        share = assumed_share(recipe)
+        share = assume_mfu(recipe)
         return f"{share.low:.0%} to {share.high:.0%} of the GPU's peak"
-    return f"{CORE_FLOPS.low / 1e9:.0f} to {CORE_FLOPS.high / 1e9:.0f} billion operations a second of a core"
+    return f"{CPU_CORE_FLOPS.low / 1e9:.0f} to {CPU_CORE_FLOPS.high / 1e9:.0f} billion operations a second of a core"
 
 
-def hours_of(work: float, most: float, speed: Range, past: Sequence[PastRun]) -> Range:
-    """Hours for that much work, or `most`: the steps, and what a job takes beside them."""
-    measured = [run.around_seconds for run in past if run.around_seconds is not None]
-    around = Range(min(measured), median(measured), max(measured)) if measured else AROUND
+def estimate_hours(work: float, max_tokens: float, speed: Range, past: Sequence[PastRun]) -> Range:
+    """Hours for that much work, or `max_tokens`: the steps, and what a job takes beside them."""
+    measured = [run.overhead_seconds for run in past if run.overhead_seconds is not None]
+    around = Range(min(measured), median(measured), max(measured)) if measured else DEFAULT_OVERHEAD_SECONDS
     return Range(
         low=(work / speed.high + around.low) / 3600,
         likely=(work / speed.likely + around.likely) / 3600,
-        high=(most / speed.low + around.high) / 3600,
+        high=(max_tokens / speed.low + around.high) / 3600,
     )
 
 
-def scaled(found: Range, factor: float) -> Range:
+def scale_range(found: Range, factor: float) -> Range:
     return Range(found.low * factor, found.likely * factor, found.high * factor)

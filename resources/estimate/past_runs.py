@@ -10,21 +10,21 @@ from sqlalchemy import Connection, select
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
-from recipes.planning.throughput import flops_per_token
+from recipes.planning.throughput import estimate_flops_per_token
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.tables import jobs, params
 from resources.metadata.tracking.metrics import Metrics
-from resources.metadata.tracking_rules import MetricPoint
-from resources.run_facts import STEPS_METRIC, TOKENS_METRIC
+from resources.registration.model_facts import STEPS_METRIC, TOKENS_METRIC
 
-LOSS = "train/loss"
-NEWEST = 20
+LOSS_METRIC = "train/loss"
+MAX_RUNS = 20
 """Runs that are looked at: older ones ran other code."""
-POINTS = 2000
+MAX_POINTS = 2000
 """Steps of a run that are enough to know its speed."""
-FEWEST_STEPS = 5
-PAUSE = 10.0
+MIN_STEPS = 5
+PAUSE_FACTOR = 10.0
 """An interval that many times the median is no step: the run was killed, and went on later."""
 
 
@@ -32,39 +32,39 @@ PAUSE = 10.0
 class PastRun:
     """What a run measured. `speed` is operations a second where the base model's shape is known, else tokens a second.
 
-    `around_seconds` is what the job took beside its steps; none while it has not ended well.
+    `overhead_seconds` is what the job took beside its steps; none while it has not ended well.
     """
 
     run_id: str
     tokens_per_second: float
     speed: float
-    around_seconds: float | None
+    overhead_seconds: float | None
 
 
 def work_per_token(recipe: Recipe, shape: Architecture | None) -> float:
     """What `PastRun.speed` counts for a token."""
     try:
-        return flops_per_token(recipe, shape) if shape else 1.0
+        return estimate_flops_per_token(recipe, shape) if shape else 1.0
     except BadConfiguration:  # an adapter on a module that is not known here
         return 1.0
 
 
-def past_runs(database: Database, recipe: Recipe, shape: Architecture | None, organization: str) -> list[PastRun]:
+def find_past_runs(database: Database, recipe: Recipe, shape: Architecture | None, organization: str) -> list[PastRun]:
     """The newest runs of a recipe that were comparable and long enough to be measured, newest first."""
     with database.read() as connection:
         found = []
-        for job in jobs_of(connection, recipe.name, organization):
-            then = recipe_of(job, recipe.name)
-            if then is None or kind(then) != kind(recipe):
+        for job in recipe_jobs(connection, recipe.name, organization):
+            then = job_recipe(job, recipe.name)
+            if then is None or comparison_key(then) != comparison_key(recipe):
                 continue
-            history = Metrics(database).history(job.id, LOSS, POINTS, connection=connection).points
+            history = Metrics(database).history(job.id, LOSS_METRIC, MAX_POINTS, connection=connection).points
             times = {point.step: point.timestamp for point in history}  # of a step that was repeated, the last
             seconds = seconds_per_step(times)
             each = tokens_per_step(then, Metrics(database).latest(job.id, connection=connection))
             if seconds is None or each is None:
                 continue
             tokens = each / seconds
-            around = around_steps(job, times, then.max_steps, Jobs(database).begun_at(job, connection))
+            around = job_overhead_seconds(job, times, then.max_steps, Jobs(database).last_started_at(job, connection))
             found.append(PastRun(job.id, tokens, tokens * work_per_token(then, shape), around))
         return found
 
@@ -77,7 +77,7 @@ def tokens_per_step(recipe: Recipe, latest: Sequence[MetricPoint]) -> float | No
     return used[TOKENS_METRIC] / used[STEPS_METRIC] if used.get(STEPS_METRIC) and used.get(TOKENS_METRIC) else None
 
 
-def jobs_of(connection: Connection, recipe: str, organization: str) -> list[JobRecord]:
+def recipe_jobs(connection: Connection, recipe: str, organization: str) -> list[JobRecord]:
     """The newest jobs whose runs say that they used the recipe of that name."""
     query = (
         select(jobs)
@@ -85,36 +85,36 @@ def jobs_of(connection: Connection, recipe: str, organization: str) -> list[JobR
         .where(params.c.key == "recipe", params.c.value == recipe, jobs.c.organization == organization)
         .where(jobs.c.type == TRAINING)
         .order_by(jobs.c.submitted_at.desc())
-        .limit(NEWEST)
+        .limit(MAX_RUNS)
     )
     return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
 
-def newest_job_of(connection: Connection, model: str, organization: str) -> JobRecord | None:
+def newest_model_job(connection: Connection, model: str, organization: str) -> JobRecord | None:
     """The newest job of a model definition that was started, which says which recipe and dataset that has."""
     query = (
         select(jobs)
         .where(jobs.c.organization == organization, jobs.c.started_at.is_not(None))
         .order_by(jobs.c.submitted_at.desc())
-        .limit(10 * NEWEST)
+        .limit(10 * MAX_RUNS)
     )
     found = (JobRecord(**row) for row in connection.execute(query).mappings())
     return next((job for job in found if job.config.get("model") == model), None)
 
 
-def params_of_newest(database: Database, model: str, organization: str) -> dict[str, str]:
-    """The parameters that the run of `newest_job_of` logged; nothing where none was started."""
+def newest_run_params(database: Database, model: str, organization: str) -> dict[str, str]:
+    """The parameters that the run of `newest_model_job` logged; nothing where none was started."""
     with database.read() as connection:
-        job = newest_job_of(connection, model, organization)
-        return params_of(connection, job.id) if job else {}
+        job = newest_model_job(connection, model, organization)
+        return read_params(connection, job.id) if job else {}
 
 
-def params_of(connection: Connection, run_id: str) -> dict[str, str]:
+def read_params(connection: Connection, run_id: str) -> dict[str, str]:
     rows = connection.execute(select(params.c.key, params.c.value).where(params.c.run_id == run_id))
     return {row.key: row.value for row in rows}
 
 
-def recipe_of(job: JobRecord, name: str) -> Recipe | None:
+def job_recipe(job: JobRecord, name: str) -> Recipe | None:
     """The recipe as the job changed it; none where it is no longer there or does not fit today's schema."""
     try:
         return Recipe.named(name).changed(job.config.get("parameters") or {})
@@ -122,7 +122,7 @@ def recipe_of(job: JobRecord, name: str) -> Recipe | None:
         return None
 
 
-def kind(recipe: Recipe) -> tuple[object, ...]:
+def comparison_key(recipe: Recipe) -> tuple[object, ...]:
     """What two runs must share so that the speed of one says something about the other."""
     return (
         recipe.base_model,
@@ -144,14 +144,14 @@ def seconds_per_step(times: dict[int, int]) -> float | None:
         for before, after in pairwise(steps)
         if times[after] > times[before]
     ]
-    if len(each) < FEWEST_STEPS:
+    if len(each) < MIN_STEPS:
         return None
     usual = median(each)
-    steady = [seconds for seconds in each if seconds <= PAUSE * usual]
+    steady = [seconds for seconds in each if seconds <= PAUSE_FACTOR * usual]
     return sum(steady) / len(steady)
 
 
-def around_steps(job: JobRecord, times: dict[int, int], steps: int, begun_at: int) -> float | None:
+def job_overhead_seconds(job: JobRecord, times: dict[int, int], steps: int, last_started_at: int) -> float | None:
     """Seconds before the first step and after the last one of a job that ran through.
 
     Args:
@@ -161,5 +161,5 @@ def around_steps(job: JobRecord, times: dict[int, int], steps: int, begun_at: in
     if job.status != "completed" or job.started_at is None or job.ended_at is None or max(times) != steps:
         return None
     first = min(times.values())
-    started = begun_at if begun_at <= first else job.started_at
+    started = last_started_at if last_started_at <= first else job.started_at
     return max(0.0, (job.ended_at - started - (max(times.values()) - first)) / 1000)

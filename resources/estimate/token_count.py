@@ -1,41 +1,77 @@
-"""How many tokens a dataset version has for a model, from a sample of its records and the base model's own tokenizer.
-
-The tokenizer and its chat template are read from the object store, where the first job that uses a base model puts them;
-until then four bytes count as a token. The answer always says which of these it is.
-"""
+"""Count a dataset version's tokens by sampling, with the base model's tokenizer."""
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from recipes.contracts.recipe import Recipe
-from recipes.records.layouts import KEYS, Layout, layout_of, tools_of
+from recipes.records.layouts import LAYOUT_KEYS, Layout, detect_layout, read_tools
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import FileRecord
-from resources.estimate.chat_template import compiled
 from resources.estimate.job_estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion
 
-PLACES = 16
-PLACE_BYTES = 64 << 10
+# A chat template as transformers compiles it: in the same sandbox, with what it adds to jinja's language.
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what is learned, and changes no text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(template: str) -> Template:
+    """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
+    language = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
+    language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
+    return language.from_string(template)
+
+
+def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
+
+
+def raise_template_error(why: str) -> NoReturn:
+    raise TemplateError(why)
+
+
+# How many tokens a dataset version has for a model, from a sample of its records and the base model's own tokenizer.
+#
+# The tokenizer and its chat template are read from the object store, where the first job that uses a base model puts
+# them; until then four bytes count as a token. The answer always says which of these it is.
+
+SAMPLE_PLACES = 16
+SAMPLE_PLACE_BYTES = 64 << 10
 """A sample is that many places of a file, evenly spread; a file that is no larger is counted whole."""
 BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
 
-END = 1
+END_TOKENS = 1
 """The token behind what is learned. A chat template writes its own."""
 
 
-class ChatTokens:
+class ChatTokenCounter:
     """Counts a record's tokens as the program train makes them: chat template or beginning, texts, end token."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
         self._tokenizer = tokenizer
-        self._template = compiled(template)
+        self._template = compile_template(template)
         self._variables = variables
         self._system_prompt = system_prompt
         self._head = min(1, len(tokenizer.encode("", add_special_tokens=True)))
@@ -45,47 +81,47 @@ class ChatTokens:
 
         Raises ValueError where it is nothing to train on, TemplateError of the template.
         """
-        match layout_of(record):
+        match detect_layout(record):
             case Layout.INSTRUCTION:
-                question = self._rendered([{"role": "user", "content": record["instruction"]}], asks=True)
-                return self._encoded(question, record["answer"]) + END
+                question = self._rendered([{"role": "user", "content": record["instruction"]}], add_prompt=True)
+                return self._encoded(question, record["answer"]) + END_TOKENS
             case Layout.MESSAGES:
-                return self._encoded(self._rendered(record["messages"], tools_of(record)))
+                return self._encoded(self._rendered(record["messages"], read_tools(record)))
             case Layout.PREFERENCE:
                 answers = (self._encoded(record["prompt"], record[name]) for name in ("chosen", "rejected"))
-                return sum(answers) + 2 * (self._head + END)
+                return sum(answers) + 2 * (self._head + END_TOKENS)
             case layout:
-                return self._head + self._encoded(*(record[key] for key in KEYS[layout])) + END
+                return self._head + self._encoded(*(record[key] for key in LAYOUT_KEYS[layout])) + END_TOKENS
 
     def _encoded(self, *texts: str) -> int:
         return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
     def _rendered(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, asks: bool = False
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, add_prompt: bool = False
     ) -> str:
         if self._system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self._system_prompt}, *messages]
         variables = self._variables if tools is None else {**self._variables, "tools": tools}
-        return self._template.render(messages=messages, add_generation_prompt=asks, **variables)
+        return self._template.render(messages=messages, add_generation_prompt=add_prompt, **variables)
 
 
-def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
+def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
     """Tokens of a whole version. What cannot be read as a conversation is estimated by its bytes."""
     # Beside the records may lie their tokens, for another model perhaps.
     files = [file for file in store.manifest(version.artifact).files if file.path.endswith(".jsonl")]
     try:
-        counter = chat_tokens(recipe, store)
+        counter = load_token_counter(recipe, store)
         if counter is not None and files:
-            return sampled(version, files, counter, store)
+            return sample_tokens(version, files, counter, store)
     except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
         pass
     # What was uploaded may be compressed, or of columns.
     size = sum(file.size for file in files) or version.size_bytes
-    how = f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token"
-    return DatasetTokens(int(size / BYTES_PER_TOKEN), version.num_records, how)
+    source = f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token"
+    return DatasetTokens(int(size / BYTES_PER_TOKEN), version.num_records, source)
 
 
-def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
+def load_token_counter(recipe: Recipe, store: Store) -> ChatTokenCounter | None:
     """The base model's tokenizer with its chat template; none where the store does not have both.
 
     Raises TemplateError: the template is none.
@@ -96,21 +132,23 @@ def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
     try:
         tokenizer = Tokenizer.from_buffer(store.get_bytes(f"{uri}/tokenizer.json"))
         config = json.loads(store.get_bytes(f"{uri}/tokenizer_config.json"))
-        template = default_of(config.get("chat_template")) or store.get_bytes(f"{uri}/chat_template.jinja").decode()
+        template = default_template(config.get("chat_template")) or store.get_bytes(f"{uri}/chat_template.jinja").decode()
     except FileNotFoundError:
         return None
     special = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str)}
-    return ChatTokens(tokenizer, template, special, recipe.system_prompt)
+    return ChatTokenCounter(tokenizer, template, special, recipe.system_prompt)
 
 
-def default_of(templates: str | list[dict[str, str]] | None) -> str | None:
+def default_template(templates: str | list[dict[str, str]] | None) -> str | None:
     """Of several templates by name the one that questions take (`recipes.preparation.tokenization.chat_template`)."""
     if not isinstance(templates, list):
         return templates
     return next((each["template"] for each in templates if each["name"] == "default"), None)
 
 
-def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatTokens, store: Store) -> DatasetTokens:
+def sample_tokens(
+    version: DatasetVersion, files: Sequence[FileRecord], counter: ChatTokenCounter, store: Store
+) -> DatasetTokens:
     """Tokens for each byte of the sample, times all bytes. Raises ValueError on what is no record."""
     read = tokens = records = 0
     for file in files:
@@ -122,29 +160,29 @@ def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatT
         raise ValueError("no record is short enough to be sampled")
     whole = records >= version.num_records
     count = tokens if whole else round(tokens / read * sum(file.size for file in files))
-    how = "counted" if whole else f"sampled: {records} of {version.num_records} records"
-    return DatasetTokens(count, version.num_records, f"{how}, with the base model's tokenizer")
+    source = "counted" if whole else f"sampled: {records} of {version.num_records} records"
+    return DatasetTokens(count, version.num_records, f"{source}, with the base model's tokenizer")
 
 
 def sample_lines(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
     """Whole lines of an artifact's file with their newlines, from places evenly spread over it."""
-    if file.size <= PLACES * PLACE_BYTES:
+    if file.size <= SAMPLE_PLACES * SAMPLE_PLACE_BYTES:
         yield from (line for line in b"".join(store.pieces(uri, file)).splitlines(keepends=True) if line.strip())
         return
-    for number, part in enumerate(parts(store, uri, file)):
+    for number, part in enumerate(sample_parts(store, uri, file)):
         lines = part.split(b"\n")
         # The first line began before the part, where that is not the file's first, and the last one ends behind it.
         yield from (line + b"\n" for line in lines[bool(number) : -1] if line.strip())
 
 
-def parts(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
+def sample_parts(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
     """The beginnings of chunks, where the file lies in chunks; the first is the file's own."""
     if file.chunks:
         last = len(file.chunks) - 1
-        for number in sorted({place * last // (PLACES - 1) for place in range(PLACES)}):
-            yield store.get_bytes(chunk_uri(uri, file.chunks[number].sha256))[:PLACE_BYTES]
+        for number in sorted({place * last // (SAMPLE_PLACES - 1) for place in range(SAMPLE_PLACES)}):
+            yield store.get_bytes(chunk_uri(uri, file.chunks[number].sha256))[:SAMPLE_PLACE_BYTES]
         return
     stored = store.open(f"{uri}/{file.path}")
-    for place in range(PLACES):
-        start = place * (file.size - PLACE_BYTES) // (PLACES - 1)
-        yield b"".join(stored.chunks(start, start + PLACE_BYTES))
+    for place in range(SAMPLE_PLACES):
+        start = place * (file.size - SAMPLE_PLACE_BYTES) // (SAMPLE_PLACES - 1)
+        yield b"".join(stored.chunks(start, start + SAMPLE_PLACE_BYTES))

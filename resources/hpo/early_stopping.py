@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from resources.hpo.sweep_config import EarlyStopping, SweepConfig
 from resources.hpo.trial import Point, cost
 
 
 @dataclass(frozen=True)
-class Course:
+class TrialHistory:
     """The evaluations of a trial so far, up to where it was stopped. It `may_stop` unless that is settled; it `leaves_model`
     unless it failed. At the last of its `steps` it has done all: to stop it there saves nothing.
     """
@@ -37,26 +37,26 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Stop:
+class EarlyStop:
     """At which evaluation a trial is stopped, and why."""
 
     point: Point
     reason: str
 
 
-def stops(courses: Mapping[int, Course], config: SweepConfig) -> dict[int, Stop]:
+def find_stops(histories: Mapping[int, TrialHistory], config: SweepConfig) -> dict[int, EarlyStop]:
     """Those of all trials, by number, that are to be stopped."""
     found = {}
     if early := config.early_stopping:
-        reason = f"no improvement of more than {early.min_delta:g} in {counted(early.patience, 'evaluation')}"
-        for number, course in courses.items():
-            point = first_stalled(course.points, early, config.objective.direction)
-            if point is not None and course.may_stop_at(point):
-                found[number] = Stop(point, reason)
-    return found if config.strategy != "successive_halving" else halved(courses, config, found)
+        reason = f"no improvement of more than {early.min_delta:g} in {pluralize(early.patience, 'evaluation')}"
+        for number, history in histories.items():
+            point = find_stall(history.points, early, config.objective.direction)
+            if point is not None and history.may_stop_at(point):
+                found[number] = EarlyStop(point, reason)
+    return found if config.strategy != "successive_halving" else apply_halving(histories, config, found)
 
 
-def first_stalled(points: Sequence[Point], early: EarlyStopping, direction: str) -> Point | None:
+def find_stall(points: Sequence[Point], early: EarlyStopping, direction: str) -> Point | None:
     """The first evaluation that is the last of `patience`, in a row, none of which was better than the best before by more
     than `min_delta`.
     """
@@ -72,44 +72,46 @@ def first_stalled(points: Sequence[Point], early: EarlyStopping, direction: str)
     return None
 
 
-def halved(courses: Mapping[int, Course], config: SweepConfig, stalled: Mapping[int, Stop]) -> dict[int, Stop]:
+def apply_halving(
+    histories: Mapping[int, TrialHistory], config: SweepConfig, stalled: Mapping[int, EarlyStop]
+) -> dict[int, EarlyStop]:
     """With those that are not among the best 1 in `reduction_factor` at a rung, or the best of too few.
 
     Asynchronous successive halving in its stopping form (Li et al. 2020): nobody waits until a rung is full. A trial is
     judged as it gets there, by itself and those that were there before.
     """
     found, factor, direction = dict(stalled), config.successive_halving.reduction_factor, config.objective.direction
-    there: dict[int, list[float]] = defaultdict(list)
-    for number, rung, point in arrivals(courses, config.first_rung, factor):
+    rung_costs: dict[int, list[float]] = defaultdict(list)
+    for number, rung, point in rung_arrivals(histories, config.first_rung, factor):
         if number in found and point.step > found[number].point.step:
             continue
-        costs, own = there[rung], cost(point.value, direction)
+        costs, own = rung_costs[rung], cost(point.value, direction)
         better = bisect_left(costs, own)
-        if better >= max(1, (len(costs) + 1) // factor) and courses[number].may_stop_at(point):
-            found[number] = Stop(point, f"not among the best 1 in {factor} at step {rung}")
+        if better >= max(1, (len(costs) + 1) // factor) and histories[number].may_stop_at(point):
+            found[number] = EarlyStop(point, f"not among the best 1 in {factor} at step {rung}")
         # Of the others, one that fails leaves no model, and so must not be what all others are stopped for.
-        if number in found or courses[number].leaves_model:
+        if number in found or histories[number].leaves_model:
             costs.insert(better, own)
     return found
 
 
-def arrivals(courses: Mapping[int, Course], first: int, factor: int) -> Iterator[tuple[int, int, Point]]:
+def rung_arrivals(histories: Mapping[int, TrialHistory], first: int, factor: int) -> Iterator[tuple[int, int, Point]]:
     """Which trial got to which rung at which evaluation, in the order of time; of one time, in that of their numbers."""
     reached = [
         (point.time, number, rung, point)
-        for number, course in courses.items()
-        for rung, point in rungs(course, first, factor)
+        for number, history in histories.items()
+        for rung, point in reached_rungs(history, first, factor)
     ]
     for _, number, rung, point in sorted(reached, key=lambda each: each[:3]):
         yield number, rung, point
 
 
-def rungs(course: Course, first: int, factor: int) -> Iterator[tuple[int, Point]]:
+def reached_rungs(history: TrialHistory, first: int, factor: int) -> Iterator[tuple[int, Point]]:
     """Of `first`, `first * factor`, `first * factor ** 2`, ... steps those that were reached, and the first evaluation there
     or later.
     """
     rung = first
-    for point in course.points:
+    for point in history.points:
         while rung <= point.step:
             yield rung, point
             rung *= factor

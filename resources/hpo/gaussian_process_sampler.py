@@ -1,7 +1,7 @@
 """Bayesian search with a Gaussian process and expected improvement (rows K3, Z13), for a sweep that says `sampler: gp`.
 
 Optuna has one too, which needs torch: the control plane has none. With the tens of trials of a sweep, exact inference in
-NumPy takes milliseconds; of more than `KNOWN`, the others are left out. Matérn 5/2 kernel with one length for each
+NumPy takes milliseconds; of more than `MAX_FITTED_TRIALS`, the others are left out. Matérn 5/2 kernel with one length for each
 hyperparameter, chosen by the marginal likelihood; Rasmussen and Williams 2006, algorithm 2.1.
 """
 
@@ -16,23 +16,23 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from threadpoolctl import threadpool_limits
 
-from resources.hpo.search_space import Choice, Params, Space, perturbed, sample, share_of_axis
+from resources.hpo.search_space import Choice, Params, Space, axis_share, perturb_params, sample_params
 from resources.hpo.sweep_config import SweepConfig
-from resources.hpo.trial import Trial, cost, ranked
+from resources.hpo.trial import Trial, cost, rank_trials
 
 Array = NDArray[np.float64]
-FIRST = 10
+RANDOM_TRIALS = 10
 """Trials by chance, before there is anything to learn from; as many as Optuna's estimator takes."""
-CANDIDATES, NEIGHBOURS = 1000, 200
-KNOWN = 300
+RANDOM_CANDIDATES, NEIGHBOURS = 1000, 200
+MAX_FITTED_TRIALS = 300
 """Trials that a process is fitted to, half of them the best and half the newest: it takes the third power of their number,
 and one look at thousands would hold up all other sweeps.
 """
-FAR = 10.0
+OUTLIER_FACTOR = 10.0
 """How far above what is usual a trial counts, in times that the best is below it: what is farther counts as no worse."""
-BOUNDS = (np.log(0.02), np.log(20.0))
+LENGTH_BOUNDS = (np.log(0.02), np.log(20.0))
 """Of a length, in shares of a hyperparameter's axis, as logarithms."""
-ITERATIONS = 30
+MAX_ITERATIONS = 30
 NOISE_BOUNDS = (np.log(1e-4), np.log(1.0))
 
 
@@ -64,43 +64,45 @@ def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
 
 def best_candidate(config: SweepConfig, trials: Sequence[Trial]) -> Params:
     space, direction = config.search_space, config.objective.direction
-    chance = random.Random(f"{config.seed}/{len(trials)}")
-    counting = ranked(trials, direction)
-    if len(counting) < FIRST:
-        return sample(space, chance)
-    told = remembered(counting)
-    first = costs_of(sorted(counting, key=lambda trial: trial.number)[:FIRST], direction)
-    costs = within_reach(costs_of(told, direction), first)
+    rng = random.Random(f"{config.seed}/{len(trials)}")
+    counting = rank_trials(trials, direction)
+    if len(counting) < RANDOM_TRIALS:
+        return sample_params(space, rng)
+    selected = select_trials(counting)
+    first = trial_costs(sorted(counting, key=lambda trial: trial.number)[:RANDOM_TRIALS], direction)
+    costs = clip_outliers(trial_costs(selected, direction), first)
     values = (costs - costs.mean()) / (costs.std() or 1.0)
-    points = np.array([encoded(space, trial.params) for trial in told])
-    logs = fitted_logs(points, values)
-    if running := [encoded(space, trial.params) for trial in trials if not trial.has_ended]:
-        believed, _ = surrogate(points, values, logs).predict(np.array(running))
+    points = np.array([encode_params(space, trial.params) for trial in selected])
+    logs = fit_lengths(points, values)
+    if running := [encode_params(space, trial.params) for trial in trials if not trial.has_ended]:
+        believed, _ = fit_surrogate(points, values, logs).predict(np.array(running))
         points, values = np.vstack([points, running]), np.concatenate([values, believed])
-    candidates = [sample(space, chance) for _ in range(CANDIDATES)]
-    candidates += [perturbed(space, told[0].params, chance) for _ in range(NEIGHBOURS)]
-    mean, deviation = surrogate(points, values, logs).predict(np.array([encoded(space, params) for params in candidates]))
+    candidates = [sample_params(space, rng) for _ in range(RANDOM_CANDIDATES)]
+    candidates += [perturb_params(space, selected[0].params, rng) for _ in range(NEIGHBOURS)]
+    mean, deviation = fit_surrogate(points, values, logs).predict(
+        np.array([encode_params(space, params) for params in candidates])
+    )
     return candidates[int(np.argmax(expected_improvement(mean, deviation, float(values.min()))))]
 
 
-def costs_of(trials: Sequence[Trial], direction: str) -> Array:
+def trial_costs(trials: Sequence[Trial], direction: str) -> Array:
     return np.array([cost(trial.value, direction) for trial in trials if trial.value is not None])
 
 
-def within_reach(costs: Array, first: Array) -> Array:
-    """None is farther above the lower quartile of the first ones than `FAR` times what the best is below it. Where one trial
+def clip_outliers(costs: Array, first: Array) -> Array:
+    """None is farther above the lower quartile of the first ones than `OUTLIER_FACTOR` times what the best is below it. Where one trial
     had diverged, all others were the same to the process, and it found no more than chance does. The first ones are there by
     chance: what comes later lies ever closer together.
     """
     quartile = float(np.quantile(first, 0.25))
-    reach = FAR * (quartile - costs.min())
+    reach = OUTLIER_FACTOR * (quartile - costs.min())
     return np.minimum(costs, quartile + reach) if reach else costs
 
 
-def remembered(told: Sequence[Trial]) -> list[Trial]:
+def select_trials(selected: Sequence[Trial]) -> list[Trial]:
     """The best and the newest of trials, of which the best is the first. It stays the first."""
-    best, others = told[: KNOWN // 2], told[KNOWN // 2 :]
-    return [*best, *sorted(others, key=lambda trial: trial.number)[-(KNOWN - KNOWN // 2) :]]
+    best, others = selected[: MAX_FITTED_TRIALS // 2], selected[MAX_FITTED_TRIALS // 2 :]
+    return [*best, *sorted(others, key=lambda trial: trial.number)[-(MAX_FITTED_TRIALS - MAX_FITTED_TRIALS // 2) :]]
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
@@ -110,14 +112,14 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
     return improvement
 
 
-def encoded(space: Space, params: Params) -> list[float]:
+def encode_params(space: Space, params: Params) -> list[float]:
     """A point of the unit cube: a number as its share of its axis, a choice as one axis for each of its values."""
     found: list[float] = []
     for name, dimension in space.items():
         if isinstance(dimension, Choice):
             found += [float(value == params[name]) for value in dimension.values]
         else:
-            found.append(share_of_axis(dimension, params[name]))
+            found.append(axis_share(dimension, params[name]))
     return found
 
 
@@ -137,28 +139,28 @@ def distances(left: Array, right: Array) -> Array:
     return root
 
 
-def surrogate(points: Array, values: Array, logs: Array) -> Surrogate:
+def fit_surrogate(points: Array, values: Array, logs: Array) -> Surrogate:
     covariance = kernel(points, points, logs) + (np.exp(logs[-1]) + 1e-8) * np.eye(len(points))
     factor = cho_factor(covariance, lower=True)
     return Surrogate(points, logs, factor, cho_solve(factor, values))
 
 
-def fitted_logs(points: Array, values: Array) -> Array:
+def fit_lengths(points: Array, values: Array) -> Array:
     """The logarithms of lengths and noise under which the values are most likely."""
 
     start = np.array([np.log(0.5)] * points.shape[1] + [np.log(1e-2)])
-    bounds = [BOUNDS] * points.shape[1] + [NOISE_BOUNDS]
-    given, options = (points, values), {"maxiter": ITERATIONS}
-    found = minimize(unlikeliness, start, given, method="L-BFGS-B", jac=True, bounds=bounds, options=options)
+    bounds = [LENGTH_BOUNDS] * points.shape[1] + [NOISE_BOUNDS]
+    given, options = (points, values), {"maxiter": MAX_ITERATIONS}
+    found = minimize(negative_log_likelihood, start, given, method="L-BFGS-B", jac=True, bounds=bounds, options=options)
     return np.asarray(found.x)
 
 
-def unlikeliness(logs: Array, points: Array, values: Array) -> tuple[float, Array]:
+def negative_log_likelihood(logs: Array, points: Array, values: Array) -> tuple[float, Array]:
     """The negative logarithm of the values' likelihood, but for a constant, and its slope in each of `logs`.
 
     With the slope (Rasmussen and Williams 2006, equation 5.9) the fit asks as often for a hundred axes as for one.
     """
-    fitted = surrogate(points, values, logs)
+    fitted = fit_surrogate(points, values, logs)
     value = float(0.5 * values @ fitted.weights + np.log(np.diag(fitted.factor[0])).sum())
     slope = cho_solve(fitted.factor, np.eye(len(points))) - np.outer(fitted.weights, fitted.weights)
     scaled = points / np.exp(logs[:-1])

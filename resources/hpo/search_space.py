@@ -9,34 +9,34 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from recipes.contracts.frozen_model import Frozen, no_yes
+from recipes.contracts.frozen_model import FrozenModel, refuse_boolean
 
 Scalar = bool | int | FiniteFloat | str
 Value = Scalar | list[Scalar] | None
 """As JSON has it: target modules are a list, and null is what a recipe says for a key that it does without."""
 Params = Mapping[str, Any]
 """Name of a hyperparameter -> its `Value`."""
-Number = Annotated[FiniteFloat, BeforeValidator(no_yes)]
+Number = Annotated[FiniteFloat, BeforeValidator(refuse_boolean)]
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}")
-FACTORS = (0.8, 1.2)
+PERTURBATION_FACTORS = (0.8, 1.2)
 """By which a perturbed number is multiplied, as in the paper on population-based training (Jaderberg et al. 2017)."""
 
 
-def number_of(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point. Raises ValueError for no scalar."""
     if not isinstance(value, bool | int | float | str):
         raise ValueError("must be a number, a text, true, false or null, or a list of numbers, texts, true and false")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
-def value_of(value: Any) -> Any:
+def parse_value(value: Any) -> Any:
     """The same of a choice's value. Raises ValueError for one that is no scalar, no null and no list of scalars."""
     if isinstance(value, list):
-        return [number_of(each) for each in value]
-    return None if value is None else number_of(value)
+        return [parse_number(each) for each in value]
+    return None if value is None else parse_number(value)
 
 
-class Uniform(Frozen):
+class Uniform(FrozenModel):
     """Any number from `min` to `max`; on a grid, `points` of them at equal distances."""
 
     type: Literal["uniform"]
@@ -45,7 +45,7 @@ class Uniform(Frozen):
     points: int | None = Field(None, ge=2, le=1000)
 
     @model_validator(mode="after")
-    def is_a_range(self) -> Self:
+    def check_range(self) -> Self:
         if self.min >= self.max:
             raise ValueError("min must be less than max")
         return self
@@ -61,7 +61,7 @@ class LogUniform(Uniform):
     type: Literal["log_uniform"]  # type: ignore[assignment]  # it is what tells the two apart
 
     @model_validator(mode="after")
-    def has_a_logarithm(self) -> Self:
+    def check_positive(self) -> Self:
         if self.min <= 0:
             raise ValueError("min of a log_uniform must be more than 0")
         return self
@@ -71,11 +71,11 @@ class LogUniform(Uniform):
         return min(max(math.pow(self.min, 1.0 - share) * math.pow(self.max, share), self.min), self.max)
 
 
-class Choice(Frozen):
+class Choice(FrozenModel):
     """One of the values, which are in an order if they have any."""
 
     type: Literal["choice"]
-    values: tuple[Annotated[Value, BeforeValidator(value_of)], ...] = Field(min_length=1)
+    values: tuple[Annotated[Value, BeforeValidator(parse_value)], ...] = Field(min_length=1)
 
     def at(self, share: float) -> Value:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
@@ -85,7 +85,7 @@ Dimension = Annotated[LogUniform | Uniform | Choice, Field(discriminator="type")
 Space = Mapping[str, Dimension]
 
 
-def grid_of(dimension: Dimension) -> Sequence[Value]:
+def grid_values(dimension: Dimension) -> Sequence[Value]:
     """The values of a dimension on a grid; none where it has no end of them."""
     if isinstance(dimension, Choice):
         return dimension.values
@@ -95,47 +95,47 @@ def grid_of(dimension: Dimension) -> Sequence[Value]:
 
 
 def grid_size(space: Space) -> int:
-    return math.prod(len(grid_of(dimension)) for dimension in space.values())
+    return math.prod(len(grid_values(dimension)) for dimension in space.values())
 
 
 def grid_point(space: Space, number: int) -> Params:
     """Combination `number` of the whole grid; the last hyperparameter changes first."""
-    combinations = itertools.product(*(grid_of(dimension) for dimension in space.values()))
+    combinations = itertools.product(*(grid_values(dimension) for dimension in space.values()))
     return dict(zip(space, next(itertools.islice(combinations, number, None)), strict=True))
 
 
-def sample(space: Space, chance: random.Random) -> Params:
+def sample_params(space: Space, rng: random.Random) -> Params:
     """Every hyperparameter by chance."""
-    return {name: dimension.at(chance.random()) for name, dimension in space.items()}
+    return {name: dimension.at(rng.random()) for name, dimension in space.items()}
 
 
-def perturbed(space: Space, params: Params, chance: random.Random) -> Params:
-    """Values near the given ones: numbers by one of `FACTORS`, choices by at most one place."""
-    return {name: near(dimension, params[name], chance) for name, dimension in space.items()}
+def perturb_params(space: Space, params: Params, rng: random.Random) -> Params:
+    """Values near the given ones: numbers by one of `PERTURBATION_FACTORS`, choices by at most one place."""
+    return {name: perturb_value(dimension, params[name], rng) for name, dimension in space.items()}
 
 
-def near(dimension: Dimension, value: Value, chance: random.Random) -> Value:
+def perturb_value(dimension: Dimension, value: Value, rng: random.Random) -> Value:
     if isinstance(dimension, Choice):
-        place = dimension.values.index(value) + chance.choice((-1, 0, 1))
+        place = dimension.values.index(value) + rng.choice((-1, 0, 1))
         return dimension.values[min(max(place, 0), len(dimension.values) - 1)]
-    return min(max(number_in(value) * chance.choice(FACTORS), dimension.min), dimension.max)
+    return min(max(to_float(value) * rng.choice(PERTURBATION_FACTORS), dimension.min), dimension.max)
 
 
-def number_in(value: Value) -> float:
+def to_float(value: Value) -> float:
     """Of a range, whose values are numbers."""
     assert isinstance(value, int | float | str)
     return float(value)
 
 
-def share_of_axis(dimension: Dimension, value: Value) -> float:
+def axis_share(dimension: Dimension, value: Value) -> float:
     """Where on its axis a value lies, 0 to 1."""
     if isinstance(dimension, Choice):
         return dimension.values.index(value) / max(len(dimension.values) - 1, 1)
     if isinstance(dimension, LogUniform):
-        return share_of(*(math.log(each) for each in (number_in(value), dimension.min, dimension.max)))
-    return share_of(number_in(value), dimension.min, dimension.max)
+        return range_share(*(math.log(each) for each in (to_float(value), dimension.min, dimension.max)))
+    return range_share(to_float(value), dimension.min, dimension.max)
 
 
-def share_of(value: float, low: float, high: float) -> float:
+def range_share(value: float, low: float, high: float) -> float:
     """How far from `low` to `high`; the middle where they are the same."""
     return (value - low) / (high - low) if high > low else 0.5

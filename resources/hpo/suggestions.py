@@ -1,37 +1,97 @@
-"""What a sweep tries next, by its strategy (rows K3, K5). Pure: the same trials give the same suggestions.
-
-Bayesian search learns from the trials that have ended by then. Of one trial at a time these are always the same; of several
-it is a matter of time which they are, and a sweep that is done again may try others. The other strategies try the same.
-"""
+"""Suggest the next trials by strategy, population-based training included."""
 
 import random
 from collections.abc import Sequence
 
-from resources.hpo.population import next_members
-from resources.hpo.search_space import Params, grid_point, sample
+from resources.hpo.search_space import Params, grid_point, perturb_params, sample_params
 from resources.hpo.sweep_config import SweepConfig
-from resources.hpo.trial import Suggestion, Trial
+from resources.hpo.trial import Suggestion, Trial, rank_trials
+
+# Population-based training (row K3): generations of members; the worst copy weights and hyperparameters of the best.
+#
+# A generation is a set of trials, each of which trains a part of all steps from the weights of a trial of the generation
+# before. Pure functions: chance depends on the sweep's seed and on the trial's place alone.
+
+REPLACEMENT_DIVISOR = 3
+"""One in so many is replaced, by one in as many."""
 
 
-def suggestions(config: SweepConfig, trials: Sequence[Trial], limit: int) -> list[Suggestion]:
+def next_members(config: SweepConfig, trials: Sequence[Trial], limit: int) -> list[Suggestion]:
+    """At most `limit` members of the newest generation, or of the next one once that has ended; none when all is done."""
+    size = config.population
+    newest = max((trial.generation for trial in trials), default=0)
+    members = [trial for trial in trials if trial.generation == newest]
+    if len(members) == size:
+        if newest + 1 == config.generations or not all(trial.has_ended for trial in members):
+            return []
+        newest, members = newest + 1, []
+    before = [trial for trial in trials if trial.generation == newest - 1]
+    existing = {trial.member for trial in members}
+    missing = [member for member in range(size) if member not in existing][:limit]
+    if newest == 0:
+        return [
+            Suggestion(sample_params(config.search_space, member_rng(config, 0, member)), 0, member) for member in missing
+        ]
+    best = rank_trials([trial for trial in before if trial.status == "completed"], config.objective.direction)
+    return [evolve_member(config, newest, member, before, best) for member in missing] if best else []
+
+
+def evolve_member(
+    config: SweepConfig, generation: int, member: int, before: Sequence[Trial], best: Sequence[Trial]
+) -> Suggestion:
+    """A member of the next generation: it goes on as it is, or as a changed copy of one of the best.
+
+    Args:
+        before: the generation before.
+        best: those of it that completed, the best first; at least one.
+    """
+    own = next(trial for trial in before if trial.member == member)
+    cut = max(1, len(before) // REPLACEMENT_DIVISOR)
+    survivors = best[: max(1, len(before) - cut)]
+    if own in survivors:
+        return Suggestion(own.params, generation, member, own.number)
+    rng = member_rng(config, generation, member)
+    better = rng.choice(best[:cut])
+    return Suggestion(perturb_params(config.search_space, better.params, rng), generation, member, better.number)
+
+
+def member_rng(config: SweepConfig, generation: int, member: int) -> random.Random:
+    return random.Random(f"{config.seed}/{generation}/{member}")
+
+
+def generation_steps(config: SweepConfig) -> int:
+    """All steps shared out to the generations, rounded up."""
+    steps = config.base_config["max_steps"]
+    assert isinstance(steps, int)
+    return -(-steps // config.generations)
+
+
+# What a sweep tries next, by its strategy (rows K3, K5). Pure: the same trials give the same suggestions.
+#
+# Bayesian search learns from the trials that have ended by then. Of one trial at a time these are always the same; of
+# several it is a matter of time which they are, and a sweep that is done again may try others. The other strategies try
+# the same.
+
+
+def suggest_trials(config: SweepConfig, trials: Sequence[Trial], limit: int) -> list[Suggestion]:
     """At most `limit` suggestions, for the trials that would be numbered next."""
     if config.strategy == "pbt":
         return next_members(config, trials, limit)
     count = min(limit, config.wanted_trials - len(trials))
     if config.strategy == "bayesian":
-        return bayesian(config, trials, count)
+        return suggest_bayesian(config, trials, count)
     numbers = range(len(trials), len(trials) + count)
-    return [Suggestion(by_number(config, number)) for number in numbers]
+    return [Suggestion(suggest_by_number(config, number)) for number in numbers]
 
 
-def by_number(config: SweepConfig, number: int) -> Params:
+def suggest_by_number(config: SweepConfig, number: int) -> Params:
     """Of a strategy that does not learn: trial `number`, whatever the others are."""
     if config.strategy == "grid":
         return grid_point(config.search_space, number)
-    return sample(config.search_space, random.Random(f"{config.seed}/{number}"))
+    return sample_params(config.search_space, random.Random(f"{config.seed}/{number}"))
 
 
-def bayesian(config: SweepConfig, trials: Sequence[Trial], count: int) -> list[Suggestion]:
+def suggest_bayesian(config: SweepConfig, trials: Sequence[Trial], count: int) -> list[Suggestion]:
     if count <= 0:
         return []
     # A second of imports that every process which loads the asset graph would pay for.
@@ -40,7 +100,7 @@ def bayesian(config: SweepConfig, trials: Sequence[Trial], count: int) -> list[S
     else:
         from resources.hpo.tpe_sampler import suggest
 
-    known = list(trials)
+    all_trials = list(trials)
     for number in range(len(trials), len(trials) + count):
-        known.append(Trial(number, "", suggest(config, known), "running", created_at=0))
-    return [Suggestion(trial.params) for trial in known[len(trials) :]]
+        all_trials.append(Trial(number, "", suggest(config, all_trials), "running", created_at=0))
+    return [Suggestion(trial.params) for trial in all_trials[len(trials) :]]

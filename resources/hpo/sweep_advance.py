@@ -12,22 +12,22 @@ from recipes.storage.artifact_store import Store
 from resources.errors import conflict
 from resources.hpo.sweep_plots import history_page, parallel_coordinates_page
 from resources.hpo.sweep_rows import Snapshot
-from resources.hpo.sweep_step import Step, cancelled_step, next_step
+from resources.hpo.sweep_step import Step, decide_cancellation, decide_next_step
 from resources.hpo.sweeps import Sweeps
 from resources.hpo.trial import Observation, Point, Trial
 from resources.metadata.database import Database
+from resources.metadata.field_rules import LARGEST_DOUBLE, MetricPoint
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
-from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint
 
 log = logging.getLogger(__name__)
 
-DELETED = "its run, or its experiment, was deleted"
-PAGE = 10_000
+DELETED_REASON = "its run, or its experiment, was deleted"
+PAGE_POINTS = 10_000
 """Points that are read at a time, where an objective is logged at every step."""
 
 
-def advance(database: Database, store: Store, sweep_id: str, is_gone: Callable[[str], bool]) -> bool:
+def advance_sweep(database: Database, store: Store, sweep_id: str, is_stopped: Callable[[str], bool]) -> bool:
     """Look once, and do what follows. Repeating it does nothing twice, wherever the one before was killed.
 
     Args:
@@ -36,86 +36,88 @@ def advance(database: Database, store: Store, sweep_id: str, is_gone: Callable[[
     Returns whether anything changed.
     """
     sweeps = Sweeps(database)
-    before = sweeps.snapshot(sweep_id)
-    if before.sweep.status != "running":
+    snapshot = sweeps.snapshot(sweep_id)
+    if snapshot.sweep.status != "running":
         return False
-    observed = observe(before, Metrics(database), is_gone)
-    if before.is_deleted:
-        return sweeps.take(before, cancelled_step(before.sweep.config, before.trials, observed, now_ms(), DELETED))
-    step = next_step(sweep_id, before.sweep.config, before.trials, observed, now_ms())
-    if not step.changed and not step.asked:
+    observed = observe_trials(snapshot, Metrics(database), is_stopped)
+    if snapshot.is_deleted:
+        return sweeps.apply_step(
+            snapshot, decide_cancellation(snapshot.sweep.config, snapshot.trials, observed, now_ms(), DELETED_REASON)
+        )
+    step = decide_next_step(sweep_id, snapshot.sweep.config, snapshot.trials, observed, now_ms())
+    if not step.changed and not step.new_trials:
         if step.end is None:
             return False
-        draw(store, before, step)  # before the end is recorded: a sweep that is completed has its pictures
-        return sweeps.take(before, step)
+        store_plots(store, snapshot, step)  # before the end is recorded: a sweep that is completed has its pictures
+        return sweeps.apply_step(snapshot, step)
     # Recorded before anything is drawn: a store that does not answer must not hold up what has happened, nor new trials.
-    if not sweeps.take(before, replace(step, end=None)):
+    if not sweeps.apply_step(snapshot, replace(step, end=None)):
         return False
     if step.end is not None:
-        advance(database, store, sweep_id, is_gone)
+        advance_sweep(database, store, sweep_id, is_stopped)
     elif any(trial.has_ended for trial in step.changed):
-        draw(store, before, step)
+        store_plots(store, snapshot, step)
     return True
 
 
-def cancel(database: Database, store: Store, sweep_id: str) -> None:
+def cancel_sweep(database: Database, store: Store, sweep_id: str) -> None:
     """End a sweep that goes on, with the jobs of its trials. Raises HanzoError where there is none, or it has ended."""
     sweeps = Sweeps(database)
     while True:  # until nothing happens between the look and the end
-        before = sweeps.snapshot(sweep_id)
-        if before.sweep.status != "running":
-            raise conflict(f"sweep '{sweep_id}' is {before.sweep.status} already")
-        observed = observe(before, Metrics(database), lambda job: True)
-        step = cancelled_step(before.sweep.config, before.trials, observed, now_ms(), "cancelled by the user")
-        if sweeps.take(before, step):
+        snapshot = sweeps.snapshot(sweep_id)
+        if snapshot.sweep.status != "running":
+            raise conflict(f"sweep '{sweep_id}' is {snapshot.sweep.status} already")
+        observed = observe_trials(snapshot, Metrics(database), lambda job: True)
+        step = decide_cancellation(snapshot.sweep.config, snapshot.trials, observed, now_ms(), "cancelled by the user")
+        if sweeps.apply_step(snapshot, step):
             break
-    if any(trial.counts for trial in step.changed):
-        draw(store, before, step)
+    if any(trial.has_result for trial in step.changed):
+        store_plots(store, snapshot, step)
 
 
-def observe(before: Snapshot, metrics: Metrics, is_gone: Callable[[str], bool]) -> dict[int, Observation]:
+def observe_trials(snapshot: Snapshot, metrics: Metrics, is_stopped: Callable[[str], bool]) -> dict[int, Observation]:
     """What is seen of each trial. Of those that have ended the points are read where others are judged by them."""
-    config = before.sweep.config
-    compared = config.strategy == "successive_halving"
+    config = snapshot.sweep.config
+    needs_points = config.strategy == "successive_halving"
     return {
         trial.number: Observation(
             status=status,
             reason=reason,
-            points=points_of(metrics, trial, config.objective.metric) if compared or not trial.has_ended else (),
-            is_gone=trial.status not in ("pruning", "cancelling") or is_gone(trial.job_id),
+            points=read_points(metrics, trial, config.objective.metric) if needs_points or not trial.has_ended else (),
+            is_stopped=trial.status not in ("pruning", "cancelling") or is_stopped(trial.job_id),
         )
-        for trial, (status, reason) in zip(before.trials, before.jobs, strict=True)
-        if compared or not trial.has_ended
+        for trial, (status, reason) in zip(snapshot.trials, snapshot.jobs, strict=True)
+        if needs_points or not trial.has_ended
     }
 
 
-def points_of(metrics: Metrics, trial: Trial, key: str) -> tuple[Point, ...]:
+def read_points(metrics: Metrics, trial: Trial, key: str) -> tuple[Point, ...]:
     """The objective by step. A run that was killed and goes on may log a step again: the later value counts, and the time at
     which it got there first.
     """
     points: dict[int, Point] = {}
     token = None
     while True:
-        page = metrics.history(trial.job_id, key, PAGE, token)
+        page = metrics.history(trial.job_id, key, PAGE_POINTS, token)
         for point in page.points:
             first = points.get(point.step)
-            points[point.step] = Point(point.step, as_logged(point), first.time if first else point.timestamp)
+            points[point.step] = Point(point.step, logged_value(point), first.time if first else point.timestamp)
         token = page.next_page_token
         if token is None:
             return tuple(points[step] for step in sorted(points))
 
 
-def as_logged(point: MetricPoint) -> float:
+def logged_value(point: MetricPoint) -> float:
     """An infinity is stored as the largest double: taken for a number, a trial that diverged would have a value."""
     return math.copysign(math.inf, point.value) if abs(point.value) >= LARGEST_DOUBLE else point.number
 
 
-def draw(store: Store, before: Snapshot, step: Step) -> None:
+def store_plots(store: Store, snapshot: Snapshot, step: Step) -> None:
     """The sweep's pictures after a step, among the files of its parent run. Drawn again whenever a trial ends: where the
     store is full or away, the sweep goes on without.
     """
-    sweep = before.sweep
-    trials = tuple({trial.number: trial for trial in (*before.trials, *step.changed)}.values())
+    sweep = snapshot.sweep
+    trials = tuple({trial.number: trial for trial in (*snapshot.trials, *step.changed)}.values())
     folder = uris.run_artifacts(sweep.id, "plots")
     try:
         store.put_bytes(f"{folder}/parallel_coordinates.html", parallel_coordinates_page(sweep.config, trials).encode())

@@ -4,45 +4,45 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from recipes.contracts.frozen_model import Frozen, Written
+from recipes.contracts.frozen_model import FrozenModel, YamlModel
 from recipes.contracts.job import Hardware
-from recipes.counted import counted
-from resources.hpo.search_space import Dimension, grid_of, grid_size
+from recipes.contracts.quantities import pluralize
+from resources.hpo.search_space import Dimension, grid_size, grid_values
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
 SHAPES_WEIGHTS = frozenset({"method", "lora_rank", "lora_target_modules", "base_model", "model", "recipe", "architecture"})
 """Hyperparameters that decide the shape of the weights: members of a population cannot copy theirs where these differ."""
 
 
-class Objective(Frozen):
+class Objective(FrozenModel):
     """The metric of a trial's run whose last value is the trial's."""
 
     metric: str = Field(min_length=1, max_length=250)
     direction: Literal["minimize", "maximize"] = "minimize"
 
 
-class EarlyStopping(Written):
+class EarlyStopping(YamlModel):
     """Stop a trial whose objective has not become better by more than `min_delta` for `patience` evaluations."""
 
     patience: int = Field(3, ge=1)
     min_delta: float = Field(0.001, ge=0, allow_inf_nan=False)
 
 
-class Halving(Written):
+class Halving(YamlModel):
     """Of the trials that reach `min_steps` times a power of `reduction_factor`, the best one in so many goes on."""
 
     reduction_factor: int = Field(3, ge=2)
     min_steps: int | None = Field(None, ge=1, description="steps before the first cut; base_config.eval_steps when unset")
 
 
-class Population(Written):
+class Population(YamlModel):
     """Population-based training: `population` members train for `generations` parts of base_config.max_steps each."""
 
     population: int | None = Field(None, ge=1, description="2 at least; max_concurrent_trials when unset")
     generations: int | None = Field(None, ge=1, description="as many as max_trials has room for when unset")
 
 
-class SweepRequest(Written):
+class SweepRequest(YamlModel):
     """What a user asks for. `base_config` has the keys of a job (model, method or recipe, dataset) and of its recipe."""
 
     experiment: str = Field(min_length=1, max_length=250)
@@ -71,19 +71,19 @@ class SweepConfig(SweepRequest):
     """A sweep whose strategy can be followed."""
 
     @model_validator(mode="after")
-    def strategy_can_be_followed(self) -> Self:
+    def check_strategy(self) -> Self:
         if both := sorted(self.search_space.keys() & self.base_config.keys()):
             raise ValueError(f"{both[0]} is in base_config and in search_space: remove one of them")
         if self.strategy == "grid":
-            self._grid_is_covered()
+            self._check_grid()
         if self.strategy == "pbt":
-            self._weights_can_be_copied()
+            self._check_population()
         if self.strategy == "successive_halving":
             _ = self.first_rung
         return self
 
-    def _grid_is_covered(self) -> None:
-        endless = [name for name, dimension in self.search_space.items() if not grid_of(dimension)]
+    def _check_grid(self) -> None:
+        endless = [name for name, dimension in self.search_space.items() if not grid_values(dimension)]
         if endless:
             raise ValueError(f"strategy grid needs `points` (or type: choice) for {endless[0]}")
         if (size := grid_size(self.search_space)) > self.max_trials:
@@ -91,15 +91,15 @@ class SweepConfig(SweepRequest):
                 f"the grid has {size} combinations and max_trials is {self.max_trials}: raise it, or search less"
             )
 
-    def _weights_can_be_copied(self) -> None:
+    def _check_population(self) -> None:
         if shaping := sorted(self.search_space.keys() & SHAPES_WEIGHTS):
             raise ValueError(f"strategy pbt copies weights, whose shape {shaping[0]} decides: give it in base_config")
         if not isinstance(self.base_config.get("max_steps"), int):
             raise ValueError("strategy pbt needs base_config.max_steps, which its generations share")
         if self.population * self.generations > self.max_trials:
             raise ValueError(
-                f"{counted(self.population, 'member')} in {counted(self.generations, 'generation')} are "
-                f"{counted(self.population * self.generations, 'trial')} and max_trials is {self.max_trials}: raise it"
+                f"{pluralize(self.population, 'member')} in {pluralize(self.generations, 'generation')} are "
+                f"{pluralize(self.population * self.generations, 'trial')} and max_trials is {self.max_trials}: raise it"
             )
 
     @property

@@ -29,7 +29,7 @@ class Sweep:
     ended_at: int | None
 
 
-TRIAL = tuple(field.name for field in fields(Trial))
+TRIAL_COLUMNS = tuple(field.name for field in fields(Trial))
 JobState = tuple[str, str]
 """Status and reason of a trial's job."""
 
@@ -51,20 +51,20 @@ class Snapshot:
 def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
     """Raises HanzoError where there is no such sweep."""
     deleted = or_(runs.c.lifecycle_stage != "active", experiments.c.lifecycle_stage != "active")
-    of_sweep = (
+    sweep_query = (
         select(sweeps, runs.c.experiment_id, deleted.label("is_deleted"))
         .join(runs, runs.c.id == sweeps.c.id)
         .join(experiments, experiments.c.id == runs.c.experiment_id)
         .where(sweeps.c.id == identifier)
     )
-    row = connection.execute(of_sweep).mappings().first()
+    row = connection.execute(sweep_query).mappings().first()
     if row is None:
-        raise no_sweep(identifier)
+        raise sweep_not_found(identifier)
     found = dict(row)
     experiment_id, is_deleted = int(found.pop("experiment_id")), bool(found.pop("is_deleted"))
-    trials = [trial_of(row) for row in connection.execute(trials_of(identifier).order_by(sweep_trials.c.number))]
-    told, states = tuple(trial for trial, _ in trials), tuple(state for _, state in trials)
-    return Snapshot(sweep_of(found), experiment_id, is_deleted, told, states)
+    trials = [parse_trial(row) for row in connection.execute(trials_query(identifier).order_by(sweep_trials.c.number))]
+    only_trials, states = tuple(trial for trial, _ in trials), tuple(state for _, state in trials)
+    return Snapshot(parse_sweep(found), experiment_id, is_deleted, only_trials, states)
 
 
 def read_trials(
@@ -72,36 +72,36 @@ def read_trials(
 ) -> tuple[list[tuple[Trial, JobState]], str | None]:
     """Trials by their numbers, and where the next page begins. Raises HanzoError where there is no such sweep."""
     if connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is None:
-        raise no_sweep(identifier)
+        raise sweep_not_found(identifier)
     order = Keyset([SortKey(sweep_trials.c.number, True, int)], ("trials", identifier))
-    rows = connection.execute(order.page(trials_of(identifier), limit, page_token)).all()
-    return [trial_of(row) for row in rows[:limit]], order.next_token(rows, limit)
+    rows = connection.execute(order.page(trials_query(identifier), limit, page_token)).all()
+    return [parse_trial(row) for row in rows[:limit]], order.next_token(rows, limit)
 
 
-def trials_of(identifier: str) -> Select[Any]:
-    columns = (*(sweep_trials.c[name] for name in TRIAL), job_table.c.status, job_table.c.reason)
+def trials_query(identifier: str) -> Select[Any]:
+    columns = (*(sweep_trials.c[name] for name in TRIAL_COLUMNS), job_table.c.status, job_table.c.reason)
     joined = select(*columns).join(job_table, job_table.c.id == sweep_trials.c.job_id)
     return joined.where(sweep_trials.c.sweep_id == identifier)
 
 
-def trial_of(row: Sequence[Any]) -> tuple[Trial, JobState]:
-    """A row of `trials_of`, which may have more columns at its end."""
-    return Trial(**dict(zip(TRIAL, row, strict=False))), (row[len(TRIAL)], row[len(TRIAL) + 1])
+def parse_trial(row: Sequence[Any]) -> tuple[Trial, JobState]:
+    """A row of `trials_query`, which may have more columns at its end."""
+    return Trial(**dict(zip(TRIAL_COLUMNS, row, strict=False))), (row[len(TRIAL_COLUMNS)], row[len(TRIAL_COLUMNS) + 1])
 
 
-def no_sweep(identifier: str) -> HanzoError:
+def sweep_not_found(identifier: str) -> HanzoError:
     return not_found(f"there is no sweep '{identifier}': see `hanzo-ml hpo list`")
 
 
-def sweep_of(row: Mapping[Any, Any]) -> Sweep:
+def parse_sweep(row: Mapping[Any, Any]) -> Sweep:
     return Sweep(**{**row, "config": SweepConfig.model_validate(row["config"])})
 
 
-def row_of(trial: Trial) -> dict[str, Any]:
+def trial_row(trial: Trial) -> dict[str, Any]:
     return {**asdict(trial), "params": dict(trial.params)}
 
 
-def event_of(sweep: Sweep, trial: Trial) -> dict[str, Any]:
+def trial_event(sweep: Sweep, trial: Trial) -> dict[str, Any]:
     return {
         "sweep_id": sweep.id,
         "job_id": trial.job_id,

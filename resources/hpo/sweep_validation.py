@@ -7,38 +7,38 @@ before from being read.
 import math
 from collections.abc import Iterator, Sequence
 
-from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES, installed_objectives
+from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES, list_installed_objectives
+from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.counted import counted
 from resources.errors import HanzoError, invalid
 from resources.hpo.search_space import Choice, Dimension, Value
 from resources.hpo.sweep_config import SweepConfig
-from resources.hpo.trial_job import NAMES
-from resources.metadata.tracking_rules import check_key
+from resources.hpo.trial_job import NAME_KEYS
+from resources.metadata.field_rules import check_key
 
 MAX_DIMENSIONS = 100
 MAX_VALUES = 1000
 """Of a choice, as many as a range may have points."""
 MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
-OF_STRATEGY = {"sampler": "bayesian", "pbt": "pbt", "successive_halving": "successive_halving"}
+STRATEGY_KEYS = {"sampler": "bayesian", "pbt": "pbt", "successive_halving": "successive_halving"}
 """Keys of a sweep that only one strategy reads."""
-STEPS, EVALUATIONS = "train/", "eval/"
+STEP_PREFIX, EVALUATION_PREFIX = "train/", "eval/"
 """How the metrics begin that training logs, of a step and when it evaluates: it logs no others, whatever its objective."""
-OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
-OF_TEXTS = ("eval/perplexity",)
-EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
+PREFERENCE_METRICS = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
+TEXT_METRICS = ("eval/perplexity",)
+EVALUATION_METRICS = ("eval/loss", *TEXT_METRICS, *PREFERENCE_METRICS)
 """All that our objectives tell (`recipes.training.metrics.tracking`)."""
 
 
 def check_sweep(config: SweepConfig) -> None:
     """Raises HanzoError, naming what is wrong."""
-    for key in NAMES:
+    for key in NAME_KEYS:
         given = config.base_config.get(key)
         if given is not None and not (isinstance(given, str) and given):
             raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
-    check_given_once(config)
-    for key, strategy in OF_STRATEGY.items():
+    check_duplicate_keys(config)
+    for key, strategy in STRATEGY_KEYS.items():
         # A sweep that is read and sent again has all keys, with what they are where nobody says anything.
         says_more = getattr(config, key) != SweepConfig.model_fields[key].default
         if says_more and config.strategy != strategy:
@@ -51,44 +51,46 @@ def check_sweep(config: SweepConfig) -> None:
                 f"search_space.{name[:100]} has {len(dimension.values)} values: give {MAX_VALUES} at most, or a range"
             )
         # A grid would train it twice, and none could tell the two apart: 1, 1.0 and true are the same to all that compare.
-        if isinstance(dimension, Choice) and (twice := list(repeated(dimension.values))):
-            raise invalid(f"search_space.{name[:100]} has the value {twice[0]} twice: leave one of them out")
+        if isinstance(dimension, Choice) and (duplicates := list(repeated_values(dimension.values))):
+            raise invalid(f"search_space.{name[:100]} has the value {duplicates[0]} twice: leave one of them out")
         if not isinstance(dimension, Choice) and not math.isfinite(dimension.max - dimension.min):
             raise invalid(f"search_space.{name[:100]} is wider than any number: give a narrower range, or a log_uniform")
     if config.strategy == "pbt":
         check_population(config)
     if config.strategy == "bayesian" and config.sampler == "gp":
-        axes = sum(axes_of(dimension) for dimension in config.search_space.values())
+        axes = sum(count_axes(dimension) for dimension in config.search_space.values())
         if axes > MAX_AXES:
             raise invalid(
                 f"sampler gp has an axis for each value of a choice, here {axes}: give {MAX_AXES} at most, or take tpe"
             )
     # No trial could log it, and all of them would be trained before the sweep said so.
     check_key(config.objective.metric, "objective.metric", "objective.metric")
-    if is_unknown(config.objective.metric) and not (is_evaluated(config.objective.metric) and installed_objectives()):
-        raise no_training_logs(config.objective.metric)
+    if is_unknown_metric(config.objective.metric) and not (
+        is_evaluation_metric(config.objective.metric) and list_installed_objectives()
+    ):
+        raise unlogged_metric_error(config.objective.metric)
 
 
-def check_given_once(config: SweepConfig) -> None:
+def check_duplicate_keys(config: SweepConfig) -> None:
     """A recipe's key stands in one place: of two, one would hold, and which is not to be seen. Raises HanzoError."""
     base = config.base_config
-    below = given if isinstance(given := base.get("parameters"), dict) else {}
+    nested = given if isinstance(given := base.get("parameters"), dict) else {}
     places = {"base_config": base.keys(), "search_space": config.search_space.keys()}
-    if config.resources_per_trial and "hardware" in base.keys() | below.keys():
+    if config.resources_per_trial and "hardware" in base.keys() | nested.keys():
         raise invalid("base_config says hardware, and so does resources_per_trial: remove one of them")
     for place, keys in places.items():
-        if twice := sorted(below.keys() & keys):
-            raise invalid(f"{twice[0]} is in base_config.parameters and in {place}: remove one of them")
+        if duplicates := sorted(nested.keys() & keys):
+            raise invalid(f"{duplicates[0]} is in base_config.parameters and in {place}: remove one of them")
 
 
-def repeated(values: Sequence[Value]) -> Iterator[Value]:
+def repeated_values(values: Sequence[Value]) -> Iterator[Value]:
     """Those that are equal to one before."""
-    there: set[object] = set()
+    seen_values: set[object] = set()
     for value in values:
         known = tuple(value) if isinstance(value, list) else value
-        if known in there:
+        if known in seen_values:
             yield value
-        there.add(known)
+        seen_values.add(known)
 
 
 def check_population(config: SweepConfig) -> None:
@@ -103,45 +105,45 @@ def check_population(config: SweepConfig) -> None:
         )
 
 
-def axes_of(dimension: Dimension) -> int:
+def count_axes(dimension: Dimension) -> int:
     return len(dimension.values) if isinstance(dimension, Choice) else 1
 
 
 def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
     """Refuse what a trial of this recipe never comes to: its objective, or the first cut. Raises HanzoError."""
-    if is_evaluated(config.objective.metric) and recipe.eval_steps is None:
+    if is_evaluation_metric(config.objective.metric) and recipe.eval_steps is None:
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
             "base_config.eval_steps, the steps between two evaluations"
         )
     known = recipe.objective in BUILT_IN_OBJECTIVES  # what others tell has names of their own
-    if known and is_unknown(config.objective.metric):
-        raise no_training_logs(config.objective.metric)
-    if known and config.objective.metric in never_logged(recipe):
+    if known and is_unknown_metric(config.objective.metric):
+        raise unlogged_metric_error(config.objective.metric)
+    if known and config.objective.metric in unlogged_metrics(recipe):
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' has the objective "
-            f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATED if key not in never_logged(recipe))}"
+            f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATION_METRICS if key not in unlogged_metrics(recipe))}"
         )
     if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
         raise invalid(
             f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has "
-            f"{counted(recipe.max_steps, 'step')}: give successive_halving.min_steps, less than max_steps"
+            f"{pluralize(recipe.max_steps, 'step')}: give successive_halving.min_steps, less than max_steps"
         )
 
 
-def is_unknown(metric: str) -> bool:
+def is_unknown_metric(metric: str) -> bool:
     """Whether none of our objectives tells it."""
-    return not metric.startswith(STEPS) and metric not in EVALUATED
+    return not metric.startswith(STEP_PREFIX) and metric not in EVALUATION_METRICS
 
 
-def is_evaluated(metric: str) -> bool:
-    return metric.startswith(EVALUATIONS)
+def is_evaluation_metric(metric: str) -> bool:
+    return metric.startswith(EVALUATION_PREFIX)
 
 
-def no_training_logs(metric: str) -> HanzoError:
-    return invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
+def unlogged_metric_error(metric: str) -> HanzoError:
+    return invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATION_METRICS)}")
 
 
-def never_logged(recipe: Recipe) -> Sequence[str]:
+def unlogged_metrics(recipe: Recipe) -> Sequence[str]:
     """Of an objective that is installed, none is known."""
-    return OF_TEXTS if recipe.objective in PREFERENCES else OF_PREFERENCES
+    return TEXT_METRICS if recipe.objective in PREFERENCE_OBJECTIVES else PREFERENCE_METRICS

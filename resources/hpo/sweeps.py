@@ -11,23 +11,32 @@ from collections.abc import Collection, Mapping, Sequence
 from pydantic import ValidationError
 from sqlalchemy import Connection, insert, select, update
 
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import invalid
 from resources.hpo.sweep_config import SweepConfig
-from resources.hpo.sweep_rows import JobState, Snapshot, Sweep, event_of, read_snapshot, read_trials, row_of, sweep_of
-from resources.hpo.sweep_step import CANCELLED, End, Step
-from resources.hpo.trial import Trial, ranked
-from resources.hpo.trial_job import trial_job
+from resources.hpo.sweep_rows import (
+    JobState,
+    Snapshot,
+    Sweep,
+    parse_sweep,
+    read_snapshot,
+    read_trials,
+    trial_event,
+    trial_row,
+)
+from resources.hpo.sweep_step import CANCELLED_REASON, End, Step
+from resources.hpo.trial import Trial, rank_trials
+from resources.hpo.trial_job import build_trial_job
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MetricPoint, refuse_unstorable
 from resources.metadata.filters.pagination import Keyset, SortKey
-from resources.metadata.jobs import ENDED, Jobs
+from resources.metadata.jobs import ENDED_STATUSES, Jobs
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.run_tags import PARENT_TAG
 from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import runs, sweep_trials, sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import MetricPoint, refuse_unstorable
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +68,7 @@ class Sweeps:
                 identifier, config.experiment, name, user, organization, status="running", connection=connection
             )
             # After its run is there: of two who start the same at once, the second has waited for the first.
-            if exists(identifier, connection):
+            if sweep_exists(identifier, connection):
                 return read_snapshot(identifier, connection).sweep
             facts = {
                 "strategy": config.strategy,
@@ -99,9 +108,9 @@ class Sweeps:
         for values in rows[:limit]:
             row = dict(zip(columns, values, strict=False))
             try:
-                found.append(sweep_of(row))
+                found.append(parse_sweep(row))
             except ValidationError as error:  # it was started by another release, or edited by hand
-                log.error("sweep %s cannot be read: %s", row["id"], first_problem(error, SweepConfig))
+                log.error("sweep %s cannot be read: %s", row["id"], explain_first_error(error, SweepConfig))
         return found, order.next_token(rows, limit)
 
     def set_dataset(self, identifier: str, reference: str) -> None:
@@ -119,9 +128,9 @@ class Sweeps:
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
 
-    def is_there(self, identifier: str) -> bool:
+    def exists(self, identifier: str) -> bool:
         with self._database.read() as connection:
-            return exists(identifier, connection)
+            return sweep_exists(identifier, connection)
 
     def snapshot(self, identifier: str) -> Snapshot:
         """The sweep as it stands."""
@@ -135,41 +144,41 @@ class Sweeps:
         with self._database.read() as connection:
             return read_trials(identifier, connection, limit, page_token)
 
-    def take(self, before: Snapshot, step: Step) -> bool:
-        """Do what was decided of `before`: trials, their jobs and runs, and all events in one transaction.
+    def apply_step(self, snapshot: Snapshot, step: Step) -> bool:
+        """Do what was decided of `snapshot`: trials, their jobs and runs, and all events in one transaction.
 
         Returns False, and does nothing, where the sweep is not as it was then: somebody else was faster, or a job went on.
         """
-        identifier, stopped = before.sweep.id, jobs_to_stop(before, step)
+        identifier, stopped = snapshot.sweep.id, jobs_to_stop(snapshot, step)
         with self._database.write() as connection:
             # Of two who look at once, the second waits here, and then finds that nothing is as he saw it.
             connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
-            hold(connection, stopped, [identifier, *stopped])
-            if read_snapshot(identifier, connection) != before:
+            lock_jobs_and_runs(connection, stopped, [identifier, *stopped])
+            if read_snapshot(identifier, connection) != snapshot:
                 return False
             for trial in step.changed:
-                self._change(connection, before, trial)
-            self._log_best(connection, before, step.changed)
+                self._change(connection, snapshot, trial)
+            self._log_best(connection, snapshot, step.changed)
             for job, reason in stopped.items():
                 self._jobs.cancel(job, reason, connection=connection)
-            for trial in step.asked:
-                self._start_trial(connection, before, trial)
+            for trial in step.new_trials:
+                self._start_trial(connection, snapshot, trial)
             if step.end is not None:
-                after = {trial.number: trial for trial in (*before.trials, *step.changed)}
-                self._end(connection, before.sweep, tuple(after.values()), step.end)
+                after = {trial.number: trial for trial in (*snapshot.trials, *step.changed)}
+                self._end(connection, snapshot.sweep, tuple(after.values()), step.end)
             return True
 
-    def _start_trial(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
+    def _start_trial(self, connection: Connection, snapshot: Snapshot, trial: Trial) -> None:
         """The trial's run, job and row."""
-        sweep = before.sweep
-        config = {**trial_job(sweep.config, trial.params, trial.generation), SWEEP_KEY: sweep.id}
+        sweep = snapshot.sweep
+        config = {**build_trial_job(sweep.config, trial.params, trial.generation), SWEEP_KEY: sweep.id}
         if trial.start_from is not None:
-            source = self._jobs.get(before.trials[trial.start_from].job_id, connection)
+            source = self._jobs.get(snapshot.trials[trial.start_from].job_id, connection)
             config[START_KEY] = source.trained.model_dump(mode="json")
         name = f"trial-{trial.number}"
         # Beside its parent, not in the experiment of a name: somebody may have renamed that.
         self._runs.create(
-            before.experiment_id,
+            snapshot.experiment_id,
             run_id=trial.job_id,
             name=name,
             user_id=sweep.user_id,
@@ -185,54 +194,54 @@ class Sweeps:
             id=trial.job_id,
             connection=connection,
         )
-        connection.execute(insert(sweep_trials).values(sweep_id=sweep.id, **row_of(trial)))
-        emit(connection, "jobs", "trial.started", trial.job_id, event_of(sweep, trial))
+        connection.execute(insert(sweep_trials).values(sweep_id=sweep.id, **trial_row(trial)))
+        emit(connection, "jobs", "trial.started", trial.job_id, trial_event(sweep, trial))
 
-    def _change(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
-        sweep = before.sweep
+    def _change(self, connection: Connection, snapshot: Snapshot, trial: Trial) -> None:
+        sweep = snapshot.sweep
         here = (sweep_trials.c.sweep_id == sweep.id) & (sweep_trials.c.number == trial.number)
-        connection.execute(update(sweep_trials).where(here).values(**row_of(trial)))
-        emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, event_of(sweep, trial))
+        connection.execute(update(sweep_trials).where(here).values(**trial_row(trial)))
+        emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, trial_event(sweep, trial))
 
-    def _log_best(self, connection: Connection, before: Snapshot, changed: Sequence[Trial]) -> None:
+    def _log_best(self, connection: Connection, snapshot: Snapshot, changed: Sequence[Trial]) -> None:
         """On the sweep's run, the best value after each trial that counts, in the order in which they ended: a run shows the
         value of its highest step, and by the trials' own numbers and values that was whatever the last one had.
         """
-        objective, counted = before.sweep.config.objective, [trial for trial in before.trials if trial.counts]
+        objective, counted = snapshot.sweep.config.objective, [trial for trial in snapshot.trials if trial.has_result]
         for trial in changed:
-            if not trial.counts or before.is_deleted:
+            if not trial.has_result or snapshot.is_deleted:
                 continue
             counted.append(trial)
-            best = ranked(counted, objective.direction)[0]
+            best = rank_trials(counted, objective.direction)[0]
             assert best.value is not None  # it counts
             point = MetricPoint(objective.metric, best.value, len(counted) - 1, now_ms())
-            self._run_data.log_metric(before.sweep.id, point, connection=connection)
+            self._run_data.log_metric(snapshot.sweep.id, point, connection=connection)
 
     def _end(self, connection: Connection, sweep: Sweep, trials: Sequence[Trial], end: End) -> None:
         values = {"status": end.status, "reason": end.reason, "ended_at": now_ms()}
         connection.execute(update(sweeps).where(sweeps.c.id == sweep.id).values(**values))
         self._runs.follow_job(sweep.id, end.status, connection)  # its run may be deleted
-        order = ranked(trials, sweep.config.objective.direction)
-        best = next((event_of(sweep, trial) for trial in order), None)
+        order = rank_trials(trials, sweep.config.objective.direction)
+        best = next((trial_event(sweep, trial) for trial in order), None)
         # One that was stopped early has left no weights: what is evaluated is the best of those that have.
-        trained = next((event_of(sweep, trial) for trial in order if trial.status == "completed"), None)
+        trained = next((trial_event(sweep, trial) for trial in order if trial.status == "completed"), None)
         facts = {"sweep_id": sweep.id, "reason": end.reason, "best": best, "best_completed": trained}
         emit(connection, "jobs", f"sweep.{end.status}", sweep.id, facts)
 
 
-def exists(identifier: str, connection: Connection) -> bool:
+def sweep_exists(identifier: str, connection: Connection) -> bool:
     return connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is not None
 
 
-def jobs_to_stop(before: Snapshot, step: Step) -> Mapping[str, str]:
+def jobs_to_stop(snapshot: Snapshot, step: Step) -> Mapping[str, str]:
     """The jobs that a step ends, each with why: those of trials that it stops, or all where the sweep is cancelled."""
     if step.end is not None and step.end.status == "cancelled":
-        states = zip(before.trials, before.jobs, strict=True)
-        return {trial.job_id: CANCELLED for trial, (status, _) in states if status not in ENDED}
+        states = zip(snapshot.trials, snapshot.jobs, strict=True)
+        return {trial.job_id: CANCELLED_REASON for trial, (status, _) in states if status not in ENDED_STATUSES}
     return {trial.job_id: f"its sweep stopped it: {trial.reason}" for trial in step.changed if trial.status == "pruning"}
 
 
-def hold(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
+def lock_jobs_and_runs(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
     """Let nobody else change these jobs and runs until the transaction ends; jobs first, as whoever holds both does.
 
     Before the first event is written: from then on the order of all events is held (`lock_order`), and whoever is waited for

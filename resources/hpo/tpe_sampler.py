@@ -14,27 +14,27 @@ from resources.hpo.search_space import Choice, Dimension, LogUniform, Params, Sp
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Trial
 
-SEEDS = 1_000_003
+SEED_STRIDE = 1_000_003
 
 
 def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
     """What to try after the given trials; the same for the same trials. Those that still run count as bad ones, so that
     trials at one time do not all try the same."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = (config.seed * SEEDS + len(trials)) % 2**32
+    seed = (config.seed * SEED_STRIDE + len(trials)) % 2**32
     study = optuna.create_study(
         direction=config.objective.direction, sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     )
-    space = {name: distribution(dimension) for name, dimension in config.search_space.items()}
-    study.add_trials([told(trial, config.search_space, space) for trial in trials])
-    asked = study.ask(space).params
+    space = {name: to_distribution(dimension) for name, dimension in config.search_space.items()}
+    study.add_trials([to_frozen_trial(trial, config.search_space, space) for trial in trials])
+    suggested = study.ask(space).params
     return {
-        name: dimension.values[asked[name]] if isinstance(dimension, Choice) else asked[name]
+        name: dimension.values[suggested[name]] if isinstance(dimension, Choice) else suggested[name]
         for name, dimension in config.search_space.items()
     }
 
 
-def told(trial: Trial, dimensions: Space, space: dict[str, BaseDistribution]) -> FrozenTrial:
+def to_frozen_trial(trial: Trial, dimensions: Space, space: dict[str, BaseDistribution]) -> FrozenTrial:
     """A trial in Optuna's words. One that was stopped early is told with the value that it had reached."""
     states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     ended = states.get(trial.status, TrialState.FAIL if trial.has_ended else TrialState.RUNNING)
@@ -42,18 +42,18 @@ def told(trial: Trial, dimensions: Space, space: dict[str, BaseDistribution]) ->
     return create_trial(
         state=ended,
         value=trial.value if ended == TrialState.COMPLETE else None,
-        params={name: place_of(dimensions[name], value) for name, value in trial.params.items()},
+        params={name: encode_value(dimensions[name], value) for name, value in trial.params.items()},
         distributions=space,
         intermediate_values=reached,
     )
 
 
-def place_of(dimension: Dimension, value: Value) -> Value:
+def encode_value(dimension: Dimension, value: Value) -> Value:
     """A choice is known by its place: Optuna takes no lists."""
     return dimension.values.index(value) if isinstance(dimension, Choice) else value
 
 
-def distribution(dimension: Dimension) -> BaseDistribution:
+def to_distribution(dimension: Dimension) -> BaseDistribution:
     if isinstance(dimension, Choice):
         return CategoricalDistribution(range(len(dimension.values)))
     return FloatDistribution(dimension.min, dimension.max, log=isinstance(dimension, LogUniform))

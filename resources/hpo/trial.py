@@ -8,9 +8,9 @@ from typing import Literal
 from resources.hpo.search_space import Params
 
 Status = Literal["running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]
-ENDS_AS: dict[Status, Status] = {"pruning": "pruned", "cancelling": "cancelled"}
+FINAL_STATUSES: dict[Status, Status] = {"pruning": "pruned", "cancelling": "cancelled"}
 """A trial that was told to stop keeps its place until its processes are gone."""
-ENDED = frozenset({"completed", "pruned", "failed", "cancelled"})
+ENDED_STATUSES = frozenset({"completed", "pruned", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Trial:
 
     @property
     def has_ended(self) -> bool:
-        return self.status in ENDED
+        return self.status in ENDED_STATUSES
 
     @property
-    def counts(self) -> bool:
+    def has_result(self) -> bool:
         """Whether its value says something: it ended well, or was stopped early."""
         return self.status in ("completed", "pruned") and self.value is not None
 
@@ -65,12 +65,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial's job as it stands. `is_gone`: nothing of it runs any more."""
+    """A trial's job as it stands. `is_stopped`: nothing of it runs any more."""
 
     status: str
     reason: str = ""
     points: tuple[Point, ...] = ()
-    is_gone: bool = True
+    is_stopped: bool = True
 
 
 def cost(value: float, direction: str) -> float:
@@ -82,9 +82,11 @@ def cost(value: float, direction: str) -> float:
     return value if direction == "minimize" else -value
 
 
-def ranked(trials: Sequence[Trial], direction: str) -> list[Trial]:
+def rank_trials(trials: Sequence[Trial], direction: str) -> list[Trial]:
     """The trials that count, best first; of equal ones the earlier."""
     counting = [
-        (cost(trial.value, direction), trial.number, trial) for trial in trials if trial.counts and trial.value is not None
+        (cost(trial.value, direction), trial.number, trial)
+        for trial in trials
+        if trial.has_result and trial.value is not None
     ]
     return [trial for *_, trial in sorted(counting, key=lambda each: each[:2])]

@@ -7,24 +7,24 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.contracts.job import Schedule
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import invalid
-from resources.hpo.population import steps_of_a_generation
 from resources.hpo.search_space import Params
+from resources.hpo.suggestions import generation_steps
 from resources.hpo.sweep_config import SweepConfig
 from resources.jobs.sandbox import SANDBOX
 
 DEFAULT_METHOD = "lora"
-NAMES = ("model", "dataset", "recipe", "method")
-SEEDS = 2**32
+NAME_KEYS = ("model", "dataset", "recipe", "method")
+SEED_RANGE = 2**32
 """A recipe's seed is one of so many."""
-OF_A_JOB = (*NAMES, "parameters", "schedule")
+JOB_KEYS = (*NAME_KEYS, "parameters", "schedule")
 """Keys of base_config that are not the recipe's."""
-PRIORITY = "low"
+DEFAULT_PRIORITY = "low"
 """Of a trial's job, where base_config.schedule says none: the specification has sweeps give way to other jobs."""
 
 
-def trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[str, Any]:
+def build_trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[str, Any]:
     """Name, model, dataset, recipe, schedule and parameters of a job.
 
     `model` with `method` names a recipe where there is one, such as `zen-7b` with `lora`: the job then runs in the sandbox.
@@ -39,7 +39,7 @@ def trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[
     given: Any = base.get("parameters") or {}
     if not isinstance(given, Mapping):
         raise invalid("base_config.parameters must be a mapping of the recipe's keys")
-    parameters: dict[str, JsonValue] = {**given, **{key: value for key, value in base.items() if key not in OF_A_JOB}}
+    parameters: dict[str, JsonValue] = {**given, **{key: value for key, value in base.items() if key not in JOB_KEYS}}
     family = f"{model}-{base.get('method') or DEFAULT_METHOD}"
     if recipe is None and family in Recipe.names():
         recipe, model = family, SANDBOX
@@ -50,27 +50,27 @@ def trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[
     if config.resources_per_trial is not None:
         parameters["hardware"] = config.resources_per_trial.model_dump(mode="json")
     if config.strategy == "pbt":
-        steps = parameters["max_steps"] = steps_of_a_generation(config)
+        steps = parameters["max_steps"] = generation_steps(config)
         if isinstance(every := parameters.get("eval_steps"), int):
             parameters["eval_steps"] = min(every, steps)
     parameters |= params
     if generation:
-        parameters["seed"] = (seed_of(recipe, parameters) + generation) % SEEDS
+        parameters["seed"] = (trial_seed(recipe, parameters) + generation) % SEED_RANGE
     job = {"name": config.experiment, "type": "training", "model": model, "dataset": base.get("dataset"), "recipe": recipe}
     known = {key: value for key, value in job.items() if value is not None}
-    return {**known, "schedule": schedule_of(base.get("schedule")), "parameters": parameters}
+    return {**known, "schedule": parse_schedule(base.get("schedule")), "parameters": parameters}
 
 
-def schedule_of(given: JsonValue) -> dict[str, JsonValue]:
+def parse_schedule(given: JsonValue) -> dict[str, JsonValue]:
     given = {} if given is None else given
-    wanted = {"priority": PRIORITY, **given} if isinstance(given, Mapping) else given
+    wanted = {"priority": DEFAULT_PRIORITY, **given} if isinstance(given, Mapping) else given
     try:
         return Schedule.model_validate(wanted).model_dump(mode="json", exclude_none=True)
     except ValidationError as error:
-        raise invalid(f"base_config.schedule: {first_problem(error, Schedule)}") from None
+        raise invalid(f"base_config.schedule: {explain_first_error(error, Schedule)}") from None
 
 
-def seed_of(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
+def trial_seed(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
     """Of a model definition's own recipe, which only the asset graph knows, the default is taken."""
     given: Any = parameters.get("seed")
     if given is not None:
@@ -78,9 +78,9 @@ def seed_of(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
     return Recipe.named(str(recipe)).seed if recipe else int(Recipe.model_fields["seed"].default)
 
 
-def steps_of(config: SweepConfig, params: Params, generation: int = 0) -> int | None:
+def trial_steps(config: SweepConfig, params: Params, generation: int = 0) -> int | None:
     """How long a trial trains; None where only the asset graph knows, which has the model definition's recipe."""
-    job = trial_job(config, params, generation)
+    job = build_trial_job(config, params, generation)
     given = job["parameters"].get("max_steps")
     if given is None and "recipe" in job:
         given = Recipe.named(job["recipe"]).max_steps

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import SEEK_END
 from typing import Any, BinaryIO
 
-IPC_FILE = b"ARROW1"
+IPC_MAGIC = b"ARROW1"
 FOOTER = struct.Struct("<i6s")
 """What a file ends with: the length of the footer before it, and the same word as at its beginning."""
 BLOCK = struct.Struct("<qi4xq")
@@ -19,16 +19,16 @@ BLOCK = struct.Struct("<qi4xq")
 BUFFER = struct.Struct("<qq")
 PREFIX = struct.Struct("<i")
 SIZE = struct.Struct("<q")
-GOES_ON = -1
+CONTINUATION = -1
 """Stands before the length of a message, since Arrow 0.15."""
-NOT_PACKED = -1
+UNCOMPRESSED = -1
 DICTIONARY, BATCH = 2, 3
-BEFORE_ONE = b"ARROW:experimental_compression"
+LEGACY_COMPRESSION = b"ARROW:experimental_compression"
 """Says in messages of Arrow 0.17 that buffers are packed."""
 
 
 @dataclass(frozen=True)
-class Table:
+class FlatTable:
     """A table of FlatBuffers at a place in its bytes. Raises struct.error where it is none."""
 
     data: bytes
@@ -36,21 +36,21 @@ class Table:
 
     def value(self, field: int, form: str) -> Any:
         """The value of a field; 0 where it is left out."""
-        place = self._place(field)
-        return struct.unpack_from(f"<{form}", self.data, place)[0] if place else 0
+        position = self._place(field)
+        return struct.unpack_from(f"<{form}", self.data, position)[0] if position else 0
 
-    def table(self, field: int) -> "Table | None":
-        place = self._place(field)
-        return Table(self.data, place + self.value(field, "I")) if place else None
+    def table(self, field: int) -> "FlatTable | None":
+        position = self._place(field)
+        return FlatTable(self.data, position + self.value(field, "I")) if position else None
 
     def structs(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
         """The elements of a vector."""
-        place = self._place(field)
-        if not place:
+        position = self._place(field)
+        if not position:
             return []
-        begins = place + self.value(field, "I") + 4
-        (count,) = struct.unpack_from("<I", self.data, begins - 4)
-        return list(form.iter_unpack(self.data[begins : begins + count * form.size]))
+        start = position + self.value(field, "I") + 4
+        (count,) = struct.unpack_from("<I", self.data, start - 4)
+        return list(form.iter_unpack(self.data[start : start + count * form.size]))
 
     def _place(self, field: int) -> int:
         """Where a field is; 0 where it is left out."""
@@ -61,61 +61,61 @@ class Table:
         return self.at + offset if offset else 0
 
 
-def root(data: bytes) -> Table:
-    return Table(data, struct.unpack_from("<I", data, 0)[0])
+def root_table(data: bytes) -> FlatTable:
+    return FlatTable(data, struct.unpack_from("<I", data, 0)[0])
 
 
-def unpacked_size(stream: BinaryIO) -> int:
+def uncompressed_size(stream: BinaryIO) -> int:
     """Bytes of all packed buffers of a file or a stream, unpacked. Raises struct.error where it is neither."""
     size = stream.seek(0, SEEK_END)
     stream.seek(0)
-    messages = messages_of_file(stream, size) if stream.read(len(IPC_FILE)) == IPC_FILE else messages_of_stream(stream, size)
-    return sum(unpacked_by(data, body, stream) for data, body in messages)
+    messages = file_messages(stream, size) if stream.read(len(IPC_MAGIC)) == IPC_MAGIC else stream_messages(stream, size)
+    return sum(message_uncompressed_size(data, body, stream) for data, body in messages)
 
 
-def messages_of_file(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
+def file_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
     """Each message that the footer names, and where its body begins."""
     stream.seek(max(size - FOOTER.size, 0))
     length, _ = FOOTER.unpack(stream.read(FOOTER.size))
     stream.seek(max(size - FOOTER.size - length, 0))
-    footer = root(stream.read(max(length, 0)))
+    footer = root_table(stream.read(max(length, 0)))
     for offset, before, _ in [*footer.structs(2, BLOCK), *footer.structs(3, BLOCK)]:
         stream.seek(max(offset, 0))
-        yield message_at(stream, size)[0], offset + before
+        yield read_message(stream, size)[0], offset + before
 
 
-def messages_of_stream(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
+def stream_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
     """Each message up to the end, and where its body begins."""
-    place = 0
-    while place < size:
-        stream.seek(place)
-        data, body = message_at(stream, size)
+    position = 0
+    while position < size:
+        stream.seek(position)
+        data, body = read_message(stream, size)
         if not data:
             return
         yield data, body
-        place = body + max(root(data).value(3, "q"), 0)
+        position = body + max(root_table(data).value(3, "q"), 0)
 
 
-def message_at(stream: BinaryIO, size: int) -> tuple[bytes, int]:
+def read_message(stream: BinaryIO, size: int) -> tuple[bytes, int]:
     """The message at the place where a stream is, and where that is then; nothing where the stream ends."""
     (length,) = PREFIX.unpack(stream.read(PREFIX.size))
-    if length == GOES_ON:
+    if length == CONTINUATION:
         (length,) = PREFIX.unpack(stream.read(PREFIX.size))
     data = stream.read(min(max(length, 0), size))
     return data, stream.tell()
 
 
-def unpacked_by(data: bytes, body: int, stream: BinaryIO) -> int:
+def message_uncompressed_size(data: bytes, body: int, stream: BinaryIO) -> int:
     """Bytes of the packed buffers of one message."""
-    message = root(data)
+    message = root_table(data)
     kind, header = message.value(1, "B"), message.table(2)
     batch = header.table(1) if kind == DICTIONARY and header is not None else header if kind == BATCH else None
-    if batch is None or (batch.table(3) is None and BEFORE_ONE not in data):
+    if batch is None or (batch.table(3) is None and LEGACY_COMPRESSION not in data):
         return 0
     found = 0
     for offset, length in batch.structs(2, BUFFER):
         if length > SIZE.size:
             stream.seek(max(body + offset, 0))
             (size,) = SIZE.unpack(stream.read(SIZE.size))
-            found += length if size == NOT_PACKED else max(size, 0)
+            found += length if size == UNCOMPRESSED else max(size, 0)
     return found

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-NAMES: Mapping[object, str] = {
+TYPE_NAMES: Mapping[object, str] = {
     bool: "boolean",
     int: "integer",
     float: "number",
@@ -12,13 +12,13 @@ NAMES: Mapping[object, str] = {
     list: "array",
     dict: "object",
 }
-SHAPES = 4096
+MAX_SHAPES = 4096
 """Kinds of records that are told apart at a time: most datasets have a handful."""
 
 
-SHAPES_SIZE = 1 << 18
+MAX_SHAPE_COLUMNS = 1 << 18
 """Columns of all those kinds together: what is told apart of wide records takes no more memory than of narrow ones."""
-COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 """Of one dataset. Each is counted here, described by every check and shown as one: more are values that became names."""
 
 
@@ -26,7 +26,7 @@ class TooManyColumns(Exception):
     """The message says what to do, as what follows the name of the record."""
 
 
-class SchemaOfMany:
+class SchemaCounter:
     """Counts, for each column, how many records have which type in it. Types are those of JSON."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SchemaOfMany:
         self._names: set[str] = set()
         self._columns: dict[str, Counter[str]] = {}
 
-    def see(self, row: Mapping[str, Any]) -> None:
+    def count(self, row: Mapping[str, Any]) -> None:
         """Count a record. Raises TooManyColumns: with it they are more than a dataset may have."""
         # One step for a record instead of one for each of its values.
         shape = (*row, *map(type, row.values()))
@@ -44,13 +44,13 @@ class SchemaOfMany:
             self._shapes[shape] = known + 1
             return
         self._names.update(row)
-        if len(self._names) > COLUMNS:
+        if len(self._names) > MAX_COLUMNS:
             raise TooManyColumns(
-                f"brings the dataset to more than {COLUMNS} columns: write names that are values as an array of objects"
+                f"brings the dataset to more than {MAX_COLUMNS} columns: write names that are values as an array of objects"
             )
         self._shapes[shape] = 1
         self._size += len(row)
-        if len(self._shapes) > SHAPES or self._size > SHAPES_SIZE:
+        if len(self._shapes) > MAX_SHAPES or self._size > MAX_SHAPE_COLUMNS:
             self._fold()
 
     @property
@@ -74,6 +74,6 @@ class SchemaOfMany:
             self._folded += count
             half = len(shape) // 2
             for column, kind in zip(shape[:half], shape[half:], strict=True):
-                self._columns.setdefault(str(column), Counter())[NAMES.get(kind, "null")] += count
+                self._columns.setdefault(str(column), Counter())[TYPE_NAMES.get(kind, "null")] += count
         self._shapes.clear()
         self._size = 0

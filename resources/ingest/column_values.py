@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from resources.ingest.problems import first_line
+from resources.ingest.problems import first_error_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def without_form(type: "pa.DataType") -> str | None:
+def unsupported_reason(type: "pa.DataType") -> str | None:
     """Why a type has no form in JSON; None where it has."""
     from pyarrow import types
 
@@ -25,7 +25,7 @@ def without_form(type: "pa.DataType") -> str | None:
         if types.is_union(type):
             return "which has no form in JSON: write a column for each of its types"
         children = [type.value_type] if types.is_dictionary(type) else [type.field(i).type for i in range(type.num_fields)]
-        return next(filter(None, map(without_form, children)), None)
+        return next(filter(None, map(unsupported_reason, children)), None)
     known: tuple[Callable[[Any], bool], ...] = (
         types.is_null,
         types.is_boolean,
@@ -51,20 +51,20 @@ def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
     """The values of a column as JSON has them, or no values and what is wrong."""
     import pyarrow as pa
 
-    if not all_finite(column):
+    if not is_finite(column):
         return [], f"has NaN or infinity in column '{name}', which JSON has not: write null, or a text"
     try:
-        target = in_microseconds(column.type)
+        target = to_microseconds(column.type)
         exact = column if target == column.type else column.cast(target)
         values: list[Any] = msgspec.to_builtins(exact.to_pylist())
     except pa.ArrowInvalid:
         return [], f"has nanoseconds in column '{name}', and only microseconds have a form: round them, or write a text"
     except (ValueError, OverflowError, TypeError, LookupError) as error:  # no zone of that name is known
-        return [], f"has a value in column '{name}' that has no form in JSON ({first_line(error)})"
+        return [], f"has a value in column '{name}' that has no form in JSON ({first_error_line(error)})"
     return values, None
 
 
-def in_microseconds(type: "pa.DataType") -> "pa.DataType":
+def to_microseconds(type: "pa.DataType") -> "pa.DataType":
     """The type with nanoseconds as microseconds, within others too."""
     import pyarrow as pa
     from pyarrow import types
@@ -76,22 +76,22 @@ def in_microseconds(type: "pa.DataType") -> "pa.DataType":
     if types.is_duration(type) and type.unit == "ns":
         return pa.duration("us")
     if types.is_dictionary(type):
-        exact = in_microseconds(type.value_type)
+        exact = to_microseconds(type.value_type)
         return type if exact == type.value_type else exact
     if types.is_map(type):
-        return pa.map_(type.key_field.with_type(in_microseconds(type.key_type)), in_microseconds(type.item_type))
+        return pa.map_(type.key_field.with_type(to_microseconds(type.key_type)), to_microseconds(type.item_type))
     if types.is_fixed_size_list(type):
-        return pa.list_(type.value_field.with_type(in_microseconds(type.value_type)), type.list_size)
+        return pa.list_(type.value_field.with_type(to_microseconds(type.value_type)), type.list_size)
     if types.is_struct(type):
-        return pa.struct([type.field(i).with_type(in_microseconds(type.field(i).type)) for i in range(type.num_fields)])
+        return pa.struct([type.field(i).with_type(to_microseconds(type.field(i).type)) for i in range(type.num_fields)])
     if types.is_list(type):
-        return pa.list_(type.value_field.with_type(in_microseconds(type.value_type)))
+        return pa.list_(type.value_field.with_type(to_microseconds(type.value_type)))
     if types.is_large_list(type):
-        return pa.large_list(type.value_field.with_type(in_microseconds(type.value_type)))
+        return pa.large_list(type.value_field.with_type(to_microseconds(type.value_type)))
     return type
 
 
-def all_finite(column: "pa.Array") -> bool:
+def is_finite(column: "pa.Array") -> bool:
     """Whether every floating point value is, in lists, structs and maps too."""
     import pyarrow.compute as pc
     from pyarrow import types
@@ -100,11 +100,11 @@ def all_finite(column: "pa.Array") -> bool:
     if types.is_floating(type):
         return pc.all(pc.is_finite(column)).as_py() is not False
     if types.is_dictionary(type):
-        return all_finite(column.dictionary)
+        return is_finite(column.dictionary)
     if types.is_struct(type):
-        return all(all_finite(child) for child in column.flatten())
+        return all(is_finite(child) for child in column.flatten())
     if types.is_map(type):
-        return all_finite(column.keys) and all_finite(column.items)
+        return is_finite(column.keys) and is_finite(column.items)
     if types.is_nested(type):
-        return all_finite(column.flatten())
+        return is_finite(column.flatten())
     return True

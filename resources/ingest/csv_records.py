@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, BinaryIO, TextIO
 
-from recipes.counted import counted
-from resources.ingest.column_schema import COLUMNS
-from resources.ingest.json_lines import LONGEST
-from resources.ingest.problems import CHANGED, Problem
+from recipes.contracts.quantities import pluralize
+from resources.ingest.column_schema import MAX_COLUMNS
+from resources.ingest.json_lines import MAX_LINE_BYTES
+from resources.ingest.problems import CHANGED_WHILE_READ, Problem
 
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
 NUMBER = re.compile(r"-?(?P<digits>(0|[1-9]\d*)(\.\d+)?)([eE][-+]?\d{1,2})?", re.ASCII)
-OTHERS = ("\t", ";", "|")
+OTHER_SEPARATORS = ("\t", ";", "|")
 """What some programs write between columns."""
 EXACT_DIGITS = 15
 """Decimal digits that every double keeps."""
@@ -35,11 +35,11 @@ class Kind(Enum):
     TEXT = "text"
 
 
-JOINED = {
+JOINED_KINDS = {
     frozenset({Kind.INTEGER, Kind.LONG}): Kind.LONG,
     frozenset({Kind.INTEGER, Kind.NUMBER}): Kind.NUMBER,
 }
-CONVERT: dict[Kind, Callable[[str], Any]] = {
+CONVERTERS: dict[Kind, Callable[[str], Any]] = {
     Kind.BOOLEAN: lambda cell: cell == "true" if cell else None,
     Kind.INTEGER: lambda cell: int(cell) if cell else None,
     Kind.LONG: lambda cell: int(cell) if cell else None,
@@ -49,7 +49,7 @@ CONVERT: dict[Kind, Callable[[str], Any]] = {
 }
 
 
-def kind_of(cell: str) -> Kind:
+def cell_kind(cell: str) -> Kind:
     if not cell:
         return Kind.UNKNOWN
     if cell in ("true", "false"):
@@ -60,63 +60,63 @@ def kind_of(cell: str) -> Kind:
     return Kind.NUMBER if number and sum(map(str.isdigit, number["digits"])) <= EXACT_DIGITS else Kind.TEXT
 
 
-def joined(first: Kind, second: Kind) -> Kind:
+def join_kinds(first: Kind, second: Kind) -> Kind:
     if first is second or second is Kind.UNKNOWN:
         return first
     if first is Kind.UNKNOWN:
         return second
-    return JOINED.get(frozenset({first, second}), Kind.TEXT)
+    return JOINED_KINDS.get(frozenset({first, second}), Kind.TEXT)
 
 
-def csv_kinds(stream: BinaryIO, tell: Callable[[Problem], None]) -> dict[str, Kind]:
+def read_csv_kinds(stream: BinaryIO, report: Callable[[Problem], None]) -> dict[str, Kind]:
     """Column -> type in one file. All that is wrong with the file is told."""
     header: list[str] | None = None
     kinds: list[Kind] = []
     count = problems = 0
-    for item in rows_of(stream):
+    for item in read_rows(stream):
         if isinstance(item, Problem):
-            tell(item)
+            report(item)
             problems += 1
         elif header is None:
             header, kinds = item, [Kind.UNKNOWN] * len(item)
-            for problem in bad_header(item):
-                tell(problem)
+            for problem in find_header_problems(item):
+                report(problem)
                 problems += 1
         else:
             count += 1
             for index, cell in enumerate(item):
                 if kinds[index] is not Kind.TEXT:
-                    kinds[index] = joined(kinds[index], kind_of(cell))
+                    kinds[index] = join_kinds(kinds[index], cell_kind(cell))
     if not problems and not count:
-        tell(Problem("is empty: a dataset needs at least one record"))
+        report(Problem("is empty: a dataset needs at least one record"))
     return dict(zip(header or (), kinds, strict=True))
 
 
-def csv_records(stream: BinaryIO, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any] | Problem]:
+def read_csv(stream: BinaryIO, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any] | Problem]:
     """The records of a file without problems, whose columns have types that all their values have."""
-    rows = rows_of(stream)
-    header = next(rows, CHANGED)
+    rows = read_rows(stream)
+    header = next(rows, CHANGED_WHILE_READ)
     if isinstance(header, Problem) or not set(header) <= kinds.keys():
-        yield CHANGED
+        yield CHANGED_WHILE_READ
         return
-    convert = [CONVERT[kinds[name]] for name in header]
+    convert = [CONVERTERS[kinds[name]] for name in header]
     for row in rows:
         try:
             # What is no row any more is no sequence of cells: whoever wrote to the file meanwhile is told, not shown.
             yield (
-                CHANGED
+                CHANGED_WHILE_READ
                 if isinstance(row, Problem)
                 else {name: make(cell) for name, make, cell in zip(header, convert, row, strict=True)}
             )
         except ValueError:
-            yield CHANGED
+            yield CHANGED_WHILE_READ
 
 
-def bad_header(header: Sequence[str]) -> Iterator[Problem]:
-    if len(header) > COLUMNS:
-        yield Problem(f"has {len(header)} columns: a dataset has at most {COLUMNS}", "line 1")
+def find_header_problems(header: Sequence[str]) -> Iterator[Problem]:
+    if len(header) > MAX_COLUMNS:
+        yield Problem(f"has {len(header)} columns: a dataset has at most {MAX_COLUMNS}", "line 1")
         return
-    if len(header) == 1 and (separators := [separator for separator in OTHERS if separator in header[0]]):
+    if len(header) == 1 and (separators := [separator for separator in OTHER_SEPARATORS if separator in header[0]]):
         name = "a tab" if separators[0] == "\t" else f"'{separators[0]}'"
         yield Problem(f"columns seem to be separated by {name}: write the file with commas", "line 1")
     for index, name in enumerate(header):
@@ -126,14 +126,14 @@ def bad_header(header: Sequence[str]) -> Iterator[Problem]:
             yield Problem(f"two columns are called '{name}'", "line 1")
 
 
-class TooLong(Exception):
+class RowTooLong(Exception):
     """A row is longer than any record may be."""
 
 
-def rows_of(stream: BinaryIO) -> Iterator[list[str] | Problem]:
+def read_rows(stream: BinaryIO) -> Iterator[list[str] | Problem]:
     """The header, then rows with as many cells, or what is wrong with them. Empty lines are none."""
     csv.field_size_limit(sys.maxsize)  # of the whole module: its 128 KiB are less than texts have
-    lines = Lines(io.TextIOWrapper(stream, "utf-8-sig", newline=""))
+    lines = BoundedLines(io.TextIOWrapper(stream, "utf-8-sig", newline=""))
     reader = csv.reader(lines, strict=True)
     width = 0
     while True:
@@ -143,8 +143,8 @@ def rows_of(stream: BinaryIO) -> Iterator[list[str] | Problem]:
             row = next(reader)
         except StopIteration:
             return
-        except TooLong:
-            yield Problem(f"longer than {LONGEST >> 20} MiB: is there a quote that does not end?", f"line {start}")
+        except RowTooLong:
+            yield Problem(f"longer than {MAX_LINE_BYTES >> 20} MiB: is there a quote that does not end?", f"line {start}")
             return
         except csv.Error as error:
             yield Problem(f"not CSV ({error})", f"line {reader.line_num}")
@@ -155,32 +155,32 @@ def rows_of(stream: BinaryIO) -> Iterator[list[str] | Problem]:
         if not row:
             continue
         if width and len(row) != width:
-            yield Problem(f"has {counted(len(row), 'cell')}, the first line has {width}", f"line {reader.line_num}")
+            yield Problem(f"has {pluralize(len(row), 'cell')}, the first line has {width}", f"line {reader.line_num}")
             continue
         width = len(row)
         yield row
 
 
-class Lines:
+class BoundedLines:
     """The lines of a text, for a reader that puts several together where a quote is open: a row that never ends, in one line
     or in all those that are left, would take all memory.
     """
 
     def __init__(self, text: TextIO) -> None:
         self._text = text
-        self._left = 0
+        self._remaining = 0
 
     def begin_row(self) -> None:
-        self._left = LONGEST
+        self._remaining = MAX_LINE_BYTES
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(self._left + 1)
-        self._left -= len(line)
-        if self._left < 0:
-            raise TooLong
+        line = self._text.readline(self._remaining + 1)
+        self._remaining -= len(line)
+        if self._remaining < 0:
+            raise RowTooLong
         if not line:
             raise StopIteration
         return line

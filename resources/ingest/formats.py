@@ -1,21 +1,43 @@
 """The formats of raw files (rows B2, B15) and how each becomes records."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from recipes.contracts.dataset_formats import Format
-from recipes.records.fingerprint import canonical_line
+from recipes.records.fingerprint import encode_canonical_line
 from resources.errors import invalid
-from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.csv_records import Kind, csv_records
-from resources.ingest.decompression_bomb import NAMES, WORDS, is_swollen
-from resources.ingest.json_lines import json_records
+from resources.ingest.columnar import read_arrow, read_parquet
+from resources.ingest.csv_records import Kind, read_csv
+from resources.ingest.decompression_bomb import COLUMN_NAMES_MESSAGE, EXPANSION_MESSAGE, exceeds_expansion_limit
+from resources.ingest.json_lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_json_lines, split_lines
 from resources.ingest.problems import Problem
-from resources.ingest.raw_file import Damaged, Recorded, bytes_of, unpacked
-from resources.ingest.text import text_records
+from resources.ingest.raw_file import DamagedFile, TeeStream, bytes_read, decompress
+
+# Text: each line that holds something is a record with the one column `text`.
 
 
-def format_of(name: str) -> Format:
+def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
+    is_empty = True
+    for number, line in enumerate(split_lines(stream), start=1):
+        raw = line.removeprefix(BYTE_ORDER_MARK)
+        if not raw or raw.isspace():
+            continue
+        is_empty = False
+        if len(line) == MAX_LINE_BYTES:
+            yield Problem(f"longer than {MAX_LINE_BYTES >> 20} MiB", f"line {number}")
+            continue
+        try:
+            yield {"text": raw.removesuffix(b"\r").decode()}
+        except UnicodeDecodeError:
+            yield Problem("not UTF-8", f"line {number}")
+    if is_empty:
+        yield Problem("is empty: a dataset needs at least one record")
+
+
+# The formats of raw files (rows B2, B15) and how each becomes records.
+
+
+def parse_format(name: str) -> Format:
     """Raises 400 for a format that nobody knows."""
     try:
         return Format(name)
@@ -27,7 +49,7 @@ Item = tuple[dict[str, Any], bytes] | Problem
 """A record with its canonical line, or in its place what is wrong with it."""
 
 
-def records_of(file: Recorded, format: Format, kinds: Mapping[str, Kind]) -> Iterator[Item]:
+def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> Iterator[Item]:
     """The records of a file, each with its canonical line, and in their place what is wrong with it. Nothing is read twice
     but what needs seeking.
 
@@ -39,25 +61,29 @@ def records_of(file: Recorded, format: Format, kinds: Mapping[str, Kind]) -> Ite
     """
     match format:
         case Format.JSONL:
-            yield from json_records(unpacked(file))
+            yield from read_json_lines(decompress(file))
         case Format.TEXT:
-            yield from in_lines(text_records(unpacked(file)))
+            yield from add_canonical_lines(read_text(decompress(file)))
         case Format.CSV:
-            opened = unpacked(file)
+            opened = decompress(file)
             # As many names as cells: what a wide table has in common with a file that swells.
-            yield from no_larger(in_lines(csv_records(opened, kinds)), lambda: bytes_of(opened), NAMES)
+            yield from limit_expansion(
+                add_canonical_lines(read_csv(opened, kinds)), lambda: bytes_read(opened), COLUMN_NAMES_MESSAGE
+            )
         case Format.PARQUET:
-            yield from no_larger(in_lines(parquet_records(file.again())), lambda: file.size, WORDS)
+            yield from limit_expansion(
+                add_canonical_lines(read_parquet(file.reopen())), lambda: file.size, EXPANSION_MESSAGE
+            )
         case Format.ARROW:
-            yield from no_larger(in_lines(arrow_records(file.again())), lambda: file.size, WORDS)
+            yield from limit_expansion(add_canonical_lines(read_arrow(file.reopen())), lambda: file.size, EXPANSION_MESSAGE)
 
 
-def in_lines(rows: Iterator[dict[str, Any] | Problem]) -> Iterator[Item]:
+def add_canonical_lines(rows: Iterator[dict[str, Any] | Problem]) -> Iterator[Item]:
     for row in rows:
-        yield row if isinstance(row, Problem) else (row, canonical_line(row))
+        yield row if isinstance(row, Problem) else (row, encode_canonical_line(row))
 
 
-def no_larger(items: Iterator[Item], size: Callable[[], int], words: str) -> Iterator[Item]:
+def limit_expansion(items: Iterator[Item], size: Callable[[], int], words: str) -> Iterator[Item]:
     """The items, until the lines of the records are swollen against `size`, the bytes that they were read from until then.
 
     Raises:
@@ -67,6 +93,6 @@ def no_larger(items: Iterator[Item], size: Callable[[], int], words: str) -> Ite
     for item in items:
         if not isinstance(item, Problem):
             length += len(item[1])
-            if is_swollen(length, size()):
-                raise Damaged(words)
+            if exceeds_expansion_limit(length, size()):
+                raise DamagedFile(words)
         yield item

@@ -7,44 +7,44 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from recipes.canonical_json import canonical_json
-from recipes.records.fingerprint import canonical_line
+from recipes.records.fingerprint import encode_canonical_line
+from recipes.storage.manifest import canonical_json
 from resources.ingest.problems import Problem
 
-BLOCK = 1 << 20
-LONGEST = 64 << 20
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
 """Bytes of a line: one that never ends would take all memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 decode = msgspec.json.Decoder().decode
-QUOTE = b"\\u0022"
+ESCAPED_QUOTE = b"\\u0022"
 """A quote as some programs escape it. A canonical line has another form of it, whose quote makes up for one that is gone."""
 
 
-def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `LONGEST` bytes."""
-    waiting: list[bytes] = []
+def split_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `MAX_LINE_BYTES` bytes."""
+    pending: list[bytes] = []
     length = 0
-    while block := stream.read(BLOCK):
+    while block := stream.read(BLOCK_BYTES):
         *whole, rest = block.split(b"\n")
         if whole:
-            whole[0] = b"".join([*waiting, whole[0]])[:LONGEST]
+            whole[0] = b"".join([*pending, whole[0]])[:MAX_LINE_BYTES]
             yield from whole
-            waiting, length = [], 0
-        if length < LONGEST:
-            waiting.append(rest)
+            pending, length = [], 0
+        if length < MAX_LINE_BYTES:
+            pending.append(rest)
             length += len(rest)
     if length:
-        yield b"".join(waiting)[:LONGEST]
+        yield b"".join(pending)[:MAX_LINE_BYTES]
 
 
-def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
+def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
     """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out.
 
     With each record comes its canonical line, since that tells cheaply what the record has lost.
     """
     is_empty = True
-    for number, raw in enumerate(lines_of(stream), start=1):
-        found = record_in(raw)
+    for number, raw in enumerate(split_lines(stream), start=1):
+        found = parse_record(raw)
         if isinstance(found, str) and not raw.removeprefix(BYTE_ORDER_MARK).strip():
             continue
         if is_empty and isinstance(found, str) and is_document(raw):
@@ -57,17 +57,17 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
         yield Problem("is empty: a dataset needs at least one record")
 
 
-def record_in(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
+def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
     """The record that a line is, with its canonical line; or why it is none."""
     try:
         row = decode(raw)
     except (ValueError, RecursionError):
-        row = slowly(raw)
+        row = decode_slowly(raw)
     if type(row) is not dict:
         return row.reason if isinstance(row, Problem) else "not a JSON object"
-    line = canonical_line(row)
+    line = encode_canonical_line(row)
     # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
-    problem = lost(raw) if raw.count(b'"') != line.count(b'"') or QUOTE in raw else None
+    problem = find_repeated_key(raw) if raw.count(b'"') != line.count(b'"') or ESCAPED_QUOTE in raw else None
     return (row, line) if problem is None else problem
 
 
@@ -77,15 +77,15 @@ def is_document(first: bytes) -> bool:
     return begins.startswith(b"[") or begins == b"{"
 
 
-class Repeated(Exception):
+class RepeatedKey(Exception):
     """An object has a key twice."""
 
 
-def lost(raw: bytes) -> str | None:
+def find_repeated_key(raw: bytes) -> str | None:
     """What the fast reader lost of a line without a word: values of a key that an object has twice."""
     try:
         json.loads(raw.decode("utf-8-sig"), object_pairs_hook=refuse_repeated)
-    except Repeated as key:
+    except RepeatedKey as key:
         return f"repeated key '{key}'"
     except RecursionError:
         return "nested too deeply"
@@ -95,23 +95,23 @@ def lost(raw: bytes) -> str | None:
 def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
     key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
     if count > 1:
-        raise Repeated(key[:100])
+        raise RepeatedKey(key[:100])
 
 
-def slowly(raw: bytes) -> Any:
+def decode_slowly(raw: bytes) -> Any:
     """A line that the fast reader refuses: the value of one with a byte order mark, else what is wrong with it."""
     if raw.startswith(BYTE_ORDER_MARK):
         try:
             return msgspec.json.decode(raw.removeprefix(BYTE_ORDER_MARK))
         except (ValueError, RecursionError):
             pass
-    return Problem(reason(raw))
+    return Problem(describe_bad_line(raw))
 
 
-def reason(raw: bytes) -> str:
+def describe_bad_line(raw: bytes) -> str:
     """What is wrong with a line, by a reader that tells where."""
-    if len(raw) == LONGEST:
-        return f"longer than {LONGEST >> 20} MiB"
+    if len(raw) == MAX_LINE_BYTES:
+        return f"longer than {MAX_LINE_BYTES >> 20} MiB"
     try:
         canonical_json(json.loads(raw.decode("utf-8-sig")))
     except UnicodeDecodeError:

@@ -10,17 +10,17 @@ from urllib.parse import parse_qsl, urlsplit
 
 from resources.errors import invalid
 
-SCHEME = "kafka://"
-PORT = 9092
-BROKER = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?")
-TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+KAFKA_SCHEME = "kafka://"
+DEFAULT_PORT = 9092
+BROKER_PATTERN = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?")
+TOPIC_PATTERN = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 """As Kafka allows them."""
-OFFSETS = re.compile(r"\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*")
-FORM = "write kafka://BROKER:9092/TOPIC, several brokers with commas between them"
+OFFSETS_PATTERN = re.compile(r"\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*")
+FORM_HINT = "write kafka://BROKER:9092/TOPIC, several brokers with commas between them"
 
 
 @dataclass(frozen=True)
-class Range:
+class OffsetRange:
     """Offsets of a partition; `until` is not included."""
 
     partition: int
@@ -39,49 +39,53 @@ class TopicAddress:
     skips_tombstones: bool
 
     @property
-    def place(self) -> str:
-        return f"{SCHEME}{','.join(self.brokers)}/{self.topic}"
+    def uri(self) -> str:
+        return f"{KAFKA_SCHEME}{','.join(self.brokers)}/{self.topic}"
 
-    def pinned(self, ranges: Sequence[Range]) -> str:
+    def pinned_address(self, ranges: Sequence[OffsetRange]) -> str:
         """The address of exactly these messages: it means the same for as long as Kafka keeps them."""
-        first = offsets_text((each.partition, each.first) for each in ranges)
-        until = offsets_text((each.partition, each.until) for each in ranges)
-        return f"{self.place}?from={first}&until={until}{'&tombstones=skip' if self.skips_tombstones else ''}"
+        first = format_offsets((each.partition, each.first) for each in ranges)
+        until = format_offsets((each.partition, each.until) for each in ranges)
+        return f"{self.uri}?from={first}&until={until}{'&tombstones=skip' if self.skips_tombstones else ''}"
 
 
-def read_topic_address(address: str) -> TopicAddress:
+def parse_topic_address(address: str) -> TopicAddress:
     """Raises 400 for what is no address of a topic."""
     try:
         parts = urlsplit(address)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM}") from None
+        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM_HINT}") from None
     brokers = parts.netloc.split(",")
     topic = parts.path.removeprefix("/").removesuffix("/")
-    if parts.fragment or not all(BROKER.fullmatch(broker) for broker in brokers) or not TOPIC.fullmatch(topic):
-        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM}")
-    said = dict(query)
-    if unknown := sorted(said.keys() - {"from", "until", "tombstones"}):
+    if (
+        parts.fragment
+        or not all(BROKER_PATTERN.fullmatch(broker) for broker in brokers)
+        or not TOPIC_PATTERN.fullmatch(topic)
+    ):
+        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM_HINT}")
+    parameters = dict(query)
+    if unknown := sorted(parameters.keys() - {"from", "until", "tombstones"}):
         raise invalid(f"a topic's address has no '{unknown[0][:100]}': it takes from, until and tombstones")
-    if len(said) < len(query):
+    if len(parameters) < len(query):
         raise invalid("a topic's address says something twice: give from, until and tombstones once each")
-    if said.get("tombstones", "skip") != "skip":
+    if parameters.get("tombstones", "skip") != "skip":
         raise invalid("tombstones of a topic's address can only be skip: leave it out to refuse messages without a value")
     return TopicAddress(
-        brokers=tuple(dict.fromkeys(with_port(broker) for broker in brokers)),
+        brokers=tuple(dict.fromkeys(add_port(broker) for broker in brokers)),
         topic=topic,
-        first=read_offsets("from", said["from"]) if "from" in said else {},
-        until=read_offsets("until", said["until"]) if "until" in said else None,
-        skips_tombstones="tombstones" in said,
+        first=parse_offsets("from", parameters["from"]) if "from" in parameters else {},
+        until=parse_offsets("until", parameters["until"]) if "until" in parameters else None,
+        skips_tombstones="tombstones" in parameters,
     )
 
 
-def with_port(broker: str) -> str:
-    return broker.lower() if ":" in broker else f"{broker.lower()}:{PORT}"
+def add_port(broker: str) -> str:
+    return broker.lower() if ":" in broker else f"{broker.lower()}:{DEFAULT_PORT}"
 
 
-def read_offsets(name: str, text: str) -> dict[int, int]:
-    if not OFFSETS.fullmatch(text):
+def parse_offsets(name: str, text: str) -> dict[int, int]:
+    if not OFFSETS_PATTERN.fullmatch(text):
         raise invalid(
             f"{name} of a topic's address is PARTITION:OFFSET, several with commas between them, such as 0:12,1:40"
         )
@@ -92,26 +96,26 @@ def read_offsets(name: str, text: str) -> dict[int, int]:
     return found
 
 
-def offsets_text(offsets: Iterable[tuple[int, int]]) -> str:
+def format_offsets(offsets: Iterable[tuple[int, int]]) -> str:
     return ",".join(f"{partition}:{offset}" for partition, offset in offsets)
 
 
-def is_granted(address: TopicAddress, allowed: Sequence[str]) -> bool:
+def is_topic_allowed(address: TopicAddress, allowed: Sequence[str]) -> bool:
     """Whether every broker of an address is allowed for its topic: `kafka://BROKER` allows all topics of that one.
 
     One broker that nobody allowed would be one that the server is made to call.
     """
-    return all(any(grants(each, broker, address.topic) for each in allowed) for broker in address.brokers)
+    return all(any(allows_broker(each, broker, address.topic) for each in allowed) for broker in address.brokers)
 
 
-def grants(allowed: str, broker: str, topic: str) -> bool:
-    if not allowed.startswith(SCHEME):
+def allows_broker(allowed: str, broker: str, topic: str) -> bool:
+    if not allowed.startswith(KAFKA_SCHEME):
         return False
-    brokers, _, granted = allowed.removeprefix(SCHEME).rstrip("/").partition("/")
-    return broker in map(with_port, brokers.split(",")) and granted in ("", topic)
+    brokers, _, granted = allowed.removeprefix(KAFKA_SCHEME).rstrip("/").partition("/")
+    return broker in map(add_port, brokers.split(",")) and granted in ("", topic)
 
 
-def ranges_of(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -> list[Range]:
+def resolve_ranges(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -> list[OffsetRange]:
     """The offsets that an address means, of partitions of which Kafka keeps those from the first up to the second number.
 
     Raises:
@@ -136,5 +140,5 @@ def ranges_of(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -> lis
             )
         if until < first:
             raise invalid(f"partition {partition}: until {until} lies before from {first}: correct them")
-        found.append(Range(partition, first, until))
+        found.append(OffsetRange(partition, first, until))
     return found

@@ -14,19 +14,19 @@ from typing import BinaryIO
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from resources.errors import ErrorCode, HanzoError, conflict, invalid, not_found
-from resources.ingest.json_lines import record_in
-from resources.ingest.kafka_address import Range, TopicAddress, ranges_of
+from resources.ingest.json_lines import parse_record
+from resources.ingest.kafka_address import OffsetRange, TopicAddress, resolve_ranges
 from resources.ingest.problems import Problem, Problems
 from resources.ingest.source_files import SourceFile
 
-ANSWERS_WITHIN_SECONDS = 10.0
-FETCHED_KILOBYTES = 16_384
+ANSWER_TIMEOUT_SECONDS = 10.0
+MAX_FETCH_KILOBYTES = 16_384
 """What waits in memory, at most, to be read: the library's own limit is four times that."""
-NO_VALUE = "has no value (a tombstone): leave such out with tombstones=skip"
+TOMBSTONE_PROBLEM = "has no value (a tombstone): leave such out with tombstones=skip"
 ADVICE = "read around it with from= and until=, or correct whoever sends it"
 
 
-def topic_file(address: TopicAddress, security: Mapping[str, str]) -> SourceFile:
+def topic_source(address: TopicAddress, security: Mapping[str, str]) -> SourceFile:
     """The messages that an address means now.
 
     Args:
@@ -35,23 +35,23 @@ def topic_file(address: TopicAddress, security: Mapping[str, str]) -> SourceFile
     Raises:
         HanzoError: no broker answers, or there is no such topic, or no such message.
     """
-    with topic(address, security) as found:
-        ranges = ranges_of(address, found.kept())
+    with connected_topic(address, security) as found:
+        ranges = resolve_ranges(address, found.read_watermarks())
     if all(each.first == each.until for each in ranges):
-        raise nothing_in(address)
+        raise empty_topic_error(address)
 
     @contextmanager
     def opened() -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile() as file:
-            with topic(address, security) as source:
+            with connected_topic(address, security) as source:
                 write_lines(address, source, ranges, file)
             file.seek(0)
             yield file
 
-    return SourceFile(f"{address.topic}.jsonl", opened, origin=address.pinned(ranges))
+    return SourceFile(f"{address.topic}.jsonl", opened, origin=address.pinned_address(ranges))
 
 
-def write_lines(address: TopicAddress, source: "Topic", ranges: Sequence[Range], file: BinaryIO) -> None:
+def write_lines(address: TopicAddress, source: "TopicReader", ranges: Sequence[OffsetRange], file: BinaryIO) -> None:
     """Each message's value on a line of its own. All are looked at, so that whatever is wrong is told at once."""
     problems = Problems()
     is_empty = True
@@ -63,7 +63,7 @@ def write_lines(address: TopicAddress, source: "Topic", ranges: Sequence[Range],
             is_empty = False
             # Between the parts of a JSON document a newline is a blank, and within a text of it there is none.
             line = None if value is None else value.replace(b"\n", b" ")
-            found = NO_VALUE if line is None else record_in(line)
+            found = TOMBSTONE_PROBLEM if line is None else parse_record(line)
             if isinstance(found, str):
                 problems.add(
                     f"topic {address.topic}", Problem(found, f"partition {each.partition}, offset {message.offset()}")
@@ -73,32 +73,32 @@ def write_lines(address: TopicAddress, source: "Topic", ranges: Sequence[Range],
     if problems.count:
         raise problems.refusal(ADVICE)
     if is_empty:
-        raise nothing_in(address)
+        raise empty_topic_error(address)
 
 
-def nothing_in(address: TopicAddress) -> HanzoError:
+def empty_topic_error(address: TopicAddress) -> HanzoError:
     return invalid(f"topic {address.topic} has no message between from and until: a dataset needs at least one record")
 
 
 @contextmanager
-def topic(address: TopicAddress, security: Mapping[str, str]) -> "Iterator[Topic]":
+def connected_topic(address: TopicAddress, security: Mapping[str, str]) -> "Iterator[TopicReader]":
     """Raises HanzoError where the block raises what the library does."""
-    found = Topic(address, security)
+    found = TopicReader(address, security)
     try:
         yield found
     except KafkaException as error:
-        found.listen()
-        raise found.unanswered(error.args[0].str()) from error
+        found.poll_errors()
+        raise found.unavailable_error(error.args[0].str()) from error
     finally:
         found.close()
 
 
-class Topic:
+class TopicReader:
     """A topic as one reader sees it, of no group: nothing is noted at the brokers."""
 
     def __init__(self, address: TopicAddress, security: Mapping[str, str]) -> None:
         self._address = address
-        self._trouble = ""
+        self._connection_error = ""
         options = {
             "bootstrap.servers": ",".join(address.brokers),
             "client.id": "hanzo-ml",
@@ -108,7 +108,7 @@ class Topic:
             "auto.offset.reset": "error",  # or what is gone in the meantime would be skipped without a word
             "isolation.level": "read_committed",  # what a transaction took back was never said
             "check.crcs": True,
-            "queued.max.messages.kbytes": FETCHED_KILOBYTES,
+            "queued.max.messages.kbytes": MAX_FETCH_KILOBYTES,
             "error_cb": self._note,
             "log_level": 0,  # it would log every attempt to connect
             **security,
@@ -116,29 +116,29 @@ class Topic:
         try:
             self._consumer = Consumer(options)
         except KafkaException as error:
-            raise self.unanswered(f"the settings of stream are refused: {error.args[0].str()}") from None
+            raise self.unavailable_error(f"the settings of stream are refused: {error.args[0].str()}") from None
 
-    def kept(self) -> dict[int, tuple[int, int]]:
+    def read_watermarks(self) -> dict[int, tuple[int, int]]:
         """By partition: the oldest offset that is kept, and the one behind the newest.
 
         All topics are listed: asked for one by name, brokers may make it.
         """
-        found = self._consumer.list_topics(timeout=ANSWERS_WITHIN_SECONDS).topics.get(self._address.topic)
+        found = self._consumer.list_topics(timeout=ANSWER_TIMEOUT_SECONDS).topics.get(self._address.topic)
         if found is None:
             message = f"there is no topic {self._address.topic} at these brokers, or none that this server may read"
             raise not_found(f"{message}: check the address")
         if found.error is not None:
-            raise self.unanswered(found.error.str())
+            raise self.unavailable_error(found.error.str())
         return {partition: self._watermarks(partition) for partition in found.partitions}
 
     def _watermarks(self, partition: int) -> tuple[int, int]:
         place = TopicPartition(self._address.topic, partition)
-        found = self._consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN_SECONDS)
+        found = self._consumer.get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_SECONDS)
         if found is None:
-            raise self.unanswered(f"nothing is heard of partition {partition}")
+            raise self.unavailable_error(f"nothing is heard of partition {partition}")
         return found
 
-    def messages(self, wanted: Range) -> Iterator[Message]:
+    def messages(self, wanted: OffsetRange) -> Iterator[Message]:
         """Those of a partition. Offsets with none, which were compacted or are marks of transactions, are passed.
 
         Raises:
@@ -148,7 +148,7 @@ class Topic:
             return
         self._consumer.assign([TopicPartition(self._address.topic, wanted.partition, wanted.first)])
         ended: int | None = None
-        while (message := self._consumer.poll(ANSWERS_WITHIN_SECONDS)) is not None:
+        while (message := self._consumer.poll(ANSWER_TIMEOUT_SECONDS)) is not None:
             error, offset = message.error(), message.offset() or 0
             if error is None:
                 if offset < wanted.until:
@@ -162,28 +162,28 @@ class Topic:
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._changed(f"offset {offset} of partition {wanted.partition} is gone")
             else:
-                raise self.unanswered(error.str())
+                raise self.unavailable_error(error.str())
         if ended is not None:
             raise self._changed(f"partition {wanted.partition} ends at offset {ended}, before {wanted.until}")
-        raise self.unanswered(f"nothing came for {ANSWERS_WITHIN_SECONDS:.0f} s")
+        raise self.unavailable_error(f"nothing came for {ANSWER_TIMEOUT_SECONDS:.0f} s")
 
-    def listen(self) -> None:
+    def poll_errors(self) -> None:
         """Calls `_note` with what happened to the connections: the library does so only where it is asked for messages."""
         self._consumer.poll(0)
 
     def close(self) -> None:
         self._consumer.close()
 
-    def unanswered(self, reason: str) -> HanzoError:
+    def unavailable_error(self, reason: str) -> HanzoError:
         """What the connections said tells more than that no answer came."""
-        place = self._address.place
-        told = " ".join("; ".join(filter(None, (self._trouble, reason))).split())[:500]
-        return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, f"{place} cannot be read ({told}): try again, or check it")
+        place = self._address.uri
+        details = " ".join("; ".join(filter(None, (self._connection_error, reason))).split())[:500]
+        return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, f"{place} cannot be read ({details}): try again, or check it")
 
-    def _changed(self, what: str) -> HanzoError:
-        return conflict(f"topic {self._address.topic} changed while it was read ({what}). Nothing was stored: try again")
+    def _changed(self, detail: str) -> HanzoError:
+        return conflict(f"topic {self._address.topic} changed while it was read ({detail}). Nothing was stored: try again")
 
     def _note(self, error: KafkaError) -> None:
         # That all brokers are down follows from what is wrong with each, and tells less.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._trouble = error.str()
+            self._connection_error = error.str()

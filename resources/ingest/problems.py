@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from resources.errors import HanzoError, invalid
 
-SHOWN = 3
+MAX_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Problem:
     where: str = ""
 
 
-CHANGED = Problem("was changed while it was read: leave it as it is until its version is made")
+CHANGED_WHILE_READ = Problem("was changed while it was read: leave it as it is until its version is made")
 
 
 @dataclass
@@ -25,14 +25,14 @@ class Problems:
 
     def add(self, file: str, problem: Problem) -> None:
         self.count += 1
-        if len(self.first) < SHOWN:
+        if len(self.first) < MAX_SHOWN:
             self.first.append(f"{file}, {problem.where}: {problem.reason}" if problem.where else f"{file} {problem.reason}")
 
     def refusal(self, advice: str = "correct the file and create it again") -> HanzoError:
-        more = f" (and {self.count - SHOWN} more)" if self.count > SHOWN else ""
+        more = f" (and {self.count - MAX_SHOWN} more)" if self.count > MAX_SHOWN else ""
         return invalid(f"{'; '.join(self.first)}{more}. Nothing was stored: {advice}")
 
 
-def first_line(error: Exception) -> str:
+def first_error_line(error: Exception) -> str:
     """What a library's error says, for a refusal: the rest is for those who know the library."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,21 +1,140 @@
-"""What is in the files of a dataset: records are checked while they and the files are stored, in one pass of flat memory.
+"""Check all records of raw files and store them in one streaming pass."""
 
-Only CSV is looked through before that: what type a column has, its last value in the last file may tell.
-"""
-
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from recipes.contracts.dataset_formats import Format
-from recipes.storage.manifest import FileRecord
-from resources.ingest.column_schema import TooManyColumns
-from resources.ingest.column_types import column_types
-from resources.ingest.formats import records_of
-from resources.ingest.problems import CHANGED, Problem, Problems
-from resources.ingest.raw_file import Damaged, Recorded
-from resources.ingest.records import RecordsWriter
+from recipes.records.fingerprint import fingerprint_record
+from recipes.records.record_index import RECORDS, SegmentBuilder, index_file_name
+from recipes.storage.manifest import Chunk, FileRecord
+from resources.ingest.column_schema import MAX_COLUMNS, SchemaCounter, TooManyColumns
+from resources.ingest.csv_records import Kind, join_kinds, read_csv_kinds
+from resources.ingest.formats import read_records
+from resources.ingest.problems import CHANGED_WHILE_READ, Problem, Problems
+from resources.ingest.raw_file import DamagedFile, TeeStream, UnclosedStream, decompress
 from resources.ingest.source_files import SourceFile
 from resources.object_store.chunk_upload import ChunkedFile, ChunkStore
+
+# The index of records (`recipes.records.record_index`) on its way into the store, while the records are.
+
+
+class RecordIndexFile:
+    """A file whose chunks are its segments: what versions share of it is stored once, held and removed as all chunks are."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._segments = SegmentBuilder()
+        self._digest = hashlib.sha256()
+        self._stored: list[Chunk] = []
+
+    def add(self, row: Mapping[str, Any], line: bytes) -> None:
+        found = fingerprint_record(row, line)
+        if segment := self._segments.add(found.text, found.record):
+            self._store(segment)
+
+    def close(self) -> FileRecord:
+        if segment := self._segments.finish():
+            self._store(segment)
+        size = sum(chunk.size for chunk in self._stored)
+        return FileRecord(
+            path=index_file_name(RECORDS), sha256=self._digest.hexdigest(), size=size, chunks=tuple(self._stored)
+        )
+
+    def _store(self, segment: bytes) -> None:
+        sha256 = hashlib.sha256(segment).hexdigest()
+        self._digest.update(segment)
+        self._chunks.put({sha256: segment})
+        self._stored.append(Chunk(sha256=sha256, size=len(segment)))
+
+
+# Records in their one form: canonical JSON lines, in files that several readers can share.
+#
+# A line is JSON with sorted keys, no spaces, UTF-8, the shortest form of each number, and ends with a newline. Equal
+# records are equal bytes, so the hash of all lines is the identity of a dataset's content, whatever files and format they
+# came in.
+
+MAX_FILE_BYTES = 256 << 20
+"""A file of records is full with the record that reaches this size."""
+FLUSH_BYTES = 1 << 20
+
+
+class RecordWriter:
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._file: ChunkedFile | None = None
+        self._lines: list[bytes] = []
+        self._length = 0
+        self._written: list[FileRecord] = []
+        self._index = RecordIndexFile(chunks)
+        self.schema = SchemaCounter()
+
+    def add(self, row: dict[str, Any], line: bytes) -> None:
+        """Take a record and its canonical line."""
+        self.schema.count(row)
+        self._index.add(row, line)
+        self._lines.append(line)
+        self._length += len(line) + 1
+        if self._length >= FLUSH_BYTES:
+            self._flush()
+
+    def close(self) -> tuple[tuple[FileRecord, ...], FileRecord, str]:
+        """The files and their index, once all are in the store, and the identity of their content: the SHA-256 of the one
+        file, or of those of all files, which are cut at places that depend on the lines alone."""
+        self._flush()
+        self._end_file()
+        hashes = [file.sha256 for file in self._written]
+        identity = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return tuple(self._written), self._index.close(), identity
+
+    def _flush(self) -> None:
+        if not self._lines:
+            return
+        data = b"\n".join(self._lines) + b"\n"
+        self._lines, self._length = [], 0
+        if self._file is None:
+            self._file = ChunkedFile(self._chunks, f"records-{len(self._written):05}.jsonl")
+        self._file.write(data)
+        if self._file.size >= MAX_FILE_BYTES:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._written.append(self._file.close())
+            self._file = None
+
+
+# The types of CSV's columns over all files of a dataset, known before the first record is made.
+#
+# Each file by itself had types of its own: in one whose values were all whole, a column of numbers was one of integers,
+# and the same rows in files that were cut elsewhere were other content.
+
+
+def infer_column_types(files: Sequence[SourceFile], problems: Problems) -> Mapping[str, Kind]:
+    """Column -> type. All that is wrong with the files is added to `problems`."""
+    found: dict[str, Kind] = {}
+    for file in files:
+        with file.open() as stream:
+            try:
+                kinds = read_csv_kinds(decompress(UnclosedStream(stream)), partial(problems.add, file.name))
+            except DamagedFile as damage:
+                problems.add(file.name, Problem(str(damage)))
+                continue
+        for name, kind in kinds.items():
+            found[name] = join_kinds(found.get(name, Kind.UNKNOWN), kind)
+        if len(found) > MAX_COLUMNS:
+            problems.add(
+                file.name, Problem(f"has a column '{name[:100]}' too many: all files have at most {MAX_COLUMNS}", "line 1")
+            )
+            break
+    return found
+
+
+# What is in the files of a dataset: records are checked while they and the files are stored, in one pass of flat memory.
+#
+# Only CSV is looked through before that: what type a column has, its last value in the last file may tell.
 
 
 @dataclass(frozen=True)
@@ -31,14 +150,14 @@ class Content:
     counts: Mapping[str, Mapping[str, int]]
 
 
-def read_all(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) -> Content:
+def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) -> Content:
     """Check and store all files. Raises on bad records, naming the first few and how many there are."""
     problems = Problems()
     states = [file.state() for file in files]
-    kinds = column_types(files, problems) if format is Format.CSV else {}
+    kinds = infer_column_types(files, problems) if format is Format.CSV else {}
     if problems.count:
         raise problems.refusal()
-    records = RecordsWriter(chunks)
+    records = RecordWriter(chunks)
     source = []
     for file, state in zip(files, states, strict=True):
         raw = ChunkedFile(chunks, file.path)
@@ -48,9 +167,9 @@ def read_all(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) ->
                 raw.write(data)
 
         with file.open() as stream:
-            recorded = Recorded(stream, keep)
+            recorded = TeeStream(stream, keep)
             try:
-                for number, item in enumerate(records_of(recorded, format, kinds), start=1):
+                for number, item in enumerate(read_records(recorded, format, kinds), start=1):
                     if isinstance(item, Problem):
                         problems.add(file.name, item)
                     elif not problems.count:
@@ -58,12 +177,12 @@ def read_all(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) ->
                             records.add(*item)
                         except TooManyColumns as problem:
                             problems.add(file.name, Problem(str(problem), f"record {number}"))
-            except Damaged as damage:
+            except DamagedFile as damage:
                 problems.add(file.name, Problem(str(damage)))
-            recorded.to_the_end()
+            recorded.drain()
         # What is stored as its source would be other bytes than those that the records were read from.
         if not problems.count and file.state() != state:
-            problems.add(file.name, CHANGED)
+            problems.add(file.name, CHANGED_WHILE_READ)
         if not problems.count:
             source.append(raw.close())
     if problems.count:

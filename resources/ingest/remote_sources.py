@@ -1,9 +1,6 @@
-"""Raw files at an address: `file://`, `s3://` of any bucket that the server's own keys may read, or `kafka://` (row B12).
+"""Raw files at an address (file, S3, Kafka) or from a database query."""
 
-Over HTTP only what the operator allows (`storage.import_from`): or whoever may create a dataset could read the server's own
-disk, and other organizations' buckets, by it.
-"""
-
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,22 +12,86 @@ import obstore
 
 from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
 from recipes.contracts.job import StoreAddress
-from recipes.storage.buckets import open_bucket, readable_errors
+from recipes.records.sql_query import BadQuery, ConnectionRefused, iterate_query_lines
+from recipes.storage.buckets import open_bucket, translate_store_errors
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.ingest.kafka_address import SCHEME, is_granted, read_topic_address
+from resources.ingest.kafka_address import KAFKA_SCHEME, is_topic_allowed, parse_topic_address
 from resources.ingest.source_files import SourceFile, local_files
+from resources.settings.sections import QueryDatabase
 from resources.settings.settings import Settings
 
-AWS = "https://s3.amazonaws.com"
-CHUNK = 4 << 20
+# The rows of a query as a raw file: JSON lines, the same ones that the command line makes of a database that it reads.
+#
+# The operator says where a database is, and as whom it is asked (`storage.databases`); whoever asks knows its name alone.
+# So nobody has this server call an address, open a file or use a password of its own, and no refusal shows one.
+
+log = logging.getLogger(__name__)
+
+QUERY_FILE_NAME = "query.jsonl"
+
+
+def allowed_query_source(settings: Settings, name: str, statement: str, format: Format, organization: str) -> SourceFile:
+    """`query_source` for a query that came over HTTP.
+
+    Raises:
+        HanzoError: 403 where the database is not the organization's to ask; whether there is one of that name is not told.
+    """
+    found = settings.storage.databases.get(name)
+    if found is None or organization not in found.organizations:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            f"this server asks no database called {name[:100]!r} for your organization: upload the rows, or have its "
+            "operator add it to storage.databases",
+        )
+    return query_source(settings, name, statement, format)
+
+
+def query_source(settings: Settings, name: str, statement: str, format: Format) -> SourceFile:
+    """The rows of a statement, asked for when the file is opened."""
+    if format is not Format.JSONL:
+        raise invalid(f"the rows of a query are read as jsonl, and not as {format}: leave the format out")
+    database = settings.storage.databases.get(name)
+    if database is None:
+        raise invalid(f"no database is called {name[:100]!r}: name it, with its url, in storage.databases of the settings")
+
+    @contextmanager
+    def opened() -> Iterator[BinaryIO]:
+        with tempfile.TemporaryFile() as file:
+            write_rows(name, database, statement, file)
+            file.seek(0)
+            yield file
+
+    return SourceFile(QUERY_FILE_NAME, opened, origin=f"sql://{name}?{statement}")
+
+
+def write_rows(name: str, database: QueryDatabase, statement: str, file: BinaryIO) -> None:
+    """Raises HanzoError in words that tell nothing of where the database is."""
+    try:
+        for block in iterate_query_lines(database.url.get_secret_value(), statement, database.seconds):
+            file.write(block)
+    except ConnectionRefused as problem:
+        log.warning("database %s cannot be asked: %s", name, problem)
+        message = f"database {name!r} cannot be reached: try again later, or have this server's operator look at its log"
+        raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, message) from None
+    except BadQuery as problem:
+        raise invalid(f"the rows of database {name!r} cannot be read: {problem}") from None
+
+
+# Raw files at an address: `file://`, `s3://` of any bucket that the server's own keys may read, or `kafka://` (row B12).
+#
+# Over HTTP only what the operator allows (`storage.import_from`): or whoever may create a dataset could read the server's
+# own disk, and other organizations' buckets, by it.
+
+AWS_ENDPOINT = "https://s3.amazonaws.com"
+DOWNLOAD_CHUNK_BYTES = 4 << 20
 
 
 def is_address(text: str) -> bool:
-    return text.startswith(("s3://", "file://", SCHEME))
+    return text.startswith(("s3://", "file://", KAFKA_SCHEME))
 
 
 def allowed_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
-    """`files_at` for an address that came over HTTP.
+    """`list_files` for an address that came over HTTP.
 
     Raises:
         HanzoError: 403 where it is not below one of `storage.import_from`.
@@ -40,94 +101,94 @@ def allowed_files(settings: Settings, address: str, format: Format) -> list[Sour
             f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3://, file:// or "
             "kafka://"
         )
-    if not is_allowed(address, settings.storage.import_from) or is_our_own(settings, address):
+    if not is_allowed(address, settings.storage.import_from) or is_own_storage(settings, address):
         message = "This server fetches nothing from there: upload the files, or have its operator add storage.import_from"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
-    return files_at(settings, address, format)
+    return list_files(settings, address, format)
 
 
 def is_allowed(address: str, allowed: Sequence[str]) -> bool:
-    if address.startswith(SCHEME):
-        return is_granted(read_topic_address(address), allowed)
-    return any(lies_below(address, each) for each in allowed)
+    if address.startswith(KAFKA_SCHEME):
+        return is_topic_allowed(parse_topic_address(address), allowed)
+    return any(is_below(address, each) for each in allowed)
 
 
-def is_our_own(settings: Settings, address: str) -> bool:
+def is_own_storage(settings: Settings, address: str) -> bool:
     """Whether an address is where this server keeps what it stores, or tells what happens, which is of all organizations.
 
     A topic is known by its name: the same brokers have many.
     """
-    if address.startswith(SCHEME):
-        return read_topic_address(address).topic.startswith(f"{settings.stream.topic_prefix}.")
+    if address.startswith(KAFKA_SCHEME):
+        return parse_topic_address(address).topic.startswith(f"{settings.stream.topic_prefix}.")
     if address.startswith("file://"):
-        place = path_of(address).resolve()
+        place = file_path(address).resolve()
         return place.is_relative_to(settings.home) or settings.home.is_relative_to(place)
     return address.removeprefix("s3://").partition("/")[0] in settings.store.buckets.values()
 
 
-def lies_below(address: str, allowed: str) -> bool:
+def is_below(address: str, allowed: str) -> bool:
     """Whether an address is the allowed one or below it, links and `..` resolved."""
     if address.startswith("file://") and allowed.startswith("file://"):
-        return path_of(address).resolve().is_relative_to(path_of(allowed).resolve())
+        return file_path(address).resolve().is_relative_to(file_path(allowed).resolve())
     if ".." in address.split("/"):
         return False
     return address.startswith("s3://") and (address == allowed or address.startswith(allowed.rstrip("/") + "/"))
 
 
-def files_at(settings: Settings, address: str, format: Format) -> list[SourceFile]:
+def list_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
     """The files at an address: one file, or all of the format below it.
 
     Raises:
         HanzoError: there is none.
     """
     if address.startswith("file://"):
-        root = path_of(address).resolve()
+        root = file_path(address).resolve()
         found = local_files(root, format)
         # A link in an allowed folder must not lead out of it.
         if any(not (root / file.path).resolve().is_relative_to(root) for file in found if root.is_dir()):
             raise invalid("the folder holds links to files outside of it: copy them there")
         return found
-    if address.startswith(SCHEME):
-        return [messages_at(settings, address, format)]
+    if address.startswith(KAFKA_SCHEME):
+        return [open_topic_source(settings, address, format)]
     bucket_name, _, key = address.removeprefix("s3://").partition("/")
     if not bucket_name:
         raise invalid(f"{address} names no bucket: write s3://BUCKET/KEY")
-    root_address = StoreAddress(root=settings.storage.endpoint or AWS, buckets={}, encryption="none")
+    root_address = StoreAddress(root=settings.storage.endpoint or AWS_ENDPOINT, buckets={}, encryption="none")
     bucket = open_bucket(bucket_name, root_address, settings.storage.variables)
     key = key.strip("/")
-    with readable_errors(address, bucket):
+    with translate_store_errors(address, bucket):
         keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
     if key and is_object(bucket, key, address):
-        return [SourceFile(key.rpartition("/")[2], download(bucket, key, address))]
+        return [SourceFile(key.rpartition("/")[2], object_opener(bucket, key, address))]
     found_keys = [each for each in keys if has_format(each, format)]
     if not found_keys:
         raise invalid(f"there is no *{ENDINGS[format][0]} file at {address}")
     prefix = f"{key}/" if key else ""
-    return [SourceFile(each.removeprefix(prefix), download(bucket, each, address)) for each in found_keys]
+    return [SourceFile(each.removeprefix(prefix), object_opener(bucket, each, address)) for each in found_keys]
 
 
-def messages_at(settings: Settings, address: str, format: Format) -> SourceFile:
-    from resources.ingest.kafka_topic import topic_file  # librdkafka: few ask for it, and a server's start need not wait
+def open_topic_source(settings: Settings, address: str, format: Format) -> SourceFile:
+    from resources.ingest.kafka_topic import topic_source  # librdkafka: few ask for it, and a server's start need not wait
 
     if format is not Format.JSONL:
         raise invalid(f"a topic's messages are read as jsonl, and not as {format}: leave the format out")
-    return topic_file(read_topic_address(address), settings.stream.security)
+    return topic_source(parse_topic_address(address), settings.stream.security)
 
 
 def is_object(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> bool:
     try:
-        with readable_errors(uri, bucket):
+        with translate_store_errors(uri, bucket):
             obstore.head(bucket, key)
     except FileNotFoundError:
         return False
     return True
 
 
-def path_of(address: str) -> Path:
+def file_path(address: str) -> Path:
     return Path(unquote(urlsplit(address).path))
 
 
-def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callable[[], AbstractContextManager[BinaryIO]]:
+def object_opener(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callable[[], AbstractContextManager[BinaryIO]]:
     """Opens an object as a file of this machine: parquet is read from its end.
 
     CSV is opened, and so fetched, twice: this way the disk need not hold all files at once.
@@ -137,8 +198,8 @@ def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callabl
     def opened() -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile() as file:
             try:
-                with readable_errors(uri, bucket):
-                    for chunk in obstore.get(bucket, key).stream(min_chunk_size=CHUNK):
+                with translate_store_errors(uri, bucket):
+                    for chunk in obstore.get(bucket, key).stream(min_chunk_size=DOWNLOAD_CHUNK_BYTES):
                         file.write(chunk)
             except FileNotFoundError as problem:  # it was there as the files were listed
                 raise invalid(f"{problem}: leave the files as they are until their version is made") from None

@@ -9,10 +9,10 @@ from typing import BinaryIO
 from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
 from resources.errors import invalid
 
-State = tuple[int, int, int] | None
+FileState = tuple[int, int, int] | None
 
 
-def unknown() -> State:
+def unchanging_state() -> FileState:
     """Of a file that nobody else can write to."""
     return None
 
@@ -26,7 +26,7 @@ class SourceFile:
 
     path: str
     open: Callable[[], AbstractContextManager[BinaryIO]]
-    state: Callable[[], State] = unknown
+    state: Callable[[], FileState] = unchanging_state
     origin: str | None = None
 
     @property
@@ -43,14 +43,14 @@ def local_file(name: str, path: Path) -> SourceFile:
         except OSError as error:
             raise invalid(f"{name} cannot be read ({error.strerror}): put it back, or let this server read it") from None
 
-    def state() -> State:
+    def state() -> FileState:
         try:
             found = path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    return SourceFile(readable_name(name), opened, state)
+    return SourceFile(checked_file_name(name), opened, state)
 
 
 def local_files(path: Path, format: Format) -> list[SourceFile]:
@@ -67,7 +67,7 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
     return [local_file(file.relative_to(path).as_posix(), file) for file in found]
 
 
-def readable_name(name: str) -> str:
+def checked_file_name(name: str) -> str:
     """Raises 400 for a name that is no text, as disks may have them: no manifest can hold it."""
     try:
         name.encode()

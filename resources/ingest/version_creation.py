@@ -1,8 +1,4 @@
-"""A dataset version: every record is checked while source and records are stored, and the version appears last of all.
-
-One pass, in which memory stays flat: whatever is stored until something is found wrong is removed again, and a version
-exists from the moment on in which its row is committed. So neither a refusal nor a kill leaves anything that can be seen.
-"""
+"""Create a dataset version: check and store its files, then commit its row."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,25 +7,65 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from recipes.record_index import index_manifest, index_uri
+from recipes.records.record_index import build_index_manifest, index_uri
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, Manifest
 from resources.errors import invalid
-from resources.ingest.formats import format_of
-from resources.ingest.new_version import NewVersion
-from resources.ingest.place import dataset_folder
-from resources.ingest.record_writer import Content, read_all
+from resources.ingest.formats import parse_format
+from resources.ingest.record_writer import Content, check_and_store
 from resources.ingest.source_files import SourceFile, local_files
-from resources.lineage.record import record
+from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets, DatasetVersion, new_id
-from resources.metadata.field_rules import checked_metadata, checked_name, checked_tags
+from resources.metadata.datasets import Datasets, DatasetVersion, dataset_folder, new_id
+from resources.metadata.field_rules import checked_dataset_metadata, checked_dataset_name, checked_dataset_tags
 from resources.metadata.outbox import now_ms
 from resources.object_store.chunk_claims import ChunkClaims
-from resources.object_store.chunk_upload import chunk_store
+from resources.object_store.chunk_upload import open_chunk_store
+
+# A dataset version that somebody asks for: what the asset, the API and the command line hand to `create`.
+
+AS_UPLOADED = "none: as uploaded"
 
 
-class NumberTaken(Exception):
+@dataclass(frozen=True)
+class NewVersion:
+    """What is asked for. `transform` and `parents` (NAME@VERSION) say what was done to make the files, and of what."""
+
+    name: str
+    format: str
+    user: str
+    organization: str
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, JsonValue] | None = None
+    transform: JsonValue = AS_UPLOADED
+    parents: Sequence[str] = ()
+
+
+def find_unapplied_fields(request: NewVersion, version: DatasetVersion) -> dict[str, JsonValue]:
+    """What was said of files whose content is a version already, and that the version does not say: sending files again
+    changes nothing of it, and whoever did is told.
+    """
+    existing_metadata = version.metadata
+    different: dict[str, JsonValue] = {
+        "tags": [tag for tag in dict.fromkeys(request.tags) if tag not in version.tags],
+        "metadata": {
+            key: value
+            for key, value in (request.metadata or {}).items()
+            if key not in existing_metadata or existing_metadata[key] != value
+        },
+        "format": request.format if request.format != version.format else "",
+    }
+    return {field: value for field, value in different.items() if value}
+
+
+# A dataset version: every record is checked while source and records are stored, and the version appears last of all.
+#
+# One pass, in which memory stays flat: whatever is stored until something is found wrong is removed again, and a version
+# exists from the moment on in which its row is committed. So neither a refusal nor a kill leaves anything that can be
+# seen.
+
+
+class VersionNumberConflict(Exception):
     """Another version took the number under which the manifests lie."""
 
 
@@ -45,34 +81,34 @@ def create_version(
     tags: Sequence[str] = (),
     metadata: Mapping[str, JsonValue] | None = None,
 ) -> tuple[DatasetVersion, bool]:
-    """Make a version of the file or folder at `path`: `create_from`."""
-    wanted = NewVersion(checked_name(name), format, user, organization, tags, metadata)
-    return create_from(database, store, wanted, local_files(path, format_of(format)))
+    """Make a version of the file or folder at `path`: `create_from_files`."""
+    request = NewVersion(checked_dataset_name(name), format, user, organization, tags, metadata)
+    return create_from_files(database, store, request, local_files(path, parse_format(format)))
 
 
-def create_from(
-    database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
+def create_from_files(
+    database: Database, store: Store, request: NewVersion, files: Sequence[SourceFile]
 ) -> tuple[DatasetVersion, bool]:
     """Make a version of files. Returns it, and whether it is new: equal content is the version it was.
 
     Raises:
         HanzoError: bad name, format, file or record; nothing was stored.
     """
-    checked_name(wanted.name)
-    checked_tags(wanted.tags)
-    checked_metadata(wanted.metadata or {})
-    format = format_of(wanted.format)
-    refuse_doubles(files)
+    checked_dataset_name(request.name)
+    checked_dataset_tags(request.tags)
+    checked_dataset_metadata(request.metadata or {})
+    format = parse_format(request.format)
+    refuse_duplicate_names(files)
     origins = tuple(file.origin for file in files if file.origin)
-    place = dataset_folder(wanted.organization, wanted.name)
-    claims = ChunkClaims(database, wanted.organization, place)
-    claims.release_dead(store)
+    place = dataset_folder(request.organization, request.name)
+    claims = ChunkClaims(database, request.organization, place)
+    claims.release_abandoned(store)
     holder = new_id()
     claims.open(holder)
     try:
-        with chunk_store(store, claims, holder, place) as chunks:
-            content = read_all(files, format, chunks)
-        version, is_new = Publication(database, store, claims, wanted, content, origins).commit(holder)
+        with open_chunk_store(store, claims, holder, place) as chunks:
+            content = check_and_store(files, format, chunks)
+        version, is_new = Publication(database, store, claims, request, content, origins).commit(holder)
     except BaseException:
         claims.release(store, holder)
         raise
@@ -81,7 +117,7 @@ def create_from(
     return version, is_new
 
 
-def refuse_doubles(files: Sequence[SourceFile]) -> None:
+def refuse_duplicate_names(files: Sequence[SourceFile]) -> None:
     path, count = Counter(file.path for file in files).most_common(1)[0]
     if count > 1:
         raise invalid(f"{count} files are called '{path}': rename all but one")
@@ -94,7 +130,7 @@ class Publication:
     database: Database
     store: Store
     claims: ChunkClaims
-    wanted: NewVersion
+    request: NewVersion
     content: Content
     origins: Sequence[str]
 
@@ -104,53 +140,53 @@ class Publication:
         Where another took the number meanwhile, the manifests are written again under the next one: nobody waits for the
         object store while he holds the database.
         """
-        while (made := self._try(holder)) is None:
+        while (created := self._try(holder)) is None:
             pass
-        return made
+        return created
 
     def _try(self, holder: str) -> tuple[DatasetVersion, bool] | None:
-        wanted, datasets = self.wanted, Datasets(self.database)
+        request, datasets = self.request, Datasets(self.database)
         with self.database.write() as connection:
             # The number first: whoever commits this content between the two is found by the second, or has taken the number.
-            number = datasets.next_number(connection, wanted.organization, wanted.name)
-            if existing := datasets.with_content(connection, wanted.organization, wanted.name, self.content.sha256):
+            number = datasets.next_number(connection, request.organization, request.name)
+            if existing := datasets.find_by_content(connection, request.organization, request.name, self.content.sha256):
                 return existing, False
-            place = f"{dataset_folder(wanted.organization, wanted.name)}/{number}"
+            place = f"{dataset_folder(request.organization, request.name)}/{number}"
             own = f"{place}/{holder[:8]}"
             self.claims.keep_alive(connection, holder, own)
         source = self._source()
         raw = self.store.put_manifest(f"{own}/source", source)
         records = self._records(raw)
         artifact = self.store.put_manifest(f"{own}/records", records)
-        self.store.put_manifest(index_uri(artifact.uri), index_manifest(artifact, (self.content.index,)))
+        self.store.put_manifest(index_uri(artifact.uri), build_index_manifest(artifact, (self.content.index,)))
         version = self._version(holder, number, place, raw, artifact)
         try:
             with self.database.write() as connection:
-                if datasets.take_number(connection, wanted.organization, wanted.name) != number:
-                    raise NumberTaken
+                if datasets.reserve_number(connection, request.organization, request.name) != number:
+                    raise VersionNumberConflict
                 self.claims.keep_alive(connection, holder, place)
-                record(connection, raw, source)
-                record(connection, artifact, records)
+                record_artifact(connection, raw, source)
+                record_artifact(connection, artifact, records)
                 datasets.add(connection, version)
-        except NumberTaken:
+        except VersionNumberConflict:
             self.store.delete(own)
             return None
         return version, True
 
-    def _whose(self) -> dict[str, JsonValue]:
+    def _owner_facts(self) -> dict[str, JsonValue]:
         """Makes equal content of two datasets two artifacts, of which one can be deleted."""
-        return {"dataset": self.wanted.name, "organization": self.wanted.organization}
+        return {"dataset": self.request.name, "organization": self.request.organization}
 
     def _source(self) -> Manifest:
-        facts = {**self._whose(), "format": self.wanted.format, **self._whence()}
+        facts = {**self._owner_facts(), "format": self.request.format, **self._origin_facts()}
         return Manifest(kind="source", files=self.content.source, facts=facts)
 
-    def _whence(self) -> dict[str, JsonValue]:
+    def _origin_facts(self) -> dict[str, JsonValue]:
         return {"origins": list(self.origins)} if self.origins else {}
 
     def _records(self, source: Artifact) -> Manifest:
         facts: dict[str, JsonValue] = {
-            **self._whose(),
+            **self._owner_facts(),
             "num_records": self.content.num_records,
             "columns": {column: dict(kinds) for column, kinds in self.content.counts.items()},
             "transform": "canonical JSON lines",
@@ -160,23 +196,23 @@ class Publication:
     def _version(self, id: str, number: int, place: str, raw: Artifact, artifact: Artifact) -> DatasetVersion:
         return DatasetVersion(
             id=id,
-            name=self.wanted.name,
+            name=self.request.name,
             version=number,
-            organization=self.wanted.organization,
+            organization=self.request.organization,
             created_at=now_ms(),
-            created_by=self.wanted.user,
+            created_by=self.request.user,
             storage_path=f"{place}/",
-            format=self.wanted.format,
+            format=self.request.format,
             size_bytes=raw.size_bytes,
             num_records=self.content.num_records,
             schema=self.content.schema,
             splits={},
-            metadata=dict(self.wanted.metadata or {}),
-            tags=list(self.wanted.tags),
+            metadata=dict(self.request.metadata or {}),
+            tags=list(self.request.tags),
             lineage={
-                "parent_datasets": list(self.wanted.parents),
-                "transform": self.wanted.transform,
-                **self._whence(),
+                "parent_datasets": list(self.request.parents),
+                "transform": self.request.transform,
+                **self._origin_facts(),
             },
             content_sha256=self.content.sha256,
             artifact=artifact,

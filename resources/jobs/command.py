@@ -13,15 +13,15 @@ from recipes.contracts.job import CheckpointPolicy, Job, Program, StoreAddress, 
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
-from resources.lineage.record import record
+from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
-from resources.metadata.jobs import COMMAND, DATASET, JobRecord, Jobs
-from resources.metadata.resumed import RESUMED
+from resources.metadata.field_rules import refuse_unstorable
+from resources.metadata.job_record import RESUMED_KEY
+from resources.metadata.jobs import COMMAND, DATASET_KEY, JobRecord, Jobs
 from resources.metadata.run_tags import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG
-from resources.metadata.tracking_rules import refuse_unstorable
 
 CODE = "code"
-ADDED = {CODE, DATASET, RESUMED}
+DERIVED_KEYS = {CODE, DATASET_KEY, RESUMED_KEY}
 """Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
 it was resumed."""
 
@@ -36,15 +36,15 @@ def submit_command(
     """
     refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
-    code = manifest_of(job)
-    place = uris.run_code(identifier, code.digest)
+    code = code_manifest(job)
+    uri = uris.run_code(identifier, code.digest)
     for path, text in job.files.items():
-        store.put_bytes(f"{place}/{path}", text.encode())
+        store.put_bytes(f"{uri}/{path}", text.encode())
     if code.files:
-        store.put_manifest(place, code)
-    config = configuration(job, identifier)
+        store.put_manifest(uri, code)
+    config = stored_config(job, identifier)
     with database.write() as connection:
-        kept = Jobs(database).submit(
+        stored = Jobs(database).submit(
             name=job.name,
             config=config,
             user=user,
@@ -52,35 +52,35 @@ def submit_command(
             id=identifier,
             type=COMMAND,
             experiment=job.experiment,
-            tags=tags_of(job),
+            tags=code_tags(job),
             connection=connection,
         )
-        is_kept = kept.config.get(CODE) == config.get(CODE)
+        is_kept = stored.config.get(CODE) == config.get(CODE)
         if code.files and is_kept:
-            record(connection, Artifact.model_validate(config[CODE]), code)
+            record_artifact(connection, Artifact.model_validate(config[CODE]), code)
     if not is_kept:
-        store.delete(place)
-    return kept
+        store.delete(uri)
+    return stored
 
 
-def tags_of(job: CommandJob) -> dict[str, str]:
+def code_tags(job: CommandJob) -> dict[str, str]:
     """What the run says of its code, as MLflow's clients do."""
     commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
     return {SOURCE_NAME_TAG: shlex.join(job.command), SOURCE_TYPE_TAG: "JOB", **commit}
 
 
-def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
+def stored_config(job: CommandJob, identifier: str) -> dict[str, Any]:
     """What is kept of a job file: its keys, and in the place of its source files the artifact that holds them."""
     config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
     if job.storage.dataset:
-        config[DATASET] = job.storage.dataset
-    if (code := manifest_of(job)).files:
-        place = uris.run_code(identifier, code.digest)
-        config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
+        config[DATASET_KEY] = job.storage.dataset
+    if (code := code_manifest(job)).files:
+        uri = uris.run_code(identifier, code.digest)
+        config[CODE] = Artifact(kind=CODE, uri=uri, digest=code.digest, size_bytes=code.size_bytes).model_dump()
     return config
 
 
-def manifest_of(job: CommandJob) -> Manifest:
+def code_manifest(job: CommandJob) -> Manifest:
     files = ((path, text.encode()) for path, text in sorted(job.files.items()))
     return Manifest(
         kind=CODE,
@@ -88,35 +88,35 @@ def manifest_of(job: CommandJob) -> Manifest:
     )
 
 
-def asked_of(job: JobRecord) -> CommandJob:
+def read_command(job: JobRecord) -> CommandJob:
     """The job file of a job that was submitted, but for its source files."""
-    return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in ADDED})
+    return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in DERIVED_KEYS})
 
 
-def policy_of(asked: CommandJob) -> CheckpointPolicy:
-    return CheckpointPolicy().under(asked.schedule)
+def checkpoint_policy(command: CommandJob) -> CheckpointPolicy:
+    return CheckpointPolicy().for_schedule(command.schedule)
 
 
-def command_work(job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, cache_dir: str) -> Job:
+def plan_command(job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, cache_dir: str) -> Job:
     """The work of a command job."""
-    asked = asked_of(job)
+    command = read_command(job)
     inputs = {CODE: Artifact.model_validate(job.config[CODE])} if CODE in job.config else {}
     return Job(
         id=job.id,
         program=Program.COMMAND,
-        inputs={**inputs, **({DATASET: dataset} if dataset else {})},
+        inputs={**inputs, **({DATASET_KEY: dataset} if dataset else {})},
         parameters={
-            "script": asked.script.model_dump(mode="json"),
-            "experiment": asked.experiment,
-            DATASET: asked.storage.dataset,
+            "script": command.script.model_dump(mode="json"),
+            "experiment": command.experiment,
+            DATASET_KEY: command.storage.dataset,
         },
-        outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
+        outputs={"checkpoints": command.storage.checkpoints_uri(job.id)},
         result_uri=uris.run_result(job.id, "command"),
         store=store,
         cache_dir=cache_dir,
         tracking=Tracking(uri=tracking_uri, run_id=job.id),
-        hardware=asked.resources,
-        distributed=asked.distributed,
-        checkpoint=policy_of(asked),
-        schedule=asked.schedule,
+        hardware=command.resources,
+        distributed=command.distributed,
+        checkpoint=checkpoint_policy(command),
+        schedule=command.schedule,
     )

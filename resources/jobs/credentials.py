@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipes.contracts.job import Job
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.quantities import parse_duration
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
 
-TOKEN = "MLFLOW_TRACKING_TOKEN"
+TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 """The variable that the product's own client and MLflow's both read."""
 
 
@@ -20,19 +20,19 @@ class JobCredentials:
 
     def issue(self, job: Job) -> Mapping[str, str]:
         if job.tracking is None:
-            return {TOKEN: ""}  # it has nothing to tell the server, and inherits no other token
+            return {TOKEN_VARIABLE: ""}  # it has nothing to tell the server, and inherits no other token
         with self.database.write() as connection:
-            return {TOKEN: job_tokens.issue(connection, job.id, seconds_of(job.schedule.max_duration))}
+            return {TOKEN_VARIABLE: job_tokens.issue(connection, job.id, parse_duration(job.schedule.max_duration))}
 
     def is_valid(self, job: Job, token: str) -> bool:
         with self.database.read() as connection:
-            grant = job_tokens.grant_of(connection, token)
+            grant = job_tokens.find_grant(connection, token)
         return grant is not None and grant.job_id == job.id
 
     def renew(self, job: Job) -> None:
         if job.tracking is not None:
             with self.database.write() as connection:
-                job_tokens.renew(connection, job.id, seconds_of(job.schedule.max_duration))
+                job_tokens.renew(connection, job.id, parse_duration(job.schedule.max_duration))
 
     def revoke(self, job: Job) -> None:
         if job.tracking is not None:

@@ -12,30 +12,29 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.checkpoints.retention import from_the_best, standing_of
-from recipes.contracts.frozen_model import Frozen
+from recipes.checkpoints.retention import parse_quality, rank_by_loss
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.rewind import SentBack, way_from
+from recipes.contracts.rewind import Rewind, rewind_folder
 from recipes.storage import uris
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from resources.errors import conflict, invalid
-from resources.estimate.admission import admit
-from resources.estimate.shapes import shape_of_base
+from resources.estimate.admission import admit_recipe, base_model_shape
 from resources.hpo.sweeps import SWEEP_KEY, Sweeps
 from resources.lineage.run_record import RunRecord, read_record
 from resources.metadata.database import Database
+from resources.metadata.job_record import RESUMED_KEY, ResumeHistory
 from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
 from resources.metadata.outbox import now_ms
-from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tracking.metrics import Metrics
-from resources.scheduling.quotas import gpus_of, refuse_what_never_fits
+from resources.scheduling.quotas import count_gpus, refuse_impossible_job
 from resources.settings.sections import Quota
 
-LOSS = "train/loss"
+LOSS_METRIC = "train/loss"
 
 
-class Wish(Frozen, extra="forbid"):
+class Wish(FrozenModel, extra="forbid"):
     """How a job is to go on; as it was where nothing is said."""
 
     resume_from: Literal["latest", "best"] | int = Field("latest", description="or the step of a checkpoint")
@@ -43,7 +42,7 @@ class Wish(Frozen, extra="forbid"):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint in the store; `loss` is of the validation split, where it was evaluated."""
 
     step: int
@@ -61,18 +60,18 @@ def resume_job(
     """
     jobs = Jobs(database)
     job = jobs.read(identifier)
-    refuse_what_does_not_go_on(job, wish, Sweeps(database).running())
+    refuse_unresumable_job(job, wish, Sweeps(database).running())
     place = store.find(uris.run_record(job.id)) if job.type != COMMAND else None
     record = read_record(store, place) if place else None
     if wish.gpus and record:
-        refuse_what_does_not_fit(record.recipe, wish.gpus, store, quota)
+        refuse_unfitting_gpus(record.recipe, wish.gpus, store, quota)
     back = job.resumed.sent_back
     if wish.resume_from != "latest":
-        there = checkpoints_of(job, record, store)
-        start = chosen(there, wish.resume_from)
-        back = (*back, SentBack(step=start.step))
+        checkpoints = list_checkpoints(job, record, store)
+        start = choose_checkpoint(checkpoints, wish.resume_from)
+        back = (*back, Rewind(step=start.step))
     known, before = job.resumed.gpus, job.resumed.gpus_before
-    resumed = Resumed(
+    resumed = ResumeHistory(
         times=job.resumed.times + 1,
         sent_back=back,
         gpus=wish.gpus or known,
@@ -81,7 +80,7 @@ def resume_job(
     return jobs.resume(job.id, resumed, {"user_id": user, "resume_from": wish.resume_from, "gpus": wish.gpus})
 
 
-def settle(database: Database, job: JobRecord) -> None:
+def settle_rewind(database: Database, job: JobRecord) -> None:
     """Write down how far a run had come that was sent back, and when: its program went on to log while it was told to end.
 
     For whoever starts it anew, once that has ended and before its new program begins. Done once.
@@ -90,12 +89,12 @@ def settle(database: Database, job: JobRecord) -> None:
     if last is None or last.done is not None:
         return
     known = {point.key: point.step for point in Metrics(database).latest(job.id)}
-    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS, 0)), "at": now_ms()})
+    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS_METRIC, 0)), "at": now_ms()})
     resumed = job.resumed.model_copy(update={"sent_back": (*before, settled)})
-    Jobs(database).specify(job.id, RESUMED, resumed.model_dump(mode="json"))
+    Jobs(database).set_config_value(job.id, RESUMED_KEY, resumed.model_dump(mode="json"))
 
 
-def refuse_what_does_not_go_on(job: JobRecord, wish: Wish, sweeping: Collection[str]) -> None:
+def refuse_unresumable_job(job: JobRecord, wish: Wish, sweeping: Collection[str]) -> None:
     """`sweeping` are the sweeps that run: of one that has ended, a trial goes on as any job does."""
     if job.status == "completed":
         raise conflict(
@@ -118,55 +117,59 @@ def refuse_what_does_not_go_on(job: JobRecord, wish: Wish, sweeping: Collection[
         )
 
 
-def refuse_what_does_not_fit(recipe: Recipe, gpus: int, store: Store, quota: Quota | None) -> None:
+def refuse_unfitting_gpus(recipe: Recipe, gpus: int, store: Store, quota: Quota | None) -> None:
     """What would fail when the job is started."""
     try:
-        changed = recipe.on(gpus)
+        changed = recipe.for_processes(gpus)
     except BadConfiguration as problem:
         raise invalid(str(problem)) from None
-    admit(changed, shape_of_base(changed, store))
-    refuse_what_never_fits(quota, gpus_of(changed.hardware, changed.distributed))
+    admit_recipe(changed, base_model_shape(changed, store))
+    refuse_impossible_job(quota, count_gpus(changed.hardware, changed.distributed))
 
 
-def checkpoints_of(job: JobRecord, record: RunRecord | None, store: Store) -> dict[int, Found]:
+def list_checkpoints(job: JobRecord, record: RunRecord | None, store: Store) -> dict[int, FoundCheckpoint]:
     """Those that the run can go back to, by their steps; the last is the one that it would go on from by itself.
 
     Those of the way that it is on, and of the ways before it; of one step the later one counts, as in
-    `recipes.training.resuming`.
+    `recipes.training.checkpointing.resume`.
     """
     # A run whose recipe says `best` found none as it began.
     begins = (0,) if record and record.recipe.checkpoint.resume_from == "best" else ()
-    way = uris.run_checkpoints(job.id)
-    found = checkpoints_below(way, store)
+    folder = uris.run_checkpoints(job.id)
+    found = list_folder_checkpoints(folder, store)
     for step in (*begins, *(back.step for back in job.resumed.sent_back)):
-        way = f"{way}/{way_from(step)}"
+        folder = f"{folder}/{rewind_folder(step)}"
         if step in found:  # with it the way begins
             found[step] = found.pop(step)
-        later = checkpoints_below(way, store)
+        later = list_folder_checkpoints(folder, store)
         found = {known: one for known, one in found.items() if known not in later} | later
     return found
 
 
-def checkpoints_below(way: str, store: Store) -> dict[int, Found]:
-    paths = (uri.removeprefix(f"{way}/") for uri in store.list(way))
-    names = (path.removesuffix(f"/{MANIFEST}") for path in paths if path.endswith(f"/{MANIFEST}"))
+def list_folder_checkpoints(folder: str, store: Store) -> dict[int, FoundCheckpoint]:
+    paths = (uri.removeprefix(f"{folder}/") for uri in store.list(folder))
+    names = (path.removesuffix(f"/{MANIFEST_FILE}") for path in paths if path.endswith(f"/{MANIFEST_FILE}"))
     steps = sorted(int(name) for name in names if name.isdigit())
     found = {}
     for step in steps:
         with suppress(FileNotFoundError):  # the program that was told to end keeps the last few, and saved one more
-            loss = standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss
-            found[step] = Found(step, f"{way}/{step}", loss)
+            loss = parse_quality(store.get_bytes(f"{folder}/{step}/{MANIFEST_FILE}")).loss
+            found[step] = FoundCheckpoint(step, f"{folder}/{step}", loss)
     return found
 
 
-def chosen(there: Mapping[int, Found], wish: Literal["best"] | int) -> Found:
+def choose_checkpoint(checkpoints: Mapping[int, FoundCheckpoint], wish: Literal["best"] | int) -> FoundCheckpoint:
     """The checkpoint that is asked for. Raises HanzoError: there is none, naming those there are."""
-    words = f"there are checkpoints of steps {', '.join(map(str, sorted(there)))}" if there else "there is no checkpoint"
+    available = (
+        f"there are checkpoints of steps {', '.join(map(str, sorted(checkpoints)))}"
+        if checkpoints
+        else "there is no checkpoint"
+    )
     if wish == "best":
-        best = from_the_best({step: found.loss for step, found in there.items()})
+        best = rank_by_loss({step: found.loss for step, found in checkpoints.items()})
         if not best:
-            raise invalid(f"no checkpoint was evaluated, so that none is the best: {words}")
-        return there[best[0]]
-    if wish not in there:
-        raise invalid(f"there is no checkpoint of step {wish}: {words}")
-    return there[wish]
+            raise invalid(f"no checkpoint was evaluated, so that none is the best: {available}")
+        return checkpoints[best[0]]
+    if wish not in checkpoints:
+        raise invalid(f"there is no checkpoint of step {wish}: {available}")
+    return checkpoints[wish]

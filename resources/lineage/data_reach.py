@@ -13,13 +13,13 @@ from sqlalchemy import Connection, or_, select
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
-from resources.lineage.edges import DATA, descend
+from resources.lineage.edges import DATA_KINDS, descendant_edges
 from resources.metadata.database import Database
 from resources.metadata.registry.model_versions import ModelVersion, read_versions
 from resources.metadata.tables import inputs, jobs, params, run_inputs
 from resources.metadata.tables import model_versions as versions
 
-REPORT = "evaluation"
+REPORT_KIND = "evaluation"
 """The kind of artifact of which nothing is made."""
 
 
@@ -62,7 +62,9 @@ class Reach:
         return found
 
 
-def reach(database: Database, store: Store, organization: str, data: Collection[str], names: Collection[str]) -> Reach:
+def compute_reach(
+    database: Database, store: Store, organization: str, data: Collection[str], names: Collection[str]
+) -> Reach:
     """Everything that these datasets and splits (digests) reached.
 
     Args:
@@ -70,31 +72,35 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
     """
 
     def follow(artifact: Artifact) -> bool:
-        return artifact.digest in data if artifact.kind in DATA else artifact.kind != REPORT
+        return artifact.digest in data if artifact.kind in DATA_KINDS else artifact.kind != REPORT_KIND
 
-    mine = select(versions).where(versions.c.organization == organization).order_by(versions.c.name, versions.c.version)
+    own_versions = (
+        select(versions).where(versions.c.organization == organization).order_by(versions.c.name, versions.c.version)
+    )
     with database.read() as connection:
-        edges = descend(connection, data, follow)
-        registered = read_versions(connection, mine)
+        edges = descendant_edges(connection, data, follow)
+        registered = read_versions(connection, own_versions)
         unfinished = unfinished_runs(connection, organization, names)
-    holders = {digest: Stop(StopKind.MODEL, model.reference) for model in registered for digest in digests_of(model)}
+    holders = {digest: Stop(StopKind.MODEL, model.reference) for model in registered for digest in model_digests(model)}
     after: dict[Stop, dict[Stop, set[str]]] = defaultdict(lambda: defaultdict(set))
     stops = {digest: Stop(StopKind.DATA, digest) for digest in data}
     for edge in edges:
         child = edge.child
-        is_foreign = child.kind in DATA and child.digest not in data
-        is_comparison = child.kind == REPORT and edge.parent not in data  # a model was measured beside others
-        is_about_data = edge.parent in data and child.kind not in DATA and uris.run_id_of(child.uri) is None  # statistics
+        is_foreign = child.kind in DATA_KINDS and child.digest not in data
+        is_comparison = child.kind == REPORT_KIND and edge.parent not in data  # a model was measured beside others
+        is_about_data = (
+            edge.parent in data and child.kind not in DATA_KINDS and uris.run_id_of(child.uri) is None
+        )  # statistics
         if is_foreign or is_comparison or is_about_data:
             continue
-        stops.setdefault(child.digest, stop_of(child, holders.get))
+        stops.setdefault(child.digest, artifact_stop(child, holders.get))
         before, here = stops[edge.parent], stops[child.digest]
         if before != here:
             after[before][here].add(edge.role)
-        if here.kind is StopKind.RUN and child.kind != REPORT and child.digest in holders:
+        if here.kind is StopKind.RUN and child.kind != REPORT_KIND and child.digest in holders:
             after[here][holders[child.digest]].add(child.kind)
     for run in unfinished:
-        for role, digest in inputs_of(store, run).items():
+        for role, digest in recorded_inputs(store, run).items():
             if digest in data:
                 after[stops[digest]][Stop(StopKind.RUN, run)].add(role)
     seen = {stop for following in after.values() for stop in following if stop.kind is StopKind.RUN}
@@ -104,17 +110,17 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
     return Reach(after, {model.reference: model for model in registered})
 
 
-def stop_of(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
+def artifact_stop(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
     """The stop that an artifact belongs to."""
-    if artifact.kind in DATA:
+    if artifact.kind in DATA_KINDS:
         return Stop(StopKind.DATA, artifact.digest)
     if run_id := uris.run_id_of(artifact.uri):
         return Stop(StopKind.RUN, run_id)
     return holder(artifact.digest) or Stop(StopKind.ARTIFACT, artifact.uri)
 
 
-def digests_of(model: ModelVersion) -> list[str]:
-    return [artifact.digest for artifact in model.made_here.values()]
+def model_digests(model: ModelVersion) -> list[str]:
+    return [artifact.digest for artifact in model.own_artifacts.values()]
 
 
 def unfinished_runs(connection: Connection, organization: str, names: Collection[str]) -> list[str]:
@@ -134,7 +140,7 @@ def unfinished_runs(connection: Connection, organization: str, names: Collection
     return list(connection.execute(query).scalars())
 
 
-def inputs_of(store: Store, run_id: str) -> Mapping[str, str]:
+def recorded_inputs(store: Store, run_id: str) -> Mapping[str, str]:
     """Role -> digest of what a run is trained on, as its record says; nothing where it has none yet."""
     uri = uris.run_record(run_id)
     found = store.find(uri)

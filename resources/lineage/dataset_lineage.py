@@ -11,13 +11,13 @@ from sqlalchemy import Connection, select
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact
 from resources.datasets.prepared_versions import SPLITS
-from resources.lineage.record import find, parents
+from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tables import artifacts, dataset_versions, lineage_edges
 
 
 @dataclass(frozen=True)
-class Made:
+class LinkedArtifact:
     """Something in the chain: `name` says what it is in words that a user knows."""
 
     name: str
@@ -28,7 +28,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it, in
+    """Both ways. `made_from` begins with the nearest; `find_children` are versions, `made_into` all else that came of it, in
     which a run stands once.
 
     `origins` are addresses at which a version's raw files could be had, of those that were made for it.
@@ -37,28 +37,28 @@ class Lineage:
     parents: list[str]
     transform: object
     origins: list[str]
-    made_from: list[Made]
+    made_from: list[LinkedArtifact]
     children: list[str]
-    made_into: list[Made]
+    made_into: list[LinkedArtifact]
 
 
-def lineage(connection: Connection, version: DatasetVersion) -> Lineage:
-    found = children(connection, version)
+def read_lineage(connection: Connection, version: DatasetVersion) -> Lineage:
+    found = find_children(connection, version)
     return Lineage(
         parents=list(version.lineage["parent_datasets"]),
         transform=version.lineage["transform"],
         origins=list(version.lineage.get("origins", ())),
-        made_from=[made(connection, artifact) for artifact in ancestors(connection, version.artifact)],
+        made_from=[link_artifact(connection, artifact) for artifact in ancestors(connection, version.artifact)],
         children=[each.name.removeprefix("dataset ") for each in found if each.kind == "dataset"],
-        made_into=runs_once(each for each in found if each.kind != "dataset"),
+        made_into=deduplicate_runs(each for each in found if each.kind != "dataset"),
     )
 
 
-def runs_once(found: Iterable[Made]) -> list[Made]:
+def deduplicate_runs(found: Iterable[LinkedArtifact]) -> list[LinkedArtifact]:
     """Each name once: a run's adapter and its evaluations are told by their run's name, which stood there three times. The
     record of the run goes before them.
     """
-    once: dict[str, Made] = {}
+    once: dict[str, LinkedArtifact] = {}
     for each in found:
         if each.name not in once or each.kind == "run":
             once[each.name] = each
@@ -70,41 +70,41 @@ def ancestors(connection: Connection, artifact: Artifact) -> list[Artifact]:
     seen: dict[str, Artifact] = {}
     level = [artifact.digest]
     while level:
-        above = [parent for digest in level for parent in parents(connection, digest).values() if parent not in seen]
-        found = [each for digest in dict.fromkeys(above) if (each := find(connection, digest))]
+        above = [parent for digest in level for parent in parent_digests(connection, digest).values() if parent not in seen]
+        found = [each for digest in dict.fromkeys(above) if (each := find_artifact(connection, digest))]
         seen.update((each.digest, each) for each in found)
         level = [each.digest for each in found]
     return list(seen.values())
 
 
-def digests_of(version: DatasetVersion) -> list[str]:
+def version_digests(version: DatasetVersion) -> list[str]:
     """Of its records and of its splits: those of a prepared version were made of that one's parent, not of its records."""
     return [version.artifact.digest, *(version.split(split).digest for split in version.splits)]
 
 
-def children(connection: Connection, version: DatasetVersion, but: Collection[str] = ()) -> list[Made]:
+def find_children(connection: Connection, version: DatasetVersion, but: Collection[str] = ()) -> list[LinkedArtifact]:
     """Everything that was made of a version, the nearest first, and the versions that name it as their parent.
 
     Args:
         but: digests of its records and splits of which what was made is not asked.
     """
     seen: dict[str, Artifact] = {}
-    level = [digest for digest in digests_of(version) if digest not in but]
+    level = [digest for digest in version_digests(version) if digest not in but]
     while level:
         query = select(lineage_edges.c.child).where(lineage_edges.c.parent.in_(level)).order_by(lineage_edges.c.child)
         below = [child for child in connection.execute(query).scalars() if child not in seen]
-        found = [each for digest in dict.fromkeys(below) if (each := find(connection, digest))]
+        found = [each for digest in dict.fromkeys(below) if (each := find_artifact(connection, digest))]
         seen.update((each.digest, each) for each in found)
         level = [each.digest for each in found]
-    named = [made(connection, artifact) for artifact in seen.values()]
-    return list(dict.fromkeys([*named, *declared_children(connection, version)]))
+    named = [link_artifact(connection, artifact) for artifact in seen.values()]
+    return list(dict.fromkeys([*named, *find_declared_children(connection, version)]))
 
 
-def declared_children(connection: Connection, version: DatasetVersion) -> list[Made]:
+def find_declared_children(connection: Connection, version: DatasetVersion) -> list[LinkedArtifact]:
     columns = (dataset_versions.c.name, dataset_versions.c.version, dataset_versions.c.lineage, dataset_versions.c.artifact)
     query = select(*columns).where(dataset_versions.c.organization == version.organization)
     return [
-        Made(f"dataset {row.name}@{row.version}", "dataset", row.artifact["uri"], row.artifact["digest"])
+        LinkedArtifact(f"dataset {row.name}@{row.version}", "dataset", row.artifact["uri"], row.artifact["digest"])
         for row in connection.execute(query.order_by(dataset_versions.c.name, dataset_versions.c.version))
         if version.reference in row.lineage["parent_datasets"]
     ]
@@ -114,10 +114,10 @@ def own_artifacts(connection: Connection, version: DatasetVersion) -> list[Artif
     """What belongs to a version and goes with it: source files, records and splits, which all lie in its folder."""
     below = artifacts.c.uri.startswith(version.storage_path, autoescape=True)
     query = select(artifacts.c.digest).where(below)
-    return [each for digest in connection.execute(query).scalars() if (each := find(connection, digest))]
+    return [each for digest in connection.execute(query).scalars() if (each := find_artifact(connection, digest))]
 
 
-def places_of_others(connection: Connection, version: DatasetVersion, digests: Collection[str]) -> dict[str, str]:
+def shared_artifact_uris(connection: Connection, version: DatasetVersion, digests: Collection[str]) -> dict[str, str]:
     """Digest -> URI of these artifacts where another version names them as its records or as one of its splits."""
     pointers = (dataset_versions.c.artifact, *(dataset_versions.c.splits[split]["artifact"] for split in SPLITS))
     found: dict[str, str] = {}
@@ -130,17 +130,17 @@ def places_of_others(connection: Connection, version: DatasetVersion, digests: C
     return found
 
 
-def is_part(version: DatasetVersion, child: Made) -> bool:
+def is_own_part(version: DatasetVersion, child: LinkedArtifact) -> bool:
     """Whether something is a part of the version itself, such as a split. What was prepared of it is another version,
     though it may lie in the folder of this one."""
     return child.kind != "dataset" and child.uri.startswith(version.storage_path)
 
 
-def made(connection: Connection, artifact: Artifact) -> Made:
-    return Made(name_of(connection, artifact), artifact.kind, artifact.uri, artifact.digest)
+def link_artifact(connection: Connection, artifact: Artifact) -> LinkedArtifact:
+    return LinkedArtifact(describe_artifact(connection, artifact), artifact.kind, artifact.uri, artifact.digest)
 
 
-def name_of(connection: Connection, artifact: Artifact) -> str:
+def describe_artifact(connection: Connection, artifact: Artifact) -> str:
     if artifact.kind == "dataset":
         folder = artifact.uri.rpartition("/")[0].rpartition("/")[0]
         columns = (dataset_versions.c.name, dataset_versions.c.version)

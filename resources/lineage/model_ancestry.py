@@ -8,18 +8,18 @@ from sqlalchemy import Connection, select
 
 from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
-from resources.lineage.record import find
+from resources.lineage.edges import find_artifact
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.registry.model_versions import made_here
+from resources.metadata.registry.model_versions import own_artifacts
 from resources.metadata.tables import dataset_validations, dataset_versions, lineage_edges, model_versions
 
-IN_USE = ("production", "canary", "staging")
-TRAIN = "train"
-RECORDS = dataset_versions.c.artifact["digest"].as_string()
-TRAINED = dataset_versions.c.splits[TRAIN]["artifact"]["digest"].as_string()
+USED_STAGES = ("production", "canary", "staging")
+TRAIN_ROLE = "train"
+RECORDS_DIGEST = dataset_versions.c.artifact["digest"].as_string()
+TRAIN_SPLIT_DIGEST = dataset_versions.c.splits[TRAIN_ROLE]["artifact"]["digest"].as_string()
 """The digest of a version's records, and of its training split; null where it has not been split."""
-MANY = 500
+MAX_DIGESTS_PER_QUERY = 500
 """Digests in one query: both databases bound the parameters of a statement."""
 
 
@@ -74,16 +74,16 @@ class Ancestry:
         """
         parents = self._parents(self._version, set())
         family = {self._version.name, *(parent.name for parent in parents)}
-        found = {f"{parent.reference} train": parent.split(TRAIN) for parent in parents if TRAIN in parent.splits}
+        found = {f"{parent.reference} train": parent.split(TRAIN_ROLE) for parent in parents if TRAIN_ROLE in parent.splits}
         known = {artifact.digest for artifact in found.values()}
-        relatives = self._digests_of(family)
+        relatives = self._version_digests(family)
         for model in self._models:
             if not model.digests & relatives:
                 continue
             for digest in sorted(model.trained_on - known):
-                if (artifact := find(self._connection, digest)) is not None:
+                if (artifact := find_artifact(self._connection, digest)) is not None:
                     known.add(digest)
-                    found[f"{self._name_of(digest)} train, of {model.reference}"] = artifact
+                    found[f"{self._split_name(digest)} train, of {model.reference}"] = artifact
         return found
 
     def _siblings(self) -> Sequence[Mapping[str, Any]]:
@@ -92,8 +92,8 @@ class Ancestry:
             select(
                 dataset_versions.c.id,
                 dataset_versions.c.version,
-                RECORDS.label("digest"),
-                TRAINED.label("split"),
+                RECORDS_DIGEST.label("digest"),
+                TRAIN_SPLIT_DIGEST.label("split"),
                 dataset_validations.c.statistics,
             )
             .join(dataset_validations, dataset_validations.c.dataset_id == dataset_versions.c.id)
@@ -119,46 +119,50 @@ class Ancestry:
             found += [parent, *self._parents(parent, seen)]
         return found
 
-    def _digests_of(self, names: Iterable[str]) -> frozenset[str]:
-        query = select(RECORDS).where(
+    def _version_digests(self, names: Iterable[str]) -> frozenset[str]:
+        query = select(RECORDS_DIGEST).where(
             dataset_versions.c.organization == self._version.organization, dataset_versions.c.name.in_(sorted(names))
         )
         return frozenset(self._connection.execute(query).scalars())
 
-    def _name_of(self, split: str) -> str:
+    def _split_name(self, split: str) -> str:
         """NAME@VERSION of the dataset whose split it is; of one that was split anew since, the one that it was cut from."""
         columns = select(dataset_versions.c.name, dataset_versions.c.version)
-        has_it = columns.where(split == TRAINED)
-        cut_from = columns.join(lineage_edges, lineage_edges.c.parent == RECORDS).where(lineage_edges.c.child == split)
+        has_it = columns.where(split == TRAIN_SPLIT_DIGEST)
+        cut_from = columns.join(lineage_edges, lineage_edges.c.parent == RECORDS_DIGEST).where(
+            lineage_edges.c.child == split
+        )
         row = self._connection.execute(has_it).first() or self._connection.execute(cut_from).first()
         return f"{row.name}@{row.version}" if row else f"split {split[:12]}"
 
 
 def models_in_use(connection: Connection, organization: str) -> list[ModelAncestry]:
     """All model versions of an organization that are, or may soon be, served, with what they were made from."""
-    query = select(model_versions).where(model_versions.c.organization == organization, model_versions.c.stage.in_(IN_USE))
+    query = select(model_versions).where(
+        model_versions.c.organization == organization, model_versions.c.stage.in_(USED_STAGES)
+    )
     found = []
     for row in connection.execute(query).mappings():
-        made = made_here(row["artifacts"])
-        digests, trained_on = made_from(connection, [artifact.digest for artifact in made.values()])
+        made = own_artifacts(row["artifacts"])
+        digests, trained_on = ancestor_digests(connection, [artifact.digest for artifact in made.values()])
         reference = f"{row['name']}@{row['version']}"
         found.append(ModelAncestry(reference, row["stage"], row["updated_at"], digests, trained_on))
     return found
 
 
-def made_from(connection: Connection, digests: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+def ancestor_digests(connection: Connection, digests: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Digests of all that artifacts were made from, in any number of steps; and of those, what was trained on."""
     seen, trained_on = set(digests), set()
     edge = sorted(seen)
     while edge:
         found = set()
-        for start in range(0, len(edge), MANY):
+        for start in range(0, len(edge), MAX_DIGESTS_PER_QUERY):
             query = select(lineage_edges.c.role, lineage_edges.c.parent).where(
-                lineage_edges.c.child.in_(edge[start : start + MANY])
+                lineage_edges.c.child.in_(edge[start : start + MAX_DIGESTS_PER_QUERY])
             )
             for role, parent in connection.execute(query):
                 found.add(parent)
-                if role == TRAIN:
+                if role == TRAIN_ROLE:
                     trained_on.add(parent)
         edge = sorted(found - seen)
         seen |= found

@@ -12,12 +12,12 @@ from pathlib import Path
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from recipes.contracts.results import TRAINED
-from recipes.storage.artifact_store import BrokenArtifact, Store, sha256_of
+from recipes.contracts.results import TRAINED_ROLES
+from recipes.storage.artifact_store import BrokenArtifact, Store, hash_file
 from recipes.storage.manifest import Artifact, Manifest
-from resources.lineage.record import find, parents
+from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.registry import deployments
-from resources.metadata.registry.model_versions import described
+from resources.metadata.registry.model_versions import artifact_row
 from resources.metadata.registry.registry import ModelVersion
 
 LABELS = {
@@ -30,12 +30,12 @@ LABELS = {
     "dataset": "dataset version",
     "source": "source files",
 }
-FORMATS = ("gguf", "merged", *TRAINED)
-MADE_FROM = (("gguf", "merged"), *(("merged", role) for role in TRAINED))
+FORMATS = ("gguf", "merged", *TRAINED_ROLES)
+SOURCE_FORMATS = (("gguf", "merged"), *(("merged", role) for role in TRAINED_ROLES))
 """Formats of a version, each with one that it was made from."""
 
 
-def kind_of(format: str) -> str:
+def format_kind(format: str) -> str:
     """What a format of a version is: of a second export, it names the quantization too."""
     return format.partition("-")[0]
 
@@ -76,13 +76,15 @@ class Prover:
         self.broken: list[str] = []
         self.bytes_hashed = 0
 
-    def served(self, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]) -> ProofNode | None:
+    def prove_served_file(
+        self, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
+    ) -> ProofNode | None:
         """The file that the engine serves, if this version is the one being served."""
-        deployment = deployments.serving(self._connection, version.model)
+        deployment = deployments.find_serving(self._connection, version.model)
         if deployment is None or deployment.version != version.version:
             return None
         node = ProofNode(label="served file", uri=deployment.url, digest=deployment.sha256)
-        exports = [artifact for format, artifact in version.made_here.items() if kind_of(format) == "gguf"]
+        exports = [artifact for format, artifact in version.own_artifacts.items() if format_kind(format) == "gguf"]
         deployed = next((export for export in exports if deployment.sha256 in self._file_hashes(export)), None)
         node.made_from = [self.artifact(deployed or version.artifact("gguf"), "served file")]
         if deployed is None:
@@ -102,7 +104,7 @@ class Prover:
         else:
             node.files, node.size_bytes = 1, path.stat().st_size
             self.bytes_hashed += node.size_bytes
-            if (found := sha256_of(path)) != deployment.sha256:
+            if (found := hash_file(path)) != deployment.sha256:
                 self._problem(
                     node, "served file -> export", f"{path.name} has SHA-256 {found}, deployed was {deployment.sha256}"
                 )
@@ -125,27 +127,27 @@ class Prover:
         self._manifests[artifact.digest] = manifest
         node.files, node.size_bytes, node.facts = len(manifest.files), manifest.size_bytes, dict(manifest.facts)
         self._hash_files(artifact, manifest, node, edge)
-        if parents(self._connection, artifact.digest) != manifest.inputs:
+        if parent_digests(self._connection, artifact.digest) != manifest.inputs:
             self._problem(node, edge, f"the database and {artifact.uri}/manifest.json disagree on what it was made from")
         for role, digest in manifest.inputs.items():
-            parent = find(self._connection, digest)
+            parent = find_artifact(self._connection, digest)
             if parent is None:
                 self._problem(node, f"{label} -> {role}", f"no artifact of digest {digest} is recorded")
                 continue
             node.made_from.append(self.artifact(parent, label, role))
         return node
 
-    def one_chain(self, version: ModelVersion, root: ProofNode) -> None:
+    def check_one_chain(self, version: ModelVersion, root: ProofNode) -> None:
         """That the version's files were made of each other, and by its run. What cannot be read was named already."""
-        digests = {format: artifact.digest for format, artifact in version.made_here.items()}
+        digests = {format: artifact.digest for format, artifact in version.own_artifacts.items()}
         for format, digest in digests.items():
-            kind, manifest = kind_of(format), self._manifests.get(digest)
-            for parent in (parent for child, parent in MADE_FROM if child == kind):
-                own = {digests[each] for each in digests if kind_of(each) == parent}
+            kind, manifest = format_kind(format), self._manifests.get(digest)
+            for parent in (parent for child, parent in SOURCE_FORMATS if child == kind):
+                own = {digests[each] for each in digests if format_kind(each) == parent}
                 if manifest is not None and own and manifest.inputs.get(parent) not in own:
                     reason = f"the registry's {LABELS[kind]} of {version.reference} was not made from its {LABELS[parent]}"
                     self._problem(root, f"{LABELS[kind]} -> {LABELS[parent]}", reason)
-        for role in TRAINED:
+        for role in TRAINED_ROLES:
             trained = self._manifests.get(digests.get(role, ""))
             run = self._manifests.get(trained.inputs.get("run", "")) if trained is not None else None
             if run is not None and run.facts.get("run_id") != version.run_id:
@@ -180,30 +182,30 @@ class Prover:
         self.broken.append(f"{edge}: {reason}")
 
 
-def prove(
+def prove_version(
     connection: Connection, store: Store, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
 ) -> Proof:
     """Prove a version. `served_file` answers a name in the engine with the file served and the hash it loaded."""
     prover = Prover(connection, store)
     root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")
-    if served := prover.served(version, served_file):
+    if served := prover.prove_served_file(version, served_file):
         root.made_from.append(served)
     if not any(format in version.artifacts for format in FORMATS):
         prover._problem(root, f"{version.reference} -> artifacts", "none was made here, so there is nothing to prove")
     # The first of each kind, then further exports (`gguf-f16`).
-    for format in (*FORMATS, *sorted(version.made_here.keys() - set(FORMATS))):
+    for format in (*FORMATS, *sorted(version.own_artifacts.keys() - set(FORMATS))):
         if format not in version.artifacts:
             continue
-        if format not in version.made_here:
+        if format not in version.own_artifacts:
             prover._problem(root, f"{version.reference} -> {format}", "the registry says of it what no pointer says")
             continue
         artifact = version.artifact(format)
-        if version.artifacts[format] != described(artifact):
+        if version.artifacts[format] != artifact_row(artifact):
             prover._problem(root, f"{version.reference} -> {format}", "the registry says of it what its pointer does not")
         child = prover.artifact(artifact, version.reference)
         if not child.seen_above:
             root.made_from.append(child)
-    prover.one_chain(version, root)
+    prover.check_one_chain(version, root)
     return Proof(
         name=version.name,
         version=version.version,

@@ -9,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
-from recipes.record_lines import record_lines
 from recipes.records.fingerprint import Fingerprint
+from recipes.records.record_index import IndexHit, RecordIndex, Segment, find_index, fingerprint_line, number_hits
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
-from resources.lineage.edges import DATA, children
+from resources.lineage.edges import DATA_KINDS, child_edges
 from resources.metadata.database import Database
 
-READERS = 16
+READER_THREADS = 16
 
 
-class How(StrEnum):
+class Relation(StrEnum):
     """How a record that was found relates to the one that was looked for."""
 
     SAME = "the same record"
@@ -33,8 +33,8 @@ class Hit:
     """Record `number` (from 1) of an artifact."""
 
     number: int
-    print: Fingerprint
-    how: How
+    fingerprint: Fingerprint
+    how: Relation
 
 
 Hits = Mapping[str, Sequence[Hit]]
@@ -49,62 +49,62 @@ class RecordFinder:
         self._store = store
         self._versions = versions
         self._indexes: dict[str, RecordIndex | None] = {}
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(READER_THREADS) as pool:
             list(pool.map(self._index, versions))
 
     def find(self, wanted: Fingerprint) -> Hits:
         """All artifacts that hold the record, its text, or what was made of one of these."""
-        hits = self._in_versions(wanted)
+        hits = self._search_versions(wanted)
         waiting = set(hits)
         while waiting:
             with self._database.read() as connection:
-                edges = [edge for edge in children(connection, waiting) if edge.child.kind in DATA]
+                edges = [edge for edge in child_edges(connection, waiting) if edge.child.kind in DATA_KINDS]
             waiting = set()
             for edge in edges:
                 known = {hit.number: hit for hit in hits.get(edge.child.digest, ())}
-                more = {hit.number: hit for hit in self._in_child(edge.child, hits[edge.parent], wanted)} | known
+                more = {hit.number: hit for hit in self._search_child(edge.child, hits[edge.parent], wanted)} | known
                 if len(more) > len(known):
                     hits[edge.child.digest] = sorted(more.values(), key=lambda hit: hit.number)
                     waiting.add(edge.child.digest)
         return hits
 
-    def _in_versions(self, wanted: Fingerprint) -> dict[str, Sequence[Hit]]:
+    def _search_versions(self, wanted: Fingerprint) -> dict[str, Sequence[Hit]]:
         indexed = {version.digest: index for version in self._versions if (index := self._index(version))}
-        found = self._look_up((segment for index in indexed.values() for segment in index.records), {wanted.text})
+        found = self._query_segments((segment for index in indexed.values() for segment in index.records), {wanted.text})
         hits: dict[str, Sequence[Hit]] = {}
         for version in self._versions:
             index = indexed.get(version.digest)
-            entries = numbered(index.records, found) if index else self._read_through(version, {wanted.text})
-            if here := [Hit(entry.number, Fingerprint(entry.value, entry.key), how(entry, wanted)) for entry in entries]:
+            entries = number_hits(index.records, found) if index else self._scan_records(version, {wanted.text})
+            if here := [Hit(entry.number, Fingerprint(entry.value, entry.key), relate(entry, wanted)) for entry in entries]:
                 hits[version.digest] = here
         return hits
 
-    def _in_child(self, child: Artifact, parents: Sequence[Hit], wanted: Fingerprint) -> Iterator[Hit]:
+    def _search_child(self, child: Artifact, parents: Sequence[Hit], wanted: Fingerprint) -> Iterator[Hit]:
         """The records of an artifact that are, or were made of, those that were found in what it was made of."""
         if child.kind == "split" and (selections := self._selections(child)):
-            yield from self._chosen(child, selections, parents)
+            yield from self._selected(child, selections, parents)
             return
-        texts = {wanted.text, *(hit.print.text for hit in parents)}
-        known = {hit.print.record for hit in parents}
+        texts = {wanted.text, *(hit.fingerprint.text for hit in parents)}
+        known = {hit.fingerprint.record for hit in parents}
         index = self._index(child)
-        own: dict[int, Found] = {}
+        own: dict[int, IndexHit] = {}
         if index is None:
-            entries = self._read_through(child, texts)
+            entries = self._scan_records(child, texts)
         else:
             own = {entry.number: entry for entry in self._find(index.origins, known)}
             entries = self._find(index.records, texts | {entry.value for entry in own.values()})
         for entry in entries:
             found = Fingerprint(entry.value, entry.key)
             if entry.key == wanted.text:
-                yield Hit(entry.number, found, how(entry, wanted))
+                yield Hit(entry.number, found, relate(entry, wanted))
             elif entry.value in known or entry.number in own:
-                yield Hit(entry.number, found, How.MADE_OF)
+                yield Hit(entry.number, found, Relation.MADE_OF)
 
     def _selections(self, split: Artifact) -> list[FileRecord]:
         """The files of a split that consist of lines of its version: these need no index of their own."""
         return [file for file in self._store.manifest(split).files if file.selection]
 
-    def _chosen(self, split: Artifact, files: Sequence[FileRecord], parents: Sequence[Hit]) -> Iterator[Hit]:
+    def _selected(self, split: Artifact, files: Sequence[FileRecord], parents: Sequence[Hit]) -> Iterator[Hit]:
         """Those records of a version that are in its split, numbered as there."""
         before = 0
         for file in files:
@@ -112,29 +112,29 @@ class RecordFinder:
             assert selection is not None
             last = selection.before + selection.records
             if here := [hit for hit in parents if selection.before < hit.number <= last]:
-                marks = self._store.marks(split.uri, file, selection)
+                marks = self._store.read_line_mask(split.uri, file, selection)
                 for hit in here:
                     place = hit.number - selection.before
                     if marks[place - 1]:
                         yield replace(hit, number=before + int(marks[:place].sum()))
             before += selection.chosen
 
-    def _find(self, segments: Sequence[Segment], keys: Collection[int]) -> Iterator[Found]:
-        return numbered(segments, self._look_up(segments, keys))
+    def _find(self, segments: Sequence[Segment], keys: Collection[int]) -> Iterator[IndexHit]:
+        return number_hits(segments, self._query_segments(segments, keys))
 
-    def _look_up(self, segments: Iterable[Segment], keys: Collection[int]) -> Mapping[Segment, Sequence[Found]]:
+    def _query_segments(self, segments: Iterable[Segment], keys: Collection[int]) -> Mapping[Segment, Sequence[IndexHit]]:
         """Each segment once, however many versions share it."""
         distinct = list(dict.fromkeys(segments))
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(READER_THREADS) as pool:
             found = pool.map(lambda segment: segment.find(self._store, keys), distinct)
             return dict(zip(distinct, found, strict=True))
 
-    def _read_through(self, artifact: Artifact, texts: Collection[int]) -> Iterator[Found]:
+    def _scan_records(self, artifact: Artifact, texts: Collection[int]) -> Iterator[IndexHit]:
         """What an index would tell, from the records themselves."""
-        for number, line in enumerate(record_lines(self._store, artifact), start=1):
-            found = fingerprint_of(line)
+        for number, line in enumerate(iterate_record_lines(self._store, artifact), start=1):
+            found = fingerprint_line(line)
             if found.text in texts:
-                yield Found(found.text, found.record, number)
+                yield IndexHit(found.text, found.record, number)
 
     def _index(self, artifact: Artifact) -> RecordIndex | None:
         if artifact.digest not in self._indexes:
@@ -142,6 +142,6 @@ class RecordFinder:
         return self._indexes[artifact.digest]
 
 
-def how(entry: Found, wanted: Fingerprint) -> How:
+def relate(entry: IndexHit, wanted: Fingerprint) -> Relation:
     """How a record of the wanted text relates to the wanted one."""
-    return How.SAME if entry.value == wanted.record else How.TEXT
+    return Relation.SAME if entry.value == wanted.record else Relation.TEXT

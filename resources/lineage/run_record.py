@@ -1,7 +1,4 @@
-"""The record of a training run: everything needed to run it again, written once before it starts.
-
-It is an artifact of its own, so that a model's chain passes through it: recipe, seeds, data, lock file, git commit.
-"""
+"""Records of training and command runs: everything needed to run them again."""
 
 import hashlib
 import json
@@ -9,24 +6,37 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, JsonValue, ValidationError
+from sqlalchemy import Connection, select
 
 from recipes.contracts.job import Hardware
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Incident
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.recovery_log import RecoveryEvent
+from recipes.contracts.validation_errors import explain_first_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
+from resources.metadata.database import Database
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.field_rules import MAX_DATASET_DIGEST
+from resources.metadata.job_record import RESUMED_KEY, mask_config
+from resources.metadata.jobs import DATASET_KEY, JobRecord
+from resources.metadata.tables import runs
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.run_inputs import CONTEXT_TAG, Dataset, DatasetInput, Inputs
+
+# The record of a training run: everything needed to run it again, written once before it starts.
+#
+# It is an artifact of its own, so that a model's chain passes through it: recipe, seeds, data, lock file, git commit.
 
 RECORD_FILE = "run.json"
 LOCK_FILE = "requirements.lock"
 COMMIT_FILE = "COMMIT"
 """Beside the code in an image, which has no git: what it was built from (deploy/Containerfile)."""
-NO_COMMIT = "none"
+UNKNOWN_COMMIT = "none"
 """Of a folder without git."""
 
 
@@ -58,23 +68,23 @@ class RunRecord(BaseModel, frozen=True):
     seed: int
     environment: Environment
     replay_of: str | None = None
-    repeats: tuple[Incident, ...] = ()
+    repeats: tuple[RecoveryEvent, ...] = ()
     threads: int | None = None
 
     @property
     def hardware(self) -> Hardware:
         """What the run asks for."""
-        asked = self.recipe.hardware
-        return asked if self.threads is None else asked.model_copy(update={"cpu": self.threads})
+        hardware = self.recipe.hardware
+        return hardware if self.threads is None else hardware.model_copy(update={"cpu": self.threads})
 
 
 def read_environment(source: Path) -> Environment:
-    """The environment of a checkout, or of an image; a folder that is neither says `NO_COMMIT`."""
-    commit = git(source, "rev-parse", "HEAD")
-    changes = git(source, "diff", "HEAD") if commit else ""
+    """The environment of a checkout, or of an image; a folder that is neither says `UNKNOWN_COMMIT`."""
+    commit = run_git(source, "rev-parse", "HEAD")
+    changes = run_git(source, "diff", "HEAD") if commit else ""
     lock = source / LOCK_FILE
     return Environment(
-        git_commit=commit or commit_of_image(source),
+        git_commit=commit or image_commit(source),
         git_dirty=bool(changes),
         git_diff_sha256=hashlib.sha256(changes.encode()).hexdigest() if changes else "",
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",
@@ -82,13 +92,13 @@ def read_environment(source: Path) -> Environment:
     )
 
 
-def commit_of_image(source: Path) -> str:
+def image_commit(source: Path) -> str:
     file = source / COMMIT_FILE
     text = file.read_text().strip() if file.is_file() else ""
-    return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else NO_COMMIT
+    return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else UNKNOWN_COMMIT
 
 
-def git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
@@ -135,7 +145,9 @@ def read_record(store: Store, artifact: Artifact) -> RunRecord:
     try:
         return RunRecord.model_validate_json(raw)
     except ValidationError as error:
-        raise BrokenArtifact(f"{where} is no record that this release can read: {first_problem(error, RunRecord)}") from None
+        raise BrokenArtifact(
+            f"{where} is no record that this release can read: {explain_first_error(error, RunRecord)}"
+        ) from None
 
 
 def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,11 +157,87 @@ def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) 
     except (FileNotFoundError, ValidationError):
         return ()
     pairs = (
-        (key, then, as_logged(getattr(recipe, key))) for key, then in sorted(logged.items()) if key in Recipe.model_fields
+        (key, then, format_param(getattr(recipe, key))) for key, then in sorted(logged.items()) if key in Recipe.model_fields
     )
     return tuple(f"{key} was {then}, and is {now}" for key, then, now in pairs if now != then)
 
 
-def as_logged(value: object) -> str:
+def format_param(value: object) -> str:
     """A value of a recipe as a parameter of its run: as MLflow's clients write it, whose tuples are lists in YAML."""
     return str(list(value) if isinstance(value, tuple) else value)
+
+
+# The record of a command's run: what it was asked to run, of which code and on which data.
+#
+# A script says of these what it likes, often nothing. What the job file named is known, and is said for it.
+
+LINEAGE_ROLES = {"training": "train", "eval": "test"}
+"""What a job's dataset is to its run, by the type that was submitted: in the lineage, where training counts as learning."""
+MLFLOW_CONTEXTS = {"training": "training", "eval": "evaluation"}
+"""The same in MLflow's words."""
+
+
+def write_command_record(store: Store, job: JobRecord, inputs: Mapping[str, Artifact]) -> Artifact:
+    """The record as an artifact, by which lineage knows the run. A run that has one keeps it.
+
+    Args:
+        inputs: what the job is handed, by role.
+    """
+    uri = uris.run_record(job.id)
+    if found := store.find(uri):
+        return found
+    masked = {key: value for key, value in mask_config(job.config).items() if key != RESUMED_KEY}
+    facts: dict[str, JsonValue] = {"run_id": job.id, "command": list(job.config["command"])}
+    if commit := job.config.get("git_commit"):
+        facts["git_commit"] = commit
+    used = {
+        LINEAGE_ROLES.get(masked["type"], role) if role == DATASET_KEY else role: each.digest
+        for role, each in inputs.items()
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "command.json").write_text(json.dumps(masked, indent=1, sort_keys=True))
+        return store.publish(Path(scratch), uri, "run", inputs=used, facts=facts)
+
+
+def mlflow_digest(version: DatasetVersion) -> str:
+    """The digest of a version's records, as far as MLflow has room for it."""
+    return version.artifact.digest[:MAX_DATASET_DIGEST]
+
+
+def log_dataset_input(database: Database, job: JobRecord, version: DatasetVersion) -> None:
+    """The dataset as an input of the run, once. Nothing is told of a run that somebody deleted."""
+    context = MLFLOW_CONTEXTS.get(job.config["type"])
+    tags = {"version": str(version.version), **({CONTEXT_TAG: context} if context else {})}
+    source = json.dumps({"uri": version.storage_path})
+    found = Dataset(
+        version.name, mlflow_digest(version), "s3", source, profile=json.dumps({"num_records": version.num_records})
+    )
+    with database.write() as connection:
+        if is_run_active(connection, job.id):
+            Inputs(database).log(job.id, [DatasetInput(found, tags)], connection=connection)
+
+
+def log_command_end(
+    connection: Connection,
+    database: Database,
+    job: JobRecord,
+    version: DatasetVersion | None,
+    tags: Sequence[tuple[str, str]],
+) -> None:
+    """The params by which a recipe's run says the same, and tags, in the transaction that completes the job.
+
+    Not before: a param never changes, and a script that logs one called `dataset` would be refused it. What it has logged
+    stays as it is.
+    """
+    data = {"dataset": version.name, "dataset_version": str(version.version)} if version else {}
+    commit = job.config.get("git_commit")
+    values = {**data, **({"git_commit": commit} if commit else {})}
+    if is_run_active(connection, job.id):
+        run_data = RunData(database)
+        logged = run_data.params(job.id, connection=connection)
+        missing = [(key, value) for key, value in values.items() if key not in logged]
+        run_data.log_batch(job.id, params=missing, tags=tags, connection=connection)
+
+
+def is_run_active(connection: Connection, run_id: str) -> bool:
+    return connection.execute(select(runs.c.lifecycle_stage).where(runs.c.id == run_id)).scalar() == "active"

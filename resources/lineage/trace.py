@@ -1,23 +1,160 @@
-"""Which models saw a record: every dataset version, split, run, model version and deployment that it reached (row B8)."""
+"""Trace a record to every dataset version, run, model and deployment it reached."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+from sqlalchemy import Connection, select
 
-from recipes.record_index import fingerprint_of
-from recipes.records.fingerprint import canonical_line
+from recipes.records.fingerprint import encode_canonical_line
+from recipes.records.record_index import fingerprint_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from resources.lineage.data_reach import reach
-from resources.lineage.record_finder import RecordFinder
-from resources.lineage.trace_tree import TraceNode, Tree, nodes_below
+from resources.lineage.data_reach import Reach, Stop, StopKind, compute_reach
+from resources.lineage.edges import find_artifact
+from resources.lineage.record_finder import Hits, RecordFinder
 from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.tables import deployments, runs
 
-PREVIEW = 300
+# What a record reached, as a tree: each thing under what it was made of, told in full once.
+
+MAX_RECORD_NUMBERS = 10
+"""Records of one artifact that are named by their numbers; all are counted."""
+ROLE_VERBS = {
+    "train": "trained on it",
+    "validation": "validated with it",
+    "test": "tested with it",
+    "base": "went on from it",
+}
+"""What a run does with what stands in a role."""
+SERVED_STATUSES = ("serving", "withdrawing")
+"""Statuses of what answers requests now."""
+ENDED_STATUSES = ("replaced", "failed", "withdrawn")
+
+
+class TraceNode(BaseModel):
+    """One thing that the record reached, and what it reached from there; `seen_above` means that this is told further up."""
+
+    kind: str
+    name: str
+    facts: dict[str, object] = {}
+    reached: list["TraceNode"] = []
+    seen_above: bool = False
+
+
+def walk_nodes(nodes: Iterable[TraceNode]) -> Iterator[TraceNode]:
+    """These nodes and all below them."""
+    for node in nodes:
+        yield node
+        yield from walk_nodes(node.reached)
+
+
+class TraceTree:
+    """Grows from what was found of a record (`hits`) and what that reached."""
+
+    def __init__(self, connection: Connection, versions: Sequence[DatasetVersion], hits: Hits, reached: Reach) -> None:
+        self._connection = connection
+        self._hits = hits
+        self._reached = reached
+        self._versions = {version.artifact.digest: version for version in versions if version.artifact.digest in hits}
+        self._splits = {
+            split["artifact"]["digest"]: (version, name)
+            for version in self._versions.values()
+            for name, split in version.splits.items()
+        }
+        self._after = {stop: dict(following) for stop, following in reached.after.items()}
+        self._learned = reached.learned()
+        self._visited: set[Stop] = set()
+
+    def build_tree(self) -> list[TraceNode]:
+        """The dataset versions that hold the record and were made of none that does, and all else below them."""
+        self._attach_splits()
+        data = [Stop(StopKind.DATA, digest) for digest in (*self._versions, *self._hits)]
+        below = {stop for following in self._after.values() for stop in following}
+        return [self._node(stop, ()) for stop in dict.fromkeys(data) if stop not in below]
+
+    def _attach_splits(self) -> None:
+        """A prepared version's splits were made of what it was made of; they are its own all the same."""
+        for digest, (version, _) in self._splits.items():
+            split, owner = Stop(StopKind.DATA, digest), Stop(StopKind.DATA, version.artifact.digest)
+            roles = [following.pop(split) for following in self._after.values() if split in following]
+            if roles:
+                self._after.setdefault(owner, {})[split] = roles[0]
+
+    def _node(self, stop: Stop, roles: Collection[str]) -> TraceNode:
+        node = self._make_node(stop)
+        if stop.kind is StopKind.RUN:
+            node.facts["used"] = sorted(ROLE_VERBS.get(role, role) for role in roles if role != "run") or ["made of it"]
+        if stop in self._visited:
+            node.seen_above = True
+            return node
+        self._visited.add(stop)
+        node.reached += [self._node(next, roles) for next, roles in self._after.get(stop, {}).items()]
+        return node
+
+    def _make_node(self, stop: Stop) -> TraceNode:
+        match stop.kind:
+            case StopKind.DATA:
+                return self._data(stop.name)
+            case StopKind.RUN:
+                return self._run(stop.name)
+            case StopKind.MODEL:
+                return self._model(stop.name)
+            case StopKind.ARTIFACT:
+                return TraceNode(kind="artifact", name=stop.name)
+
+    def _data(self, digest: str) -> TraceNode:
+        found = self._hits[digest]
+        facts: dict[str, object] = {
+            "records": len(found),
+            "numbers": [hit.number for hit in found[:MAX_RECORD_NUMBERS]],
+            "how": sorted({hit.how.value for hit in found}),
+        }
+        if version := self._versions.get(digest):
+            facts |= {"id": version.id, "of_records": version.num_records}
+            return TraceNode(kind="dataset version", name=version.reference, facts=facts)
+        if known := self._splits.get(digest):
+            version, split = known
+            return TraceNode(kind="split", name=f"{version.reference} {split}", facts=facts)
+        artifact = find_artifact(self._connection, digest)
+        return TraceNode(kind="split", name=artifact.uri if artifact else digest, facts=facts)
+
+    def _run(self, id: str) -> TraceNode:
+        row = self._connection.execute(select(runs).where(runs.c.id == id)).first()
+        facts: dict[str, object] = {}
+        if row is not None:
+            facts = {"name": row.name, "status": row.status, "started": row.start_time, "ended": row.end_time}
+        return TraceNode(kind="run", name=id, facts=facts)
+
+    def _model(self, reference: str) -> TraceNode:
+        model = self._reached.models[reference]
+        learned = Stop(StopKind.MODEL, reference) in self._learned
+        facts: dict[str, object] = {"stage": model.stage, "status": model.status, "formats": sorted(model.artifacts)}
+        query = select(deployments).where(model.model.row_filter(deployments), deployments.c.version == model.version)
+        served = [
+            TraceNode(
+                kind="deployment",
+                name=f"{row.url} {row.id}",
+                facts={
+                    "model": reference,
+                    "status": row.status,
+                    "live": row.status in SERVED_STATUSES,
+                    "learned": learned,
+                    "since": row.updated_at if row.status == "serving" else row.created_at,
+                    "until": row.updated_at if row.status in ENDED_STATUSES else None,
+                },
+            )
+            for row in self._connection.execute(query.order_by(deployments.c.id))
+        ]
+        return TraceNode(kind="model version", name=reference, facts={**facts, "learned": learned}, reached=served)
+
+
+# Which models saw a record: every dataset version, split, run, model version and deployment that it reached (row B8).
+
+PREVIEW_CHARACTERS = 300
 """Characters of a record that are shown."""
-COUNTED = ("dataset version", "split", "run", "model version", "deployment")
+COUNTED_KINDS = ("dataset version", "split", "run", "model version", "deployment")
 
 
 class Trace(BaseModel):
@@ -51,14 +188,14 @@ class Tracer:
 
     def trace(self, row: Mapping[str, Any]) -> Trace:
         """Where a record, in any order of its keys, went."""
-        line = canonical_line(row)
-        wanted = fingerprint_of(line)
+        line = encode_canonical_line(row)
+        wanted = fingerprint_line(line)
         hits = self._finder.find(wanted)
         names = {version.name for version in self._versions if version.artifact.digest in hits}
-        reached = reach(self._database, self.store, self._organization, set(hits), names)
+        reached = compute_reach(self._database, self.store, self._organization, set(hits), names)
         with self._database.read() as connection:
-            nodes = Tree(connection, self._versions, hits, reached).grow()
-        below = {(node.kind, node.name): node for node in nodes_below(nodes) if not node.seen_above}
+            nodes = TraceTree(connection, self._versions, hits, reached).build_tree()
+        below = {(node.kind, node.name): node for node in walk_nodes(nodes) if not node.seen_above}
         served = {
             str(node.facts["model"])
             for node in below.values()
@@ -66,9 +203,9 @@ class Tracer:
         }
         return Trace(
             record=f"{wanted.record:016x}",
-            preview=line.decode()[:PREVIEW],
+            preview=line.decode()[:PREVIEW_CHARACTERS],
             found=bool(nodes),
-            totals={kind: sum(found == kind for found, _ in below) for kind in COUNTED},
+            totals={kind: sum(found == kind for found, _ in below) for kind in COUNTED_KINDS},
             live=sorted(served),
             reached=nodes,
         )

@@ -17,10 +17,9 @@ from sqlalchemy import Connection
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
-from resources.lineage.command_record import USES, digest_of
-from resources.lineage.data_reach import REPORT, digests_of
-from resources.lineage.edges import children
-from resources.lineage.record import find, parents
+from resources.lineage.data_reach import REPORT_KIND, model_digests
+from resources.lineage.edges import child_edges, find_artifact, parent_digests
+from resources.lineage.run_record import LINEAGE_ROLES, mlflow_digest
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_versions import ModelVersion
@@ -83,43 +82,43 @@ class TrainingData(BaseModel):
 
 
 @dataclass(frozen=True)
-class Behind:
+class ModelAncestors:
     """Everything that a model was made of, by digest, and the roles in which each was used by whatever was made of it."""
 
     artifacts: Mapping[str, Artifact]
     roles: Mapping[str, Collection[str]]
 
 
-def training_data(database: Database, store: Store, version: ModelVersion, organization: str) -> TrainingData:
+def describe_training_data(database: Database, store: Store, version: ModelVersion, organization: str) -> TrainingData:
     """What a version was trained, validated and tested on, through all models that it goes on from."""
     known = Datasets(database).list(organization)
     with database.read() as connection:
-        behind = everything_behind(connection, store, version)
-        runs = {uris.run_id_of(artifact.uri) for artifact in behind.artifacts.values()} | {version.run_id}
+        model_ancestors = collect_ancestors(connection, store, version)
+        runs = {uris.run_id_of(artifact.uri) for artifact in model_ancestors.artifacts.values()} | {version.run_id}
         logged = [each.dataset for found in load_inputs(connection, sorted(filter(None, runs))).values() for each in found]
-        used = used_splits(connection, behind, known)
-        versions = [each for each in known if each.id in used or each.artifact.digest in behind.artifacts]
-        known_as = {(each.name, digest_of(each)) for each in versions}
-        looked_at = {each.id: statistics_of(connection, each) for each in versions}
+        used = find_used_splits(connection, model_ancestors, known)
+        versions = [each for each in known if each.id in used or each.artifact.digest in model_ancestors.artifacts]
+        known_as = {(each.name, mlflow_digest(each)) for each in versions}
+        looked_at = {each.id: find_statistics(connection, each) for each in versions}
     uses = [
         DataUse(
             dataset=each.reference,
             id=each.id,
             digest=each.artifact.digest,
             records=each.num_records,
-            splits={role: records_in(store, split) for role, split in sorted(used.get(each.id, {}).items())},
+            splits={role: count_split_records(store, split) for role, split in sorted(used.get(each.id, {}).items())},
             transform=each.lineage["transform"],
             made_of=list(each.lineage["parent_datasets"]),
-            personal_data=examined(store, each, looked_at[each.id]),
+            personal_data=examine_personal_data(store, each, looked_at[each.id]),
         )
         for each in versions
     ]
     return TrainingData(
         name=version.name,
         version=version.version,
-        personal_data=overall([use.personal_data.included for use in uses if use.splits]),
+        personal_data=combine_answers([use.personal_data.included for use in uses if use.splits]),
         datasets=sorted(uses, key=lambda use: (not use.splits, use.dataset)),
-        base_models=sorted(artifact.uri for artifact in behind.artifacts.values() if artifact.kind == "base"),
+        base_models=sorted(artifact.uri for artifact in model_ancestors.artifacts.values() if artifact.kind == "base"),
         logged=[
             LoggedDataset(name=each.name, digest=each.digest, source=each.source)
             for each in logged
@@ -128,53 +127,56 @@ def training_data(database: Database, store: Store, version: ModelVersion, organ
     )
 
 
-def everything_behind(connection: Connection, store: Store, version: ModelVersion) -> Behind:
+def collect_ancestors(connection: Connection, store: Store, version: ModelVersion) -> ModelAncestors:
     """What a version's files were made of, and the split that its run was tested on."""
-    begin = set(digests_of(version))
+    begin = set(model_digests(version))
     if version.run_id is not None and (record := store.find(uris.run_record(version.run_id))):
         begin.add(record.digest)
     artifacts: dict[str, Artifact] = {}
     roles: dict[str, set[str]] = defaultdict(set)
-    reports = [edge.child for edge in children(connection, begin) if edge.child.kind == REPORT]
+    reports = [edge.child for edge in child_edges(connection, begin) if edge.child.kind == REPORT_KIND]
     for report in reports:
         # Only what it was tested on: a report also names the model that it was compared with.
-        test = parents(connection, report.digest).get("test")
+        test = parent_digests(connection, report.digest).get("test")
         if test is not None and uris.run_id_of(report.uri) == version.run_id:
             roles[test].add("test")
     level = begin | set(roles)
     while level:
-        found = [artifact for digest in sorted(level) if (artifact := find(connection, digest))]
+        found = [artifact for digest in sorted(level) if (artifact := find_artifact(connection, digest))]
         artifacts |= {artifact.digest: artifact for artifact in found}
         above = set()
         for artifact in found:
-            for role, digest in parents(connection, artifact.digest).items():
+            for role, digest in parent_digests(connection, artifact.digest).items():
                 roles[digest].add(role)
                 above.add(digest)
         level = above - set(artifacts)
-    return Behind(artifacts, roles)
+    return ModelAncestors(artifacts, roles)
 
 
-def used_splits(
-    connection: Connection, behind: Behind, versions: Iterable[DatasetVersion]
+def find_used_splits(
+    connection: Connection, model_ancestors: ModelAncestors, versions: Iterable[DatasetVersion]
 ) -> Mapping[str, Mapping[str, Artifact]]:
     """Id of a dataset version -> role -> the split of it, or the whole, that was used in it."""
     versions = list(versions)
     owners = {split["artifact"]["digest"]: each for each in versions for split in each.splits.values()}
     by_artifact = {each.artifact.digest: each for each in versions}
     used: dict[str, dict[str, Artifact]] = defaultdict(dict)
-    for digest, artifact in behind.artifacts.items():
+    for digest, artifact in model_ancestors.artifacts.items():
         if artifact.kind == "split":
             # One that its version was split into anew since is still of the version that it was made of.
-            owner = owners.get(digest) or by_artifact.get(parents(connection, digest).get("dataset", ""))
-            as_what = behind.roles[digest]
+            owner = owners.get(digest) or by_artifact.get(parent_digests(connection, digest).get("dataset", ""))
+            used_as = model_ancestors.roles[digest]
         else:  # a command reads a version whole
-            owner, as_what = by_artifact.get(digest), [role for role in behind.roles[digest] if role in USES.values()]
-        if owner is not None and as_what:
-            used[owner.id] |= dict.fromkeys(as_what, artifact)
+            owner, used_as = (
+                by_artifact.get(digest),
+                [role for role in model_ancestors.roles[digest] if role in LINEAGE_ROLES.values()],
+            )
+        if owner is not None and used_as:
+            used[owner.id] |= dict.fromkeys(used_as, artifact)
     return used
 
 
-def records_in(store: Store, split: Artifact) -> int | None:
+def count_split_records(store: Store, split: Artifact) -> int | None:
     """How many records a split says to have; None where it cannot say any more."""
     try:
         count = store.manifest(split).facts.get("num_records")
@@ -183,19 +185,19 @@ def records_in(store: Store, split: Artifact) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def statistics_of(connection: Connection, version: DatasetVersion) -> Artifact | None:
+def find_statistics(connection: Connection, version: DatasetVersion) -> Artifact | None:
     """What the newest validation of a version left."""
-    found = [edge.child for edge in children(connection, [version.artifact.digest]) if edge.child.kind == STATISTICS]
+    found = [edge.child for edge in child_edges(connection, [version.artifact.digest]) if edge.child.kind == STATISTICS]
     return found[-1] if found else None
 
 
-def examined(store: Store, version: DatasetVersion, statistics: Artifact | None) -> PersonalData:
+def examine_personal_data(store: Store, version: DatasetVersion, statistics: Artifact | None) -> PersonalData:
     """What a validation found in a version, and what its preparation masked."""
     found = masked = None
     if statistics is not None:
-        found = counts(json.loads(store.get_bytes(f"{statistics.uri}/{STATISTICS}.json")).get("personal_data"))
+        found = parse_counts(json.loads(store.get_bytes(f"{statistics.uri}/{STATISTICS}.json")).get("personal_data"))
     with suppress(BrokenArtifact):
-        masked = counts(store.manifest(version.artifact).facts.get("masked"))
+        masked = parse_counts(store.manifest(version.artifact).facts.get("masked"))
     if found:
         included = Included.FOUND
     elif masked:
@@ -205,12 +207,12 @@ def examined(store: Store, version: DatasetVersion, statistics: Artifact | None)
     return PersonalData(included=included, found=found, masked=masked)
 
 
-def counts(value: object) -> dict[str, int] | None:
+def parse_counts(value: object) -> dict[str, int] | None:
     """Kind -> count, without the kinds of which there are none; None where nobody counted."""
     return {str(kind): int(count) for kind, count in value.items() if count} if isinstance(value, Mapping) else None
 
 
-def overall(answers: Collection[Included]) -> Included:
+def combine_answers(answers: Collection[Included]) -> Included:
     """One answer for all data: what was found counts most, and then what nobody looked at."""
     order = (Included.FOUND, Included.NOT_EXAMINED, Included.MASKED, Included.NOT_FOUND)
     return next((answer for answer in order if answer in answers), Included.NOT_EXAMINED)

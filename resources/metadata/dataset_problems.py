@@ -10,31 +10,31 @@ from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import dataset_problems as table
 from resources.metadata.transactions import insert_into
 
-FAILED = "dataset.failed"
+FAILED_EVENT = "dataset.failed"
 
 
 @dataclass(frozen=True)
-class Problem:
+class DatasetProblem:
     """In one sentence, and when it was told in milliseconds."""
 
     problem: str
     told_at: int
 
 
-def tell_problem(connection: Connection, version: DatasetVersion, problem: str) -> None:
+def record_problem(connection: Connection, version: DatasetVersion, problem: str) -> None:
     """Record it in place of an earlier one, with its event."""
     values = {"problem": problem, "told_at": now_ms()}
     row = insert_into(connection, table).values(dataset_id=version.id, **values)
     connection.execute(row.on_conflict_do_update(index_elements=["dataset_id"], set_=values))
     facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "problem": problem}
-    emit(connection, "datasets", FAILED, version.name, facts)
+    emit(connection, "datasets", FAILED_EVENT, version.name, facts)
 
 
-def forget_problem(connection: Connection, version: DatasetVersion) -> None:
+def clear_problem(connection: Connection, version: DatasetVersion) -> None:
     connection.execute(delete(table).where(table.c.dataset_id == version.id))
 
 
-def problems_of(connection: Connection, dataset_ids: Collection[str]) -> Mapping[str, Problem]:
+def find_problems(connection: Connection, dataset_ids: Collection[str]) -> Mapping[str, DatasetProblem]:
     """Those of the versions that have one."""
     rows = connection.execute(select(table).where(table.c.dataset_id.in_(dataset_ids)))
-    return {row.dataset_id: Problem(row.problem, row.told_at) for row in rows}
+    return {row.dataset_id: DatasetProblem(row.problem, row.told_at) for row in rows}

@@ -1,7 +1,4 @@
-"""Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
-
-Making one of files is `resources.ingest`, deleting one `resources.datasets.deletion`; splitting one is the program prepare.
-"""
+"""Dataset versions: immutable, numbered, deduplicated by content."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,16 +8,48 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
-from recipes.spelling import meant_by
+from recipes.contracts.validation_errors import suggest_spelling
+from recipes.storage import uris
 from recipes.storage.manifest import Artifact
 from resources.errors import not_found
 from resources.metadata.database import Database
-from resources.metadata.field_rules import checked_metadata, checked_tags, named_version
+from resources.metadata.field_rules import checked_dataset_metadata, checked_dataset_tags, parse_dataset_reference
 from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
 from resources.metadata.tables import datasets as names
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.transactions import insert_into
+
+# A version's deletion, and whatever is made of it, wait for one another: what commits second sees what the first did.
+#
+# SQLite has one writer anyway. PostgreSQL would commit both: the one that looked for who refers to the version, and the
+# one that looked whether it is there still.
+
+
+def lock_for_derivation(connection: Connection, dataset_id: str) -> bool:
+    """Whether the version is there; then it is until this transaction ends."""
+    existing = select(table.c.id).where(table.c.id == dataset_id).with_for_update(read=True, key_share=True)
+    return connection.execute(existing).first() is not None
+
+
+def lock_for_deletion(connection: Connection, dataset_id: str) -> None:
+    """Before the look at who refers to the version: whoever is at recording it ends, and nobody begins."""
+    connection.execute(select(table.c.id).where(table.c.id == dataset_id).with_for_update())
+
+
+# Where the versions of a dataset lie (row B2).
+
+
+def dataset_folder(organization: str, name: str) -> str:
+    """The folder of a dataset's versions. No dataset's name begins with '@', so that no organization's folder is one's."""
+    return uris.dataset_folder(name, None if organization == DEFAULT_ORGANIZATION else organization)
+
+
+# Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
+#
+# Making one of files is `resources.ingest`, deleting one `resources.datasets.deletion`; splitting one is the program
+# prepare.
 
 MAX_PAGE = 1000
 
@@ -67,7 +96,7 @@ class Datasets:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def with_content(self, connection: Connection, organization: str, name: str, content: str) -> DatasetVersion | None:
+    def find_by_content(self, connection: Connection, organization: str, name: str, content: str) -> DatasetVersion | None:
         """The version that holds this content already."""
         query = select(table).where(
             table.c.organization == organization, table.c.name == name, table.c.content_sha256 == content
@@ -79,13 +108,13 @@ class Datasets:
         query = select(names.c.last_version).where(names.c.organization == organization, names.c.name == name)
         return int(connection.execute(query).scalar() or 0) + 1
 
-    def take_number(self, connection: Connection, organization: str, name: str) -> int:
+    def reserve_number(self, connection: Connection, organization: str, name: str) -> int:
         """Take the next number. Until this transaction ends, nobody else makes a version of this name."""
         row = insert_into(connection, names).values(organization=organization, name=name, last_version=1)
-        taken = row.on_conflict_do_update(
+        upsert = row.on_conflict_do_update(
             index_elements=["organization", "name"], set_={"last_version": names.c.last_version + 1}
         ).returning(names.c.last_version)
-        return int(connection.execute(taken).scalar_one())
+        return int(connection.execute(upsert).scalar_one())
 
     def add(self, connection: Connection, version: DatasetVersion) -> None:
         """Record a version whose files are in the store already, with its event."""
@@ -110,13 +139,13 @@ class Datasets:
 
     def resolve(self, reference: str, organization: str, connection: Connection) -> DatasetVersion:
         """`NAME` (its newest version) or `NAME@VERSION`."""
-        name, number = named_version(reference)
+        name, number = parse_dataset_reference(reference)
         query = select(table).where(table.c.name == name, table.c.organization == organization)
         if number is not None:
             query = query.where(table.c.version == number)
         found = _first(connection, query.order_by(table.c.version.desc()).limit(1))
         if found is None:
-            raise not_found(f"there is no dataset '{reference}': {_instead_of(name, organization, connection)}")
+            raise not_found(f"there is no dataset '{reference}': {_suggest_remedy(name, organization, connection)}")
         return found
 
     def describe(
@@ -124,8 +153,8 @@ class Datasets:
     ) -> DatasetVersion:
         """Replace tags or metadata: all that can change of a version, since neither is content."""
         changed = {
-            "tags": None if tags is None else checked_tags(tags),
-            "metadata": None if metadata is None else checked_metadata(metadata),
+            "tags": None if tags is None else checked_dataset_tags(tags),
+            "metadata": None if metadata is None else checked_dataset_metadata(metadata),
         }
         values = {column: value for column, value in changed.items() if value is not None}
         with self._database.write() as connection:
@@ -200,12 +229,12 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _instead_of(name: str, organization: str, connection: Connection) -> str:
+def _suggest_remedy(name: str, organization: str, connection: Connection) -> str:
     """What to do about a dataset, or a version of it, that is not there."""
     query = select(table.c.name, func.max(table.c.version)).where(table.c.organization == organization)
     newest = {row.name: row[1] for row in connection.execute(query.group_by(table.c.name))}
     if name in newest:
         return f"the newest version is {name}@{newest[name]}"
-    if meant := meant_by(name, newest):
+    if meant := suggest_spelling(name, newest):
         return f"did you mean '{meant}'?"
     return f"create it with `hanzo-ml dataset create --name {name} --path FILE`"

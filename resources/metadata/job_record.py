@@ -1,13 +1,60 @@
-"""A job as it is recorded: what was asked for, and how it stands."""
+"""A job as it is recorded, how it was resumed, and its masked configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
+from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import Program, Schedule
-from recipes.contracts.results import trained_role
+from recipes.contracts.results import find_trained_role
+from recipes.contracts.rewind import Rewind
 from recipes.storage.manifest import Artifact
-from resources.metadata.resumed import RESUMED, Resumed
+
+# What became of a job after it had ended: how often it was resumed, and how. Its configuration says so, beside what was
+# submitted.
+
+RESUMED_KEY = "resumed"
+"""The key of a job's configuration."""
+
+
+class ResumeHistory(FrozenModel):
+    """`sent_back` is all that the run was sent back to, oldest first; `gpus` how many it goes on with now, and `gpus_before`
+    with how many it went on at other times, oldest first.
+    """
+
+    times: int = 0
+    sent_back: tuple[Rewind, ...] = ()
+    gpus: int | None = None
+    gpus_before: tuple[int, ...] = Field((), exclude_if=lambda value: not value)
+
+
+# A job's configuration as others are told it: the values of its variables may be secrets, which its program alone needs.
+#
+# They stay in the job's own row, so that it can be started and resumed.
+
+ENV_KEY = "env"
+MASK = "********"
+UNMASKED_VARIABLES = frozenset({"HANZO_ML_EXPERIMENT"})
+"""Variables that say what everybody can see of the job's run."""
+
+
+def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the names of its variables alone."""
+    env = config.get(ENV_KEY)
+    if not isinstance(env, Mapping):
+        return dict(config)
+    return {**config, ENV_KEY: {name: value if name in UNMASKED_VARIABLES else MASK for name, value in env.items()}}
+
+
+def mask_payload(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """An event's payload with the configuration as it is told: some were written before it was masked."""
+    config = payload.get("config")
+    return {**payload, "config": mask_config(config)} if isinstance(config, Mapping) else dict(payload)
+
+
+# A job as it is recorded: what was asked for, and how it stands.
 
 TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
 """Types of jobs."""
@@ -51,8 +98,8 @@ class JobRecord:
         return None if original is None else str(original)
 
     @property
-    def resumed(self) -> Resumed:
-        return Resumed.model_validate(self.config.get(RESUMED) or {})
+    def resumed(self) -> ResumeHistory:
+        return ResumeHistory.model_validate(self.config.get(RESUMED_KEY) or {})
 
     def artifact(self, role: str) -> Artifact:
         return Artifact.model_validate(self.artifacts[role])
@@ -60,4 +107,4 @@ class JobRecord:
     @property
     def trained(self) -> Artifact:
         """What training left, an adapter or weights. Raises KeyError of a job that is not trained."""
-        return self.artifact(trained_role(self.artifacts))
+        return self.artifact(find_trained_role(self.artifacts))

@@ -18,7 +18,7 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tables import job_tokens as table
 from resources.metadata.tables import jobs, runs
 
-PREFIX = "hanzo-ml-job-"
+TOKEN_PREFIX = "hanzo-ml-job-"
 """How every one begins: servers tell it from an IAM's token, scanners find it where it must not be."""
 GRACE_SECONDS = 3600
 """Beyond the job's time, and beyond its end: a cancelled program still saves what it has."""
@@ -43,8 +43,8 @@ class JobGrant:
 def issue(connection: Connection, job_id: str, seconds: float) -> str:
     """A new token for a job, good for so long and the grace; those that it had are void."""
     revoke(connection, job_id)
-    token = PREFIX + secrets.token_urlsafe(32)
-    connection.execute(insert(table).values(sha256=digest(token), job_id=job_id, expires_at=_end(seconds)))
+    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    connection.execute(insert(table).values(sha256=hash_token(token), job_id=job_id, expires_at=_end(seconds)))
     return token
 
 
@@ -57,7 +57,7 @@ def revoke(connection: Connection, job_id: str) -> None:
     connection.execute(delete(table).where(table.c.job_id == job_id))
 
 
-def grant_of(connection: Connection, token: str) -> JobGrant | None:
+def find_grant(connection: Connection, token: str) -> JobGrant | None:
     """What a token is good for now; None where it is unknown, revoked or expired, or its job ended a while ago."""
     now = now_ms()
     query = (
@@ -65,7 +65,7 @@ def grant_of(connection: Connection, token: str) -> JobGrant | None:
         .join(table, table.c.job_id == jobs.c.id)
         .join(runs, runs.c.id == jobs.c.id)
         .where(
-            table.c.sha256 == digest(token),
+            table.c.sha256 == hash_token(token),
             table.c.expires_at > now,
             or_(jobs.c.ended_at.is_(None), jobs.c.ended_at > now - GRACE_SECONDS * 1000),
         )
@@ -83,7 +83,7 @@ def grant_of(connection: Connection, token: str) -> JobGrant | None:
     )
 
 
-def digest(token: str) -> str:
+def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 

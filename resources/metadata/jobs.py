@@ -15,28 +15,35 @@ from sqlalchemy import Connection, func, select, update
 from recipes.storage.manifest import Artifact
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
+from resources.metadata.field_rules import refuse_unstorable
 from resources.metadata.filters.pagination import Keyset, SortKey
-from resources.metadata.job_record import COMMAND, PREPARATION, REPLAY_OF, TRAINING, JobRecord
+from resources.metadata.job_record import (
+    COMMAND,
+    PREPARATION,
+    REPLAY_OF,
+    RESUMED_KEY,
+    TRAINING,
+    JobRecord,
+    ResumeHistory,
+    mask_config,
+)
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
-from resources.metadata.told_config import told_config
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
 
 __all__ = ["COMMAND", "PREPARATION", "REPLAY_OF", "TRAINING", "JobRecord", "Jobs"]
 
 MAX_PAGE = 1000
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
-ACTIVE = ("queued", "running")
-ENDED = ("completed", "failed", "cancelled")
-TRACKED = (TRAINING, COMMAND)
+ACTIVE_STATUSES = ("queued", "running")
+ENDED_STATUSES = ("completed", "failed", "cancelled")
+TRACKED_TYPES = (TRAINING, COMMAND)
 """Types of jobs that have a tracking run."""
-DATASET = "dataset"
+DATASET_KEY = "dataset"
 """Key of a job's configuration: what it is trained on."""
-DELETED = "job.deleted"
+DELETED_EVENT = "job.deleted"
 """The event by which a job is known to be deleted."""
 
 
@@ -82,10 +89,10 @@ class Jobs:
             }
             insert = insert_into(writer, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
             if writer.execute(insert).first():
-                if type in TRACKED:
+                if type in TRACKED_TYPES:
                     home = experiment or name
                     self._runs.ensure(identifier, home, name, user, organization, tags, status=status, connection=writer)
-                facts = {"job_id": identifier, "user_id": user, "config": told_config(config)}
+                facts = {"job_id": identifier, "user_id": user, "config": mask_config(config)}
                 emit(writer, "jobs", "job.submitted", identifier, facts)
             return self.get(identifier, writer)
 
@@ -99,7 +106,7 @@ class Jobs:
             raise not_found(f"there is no job '{identifier}': see `hanzo-ml job list`")
         return found
 
-    def held(self, identifier: str, connection: Connection) -> JobRecord:
+    def get_locked(self, identifier: str, connection: Connection) -> JobRecord:
         """`get`, and nobody else changes the job until the transaction ends: what is decided by its state stays true.
 
         Whoever holds a job's run too holds the job first.
@@ -113,7 +120,7 @@ class Jobs:
         with self._database.read() as connection:
             return self.get(identifier, connection)
 
-    def known(self, identifier: str | None) -> JobRecord | None:
+    def find_by_id(self, identifier: str | None) -> JobRecord | None:
         """`find` in a transaction of its own; None also where no id is given."""
         if identifier is None:
             return None
@@ -128,7 +135,7 @@ class Jobs:
             raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
         # Asked of each job of the page: to gather all that were ever deleted costs more than the page. PostgreSQL would do
         # that all the same for a `NOT EXISTS`, by a plan that it made while there were few.
-        deleted = select(events.c.seq).where(events.c.key == table.c.id, events.c.type == DELETED).limit(1)
+        deleted = select(events.c.seq).where(events.c.key == table.c.id, events.c.type == DELETED_EVENT).limit(1)
         query = select(table).where(table.c.organization == organization, deleted.scalar_subquery().is_(None))
         if status:
             query = query.where(table.c.status == status)
@@ -146,12 +153,12 @@ class Jobs:
 
     def active(self, connection: Connection) -> Sequence[JobRecord]:
         """All jobs with a run that are queued or running, of every organization."""
-        query = select(table).where(table.c.status.in_(ACTIVE), table.c.type.in_(TRACKED))
+        query = select(table).where(table.c.status.in_(ACTIVE_STATUSES), table.c.type.in_(TRACKED_TYPES))
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
-    def broken_off(self, since: int, connection: Connection) -> Sequence[JobRecord]:
+    def list_failed_or_cancelled(self, since: int, connection: Connection) -> Sequence[JobRecord]:
         """All jobs with a run that failed or were cancelled since a time in milliseconds, of every organization."""
-        ended = (table.c.status.in_(("failed", "cancelled")), table.c.type.in_(TRACKED), table.c.ended_at >= since)
+        ended = (table.c.status.in_(("failed", "cancelled")), table.c.type.in_(TRACKED_TYPES), table.c.ended_at >= since)
         return [JobRecord(**row) for row in connection.execute(select(table).where(*ended)).mappings()]
 
     def running(self, type: str, connection: Connection) -> Sequence[JobRecord]:
@@ -159,7 +166,7 @@ class Jobs:
         query = select(table).where(table.c.status == "running", table.c.type == type)
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
-    def begun_at(self, job: JobRecord, connection: Connection) -> int:
+    def last_started_at(self, job: JobRecord, connection: Connection) -> int:
         """When a job was started last, in milliseconds: `started_at` stays that of the first time."""
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.started", events.c.key == job.id)
         return connection.execute(query).scalar() or job.started_at or job.submitted_at
@@ -169,15 +176,15 @@ class Jobs:
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.resumed", events.c.key == identifier)
         return connection.execute(query).scalar() or 0
 
-    def specify(self, identifier: str, key: str, value: JsonValue) -> None:
+    def set_config_value(self, identifier: str, key: str, value: JsonValue) -> None:
         """Say in a job's configuration what it left open when it was submitted, unless it has ended."""
         with self._database.write() as connection:
-            job = self.held(identifier, connection)
-            if job.status in ACTIVE and job.config.get(key) != value:
+            job = self.get_locked(identifier, connection)
+            if job.status in ACTIVE_STATUSES and job.config.get(key) != value:
                 config = {**job.config, key: value}
                 connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 
-    def wait_for(self, identifier: str, reason: str, status: Literal["queued", "running"] = "queued") -> None:
+    def set_waiting_reason(self, identifier: str, reason: str, status: Literal["queued", "running"] = "queued") -> None:
         """Say why a job does not start yet; of one that is `running`, for what its program waits, or nothing any more."""
         with self._database.write() as connection:
             held = (table.c.id == identifier, table.c.status == status, table.c.reason != reason)
@@ -186,28 +193,28 @@ class Jobs:
     def start(self, identifier: str) -> JobRecord:
         """Queued or failed -> running. One that runs or is completed stays as it is: its supervisor came back, or again."""
         with self._database.write() as connection:
-            job = self.held(identifier, connection)
+            job = self.get_locked(identifier, connection)
             if job.status == "cancelled":
                 raise conflict(f"job '{identifier}' was cancelled: `hanzo-ml job resume {identifier}` goes on with it")
             if job.status not in ("running", "completed"):
                 values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
                 connection.execute(update(table).where(table.c.id == identifier).values(**values))
-                self._tell_run(job, "running", connection)
+                self._update_run(job, "running", connection)
                 emit(connection, "jobs", "job.started", identifier, {"job_id": identifier, "node_ids": [], "gpu_ids": []})
             return self.get(identifier, connection)
 
-    def resume(self, identifier: str, resumed: Resumed, facts: Mapping[str, Any]) -> JobRecord:
+    def resume(self, identifier: str, resumed: ResumeHistory, facts: Mapping[str, Any]) -> JobRecord:
         """Failed or cancelled -> queued, to go on as `resumed` says; `facts` are for whoever reads its event.
 
         Its run stays as it ended until the job starts, and keeps the time of its first start.
         """
         with self._database.write() as connection:
-            job = self.held(identifier, connection)
+            job = self.get_locked(identifier, connection)
             if job.status not in ("failed", "cancelled") or job.resumed.times + 1 != resumed.times:
                 raise conflict(f"job '{identifier}' is {job.status}: somebody else was faster")
             if self._is_deleted(identifier, connection):
                 raise conflict(f"job '{identifier}' is deleted: submit a new one")
-            config = {**job.config, RESUMED: resumed.model_dump(mode="json")}
+            config = {**job.config, RESUMED_KEY: resumed.model_dump(mode="json")}
             values = {"status": "queued", "ended_at": None, "reason": "", "config": config}
             connection.execute(update(table).where(table.c.id == identifier).values(**values))
             emit(connection, "jobs", "job.resumed", identifier, {"job_id": identifier, **facts})
@@ -222,14 +229,14 @@ class Jobs:
         gpu_hours: float = 0.0,
     ) -> None:
         """Running -> completed, in the caller's transaction. A job that has ended already, cancelled too, stays as it is."""
-        job = self.held(identifier, connection)
-        if job.status in ENDED:
+        job = self.get_locked(identifier, connection)
+        if job.status in ENDED_STATUSES:
             return
         ended = now_ms()
         stored = {role: artifact.model_dump() for role, artifact in artifacts.items()}
         values = {"status": "completed", "ended_at": ended, "artifacts": stored, "reason": ""}
         connection.execute(update(table).where(table.c.id == identifier).values(**values))
-        self._tell_run(job, "completed", connection)
+        self._update_run(job, "completed", connection)
         duration = (ended - (job.started_at or job.submitted_at)) / 1000
         facts = {"job_id": identifier, "duration": duration, "training_seconds": training_seconds, "gpu_hours": gpu_hours}
         emit(connection, "jobs", "job.completed", identifier, facts)
@@ -237,12 +244,12 @@ class Jobs:
     def fail(self, identifier: str, reason: str) -> None:
         """Any state but an ended one -> failed."""
         with self._database.write() as connection:
-            job = self.held(identifier, connection)
-            if job.status in ENDED:
+            job = self.get_locked(identifier, connection)
+            if job.status in ENDED_STATUSES:
                 return
             values = {"status": "failed", "ended_at": now_ms(), "reason": reason}
             connection.execute(update(table).where(table.c.id == identifier).values(**values))
-            self._tell_run(job, "failed", connection)
+            self._update_run(job, "failed", connection)
             emit(connection, "jobs", "job.failed", identifier, {"job_id": identifier, "error": reason})
 
     def cancel(
@@ -250,12 +257,12 @@ class Jobs:
     ) -> JobRecord:
         """Any state but an ended one -> cancelled; whoever runs it is told by the event."""
         with writing(self._database, connection) as writer:
-            job = self.held(identifier, writer)
-            if job.status in ENDED:
+            job = self.get_locked(identifier, writer)
+            if job.status in ENDED_STATUSES:
                 raise conflict(f"job '{identifier}' is {job.status} already")
             values = {"status": "cancelled", "ended_at": now_ms(), "reason": reason}
             writer.execute(update(table).where(table.c.id == identifier).values(**values))
-            self._tell_run(job, "cancelled", writer)
+            self._update_run(job, "cancelled", writer)
             emit(writer, "jobs", "job.cancelled", identifier, {"job_id": identifier})
             return self.get(identifier, writer)
 
@@ -263,17 +270,17 @@ class Jobs:
         """An ended job is listed no more. Its record stays: its run, and the models made of it, are traced back to it."""
         with self._database.write() as connection:
             job = self.get(identifier, connection)
-            if job.status not in ENDED:
+            if job.status not in ENDED_STATUSES:
                 raise conflict(f"job '{identifier}' is {job.status}: cancel it first")
             if not self._is_deleted(identifier, connection):
-                emit(connection, "jobs", DELETED, identifier, {"job_id": identifier})
+                emit(connection, "jobs", DELETED_EVENT, identifier, {"job_id": identifier})
 
     def _is_deleted(self, identifier: str, connection: Connection) -> bool:
-        told = select(events.c.seq).where(events.c.type == DELETED, events.c.key == identifier)
-        return connection.execute(told).first() is not None
+        deletion = select(events.c.seq).where(events.c.type == DELETED_EVENT, events.c.key == identifier)
+        return connection.execute(deletion).first() is not None
 
-    def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
-        if job.type in TRACKED:
+    def _update_run(self, job: JobRecord, status: str, connection: Connection) -> None:
+        if job.type in TRACKED_TYPES:
             self._runs.follow_job(job.id, status, connection)
 
     def start_evaluation(self, identifier: str) -> None:
@@ -285,7 +292,7 @@ class Jobs:
     def fail_evaluation(self, identifier: str, reason: str) -> None:
         """A completed job whose evaluation, registration or export ended in an error: it says why, once for each reason."""
         with self._database.write() as connection:
-            job = self.held(identifier, connection)
+            job = self.get_locked(identifier, connection)
             if job.status != "completed" or job.reason == reason:
                 return
             connection.execute(update(table).where(table.c.id == identifier).values(reason=reason))

@@ -6,7 +6,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.metadata.database import Database
-from resources.settings.document import no_home
+from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
 
 
@@ -15,7 +15,7 @@ def main() -> int:
         settings = Settings.load()
         Database(settings.database_url, settings.database.connect_seconds).migrate()
     except OSError as problem:
-        print(f"error: {no_home(problem)}", file=sys.stderr)
+        print(f"error: {home_folder_error(problem)}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     except BadConfiguration as problem:
         print(f"error: {problem}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The events table: a change and its event are one transaction, so neither exists without the other (row Q9)."""
+"""Transactional outbox: the events table and the positions of its readers."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, text
 
+from resources.metadata.tables import event_positions as table
 from resources.metadata.tables import events
+from resources.metadata.transactions import insert_into
+
+# The events table: a change and its event are one transaction, so neither exists without the other (row Q9).
 
 POSTGRES_OUTBOX_LOCK = 57_000_001
 
@@ -28,7 +32,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def lock_order(connection: Connection) -> None:
+def lock_event_order(connection: Connection) -> None:
     """Hold the order of events until the end of the transaction.
 
     Sequence numbers of PostgreSQL are given out before the commit, so a slow transaction could commit a number that
@@ -40,7 +44,7 @@ def lock_order(connection: Connection) -> None:
 
 def emit(connection: Connection, topic: str, type: str, key: str, payload: Mapping[str, Any]) -> int:
     """Write an event in the caller's transaction. Returns its `seq`."""
-    lock_order(connection)
+    lock_event_order(connection)
     timestamp = now_ms()
     row = insert(events).values(
         topic=topic, key=key, type=type, payload={**payload, "timestamp": timestamp}, created_at=timestamp
@@ -56,12 +60,28 @@ def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limi
     return [Event(**row) for row in connection.execute(query).mappings()]
 
 
-def time_of(connection: Connection, seq: int) -> int | None:
+def event_time(connection: Connection, seq: int) -> int | None:
     """When an event was written, in milliseconds; None where there is none of that number."""
     return connection.execute(select(events.c.created_at).where(events.c.seq == seq)).scalar_one_or_none()
 
 
-def newest(connection: Connection) -> tuple[int, int]:
+def newest_event(connection: Connection) -> tuple[int, int]:
     """`seq` and time of the newest event; twice 0 where there is none."""
     found = connection.execute(select(events.c.seq, events.c.created_at).order_by(events.c.seq.desc()).limit(1)).first()
     return (found.seq, found.created_at) if found else (0, 0)
+
+
+# How far a reader of the events is, where no other keeps that for it: a Dagster sensor has a cursor of its own.
+
+
+def read_position(connection: Connection, reader: str) -> int:
+    """The `seq` of the last event that the reader is done with; 0 for a new one."""
+    return connection.execute(select(table.c.seq).where(table.c.reader == reader)).scalar_one_or_none() or 0
+
+
+def advance_position(connection: Connection, reader: str, seq: int) -> None:
+    """Note, in the caller's transaction, that the reader is done with all events up to this one. It never goes back."""
+    row = insert_into(connection, table).values(reader=reader, seq=seq)
+    connection.execute(
+        row.on_conflict_do_update(index_elements=["reader"], set_={"seq": seq}, where=table.c.seq < row.excluded.seq)
+    )

@@ -1,19 +1,145 @@
-"""The events of one organization: those about its runs, jobs, models and datasets. The audit log is read elsewhere.
+"""Find the organization that owns an object, a stored file or an event."""
 
-Most events carry no organization, so it is that of the object that they are about; what belongs to a node of the cluster
-belongs to no organization.
-"""
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from collections.abc import Sequence
+from sqlalchemy import Column, ColumnElement, Connection, FromClause, and_, exists, or_, select
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
-
-from resources.metadata.audit import TOPIC as AUDIT
+from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
+from recipes.storage import uris
+from resources.metadata.audit_log import AUDIT_TOPIC as AUDIT
+from resources.metadata.database import Database
+from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.outbox import Event
-from resources.metadata.tables import dataset_versions, events, experiments, jobs, runs
+from resources.metadata.registry.model_key import folder_organization
+from resources.metadata.tables import (
+    dataset_versions,
+    events,
+    experiments,
+    jobs,
+    logged_models,
+    registered_models,
+    runs,
+    sweeps,
+)
+
+# To which organization an object belongs: the one look-up behind every refusal of what is another's (row W5).
 
 
-def events_of(
+class ObjectKind(StrEnum):
+    EXPERIMENT = "experiment"
+    RUN = "run"
+    LOGGED_MODEL = "logged model"
+    REGISTERED_MODEL = "registered model"
+    DATASET = "dataset"
+    JOB = "job"
+    SWEEP = "sweep"
+    ORGANIZATION = "organization"
+
+
+@dataclass(frozen=True, order=True)
+class Reference:
+    """An object as a request names it."""
+
+    kind: ObjectKind
+    id: str
+
+    def __str__(self) -> str:
+        """Of a name that nobody can have, too: one U+0000 in the audit log, and PostgreSQL reads no field of that row."""
+        name = UNSTORABLE_CHARACTERS.sub("\ufffd", self.id[:100])
+        return f"{self.kind}:{name}"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """`user_id` is empty where it does not matter who made an object."""
+
+    organization: str
+    user_id: str = ""
+
+
+ID_COLUMNS: Mapping[ObjectKind, Column[str]] = {
+    ObjectKind.EXPERIMENT: experiments.c.id,
+    ObjectKind.RUN: runs.c.id,
+    ObjectKind.LOGGED_MODEL: logged_models.c.id,
+    ObjectKind.REGISTERED_MODEL: registered_models.c.name,
+    ObjectKind.DATASET: dataset_versions.c.id,
+    ObjectKind.JOB: jobs.c.id,
+    ObjectKind.SWEEP: sweeps.c.id,
+}
+CHUNK = 500
+
+
+def find_owners(connection: Connection, references: Collection[Reference], organization: str) -> dict[Reference, Owner]:
+    """The owner of each object that exists: one query for each kind that is named.
+
+    A model's name means the asking organization's own: another one's model of that name is another model.
+    """
+    wanted: dict[ObjectKind, dict[str | int, Reference]] = {}
+    for reference in references:
+        if (key := stored_id(reference)) is not None:
+            wanted.setdefault(reference.kind, {})[key] = reference
+    wanted.pop(ObjectKind.ORGANIZATION, None)
+    found = {reference: Owner(reference.id) for reference in references if reference.kind is ObjectKind.ORGANIZATION}
+    for kind, ids in wanted.items():
+        keys = list(ids)
+        for start in range(0, len(keys), CHUNK):
+            column, source = ID_COLUMNS[kind], _with_organization(kind)
+            query = select(column, *source[1:]).select_from(source[0]).where(column.in_(keys[start : start + CHUNK]))
+            if kind is ObjectKind.REGISTERED_MODEL:
+                query = query.where(registered_models.c.organization == organization)
+            for row in connection.execute(query):
+                found[ids[row[0]]] = Owner(*row[1:])
+    return found
+
+
+def stored_id(reference: Reference) -> str | int | None:
+    """The id as the database holds it; None for what can be no id there."""
+    if reference.kind is not ObjectKind.EXPERIMENT:
+        return None if UNSTORABLE_CHARACTERS.search(reference.id) else reference.id
+    try:
+        number = int(reference.id)
+    except ValueError:
+        return None
+    return number if 0 <= number <= MAX_INT64 else None
+
+
+def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str], ...]]:
+    """What to select from, and the columns of an `Owner`."""
+    if kind is ObjectKind.LOGGED_MODEL:
+        joined = logged_models.join(experiments, experiments.c.id == logged_models.c.experiment_id)
+        return joined, experiments.c.organization
+    table = ID_COLUMNS[kind].table
+    return (table, table.c.organization, table.c.user_id) if kind is ObjectKind.JOB else (table, table.c.organization)
+
+
+# Whose a file of the store is, by its place.
+
+
+def file_organization(database: Database, uri: str) -> str:
+    """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
+    match uri.removeprefix("s3://").split("/"):
+        case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", owner, *_]:
+            run_query = select(runs.c.organization).where(runs.c.id == owner)
+            model_query = select(experiments.c.organization).join(logged_models).where(logged_models.c.id == owner)
+            with database.read() as connection:
+                return connection.execute(run_query.union_all(model_query)).scalar() or ""
+        case [uris.PRODUCT_BUCKET, "artifacts", folder, *_]:
+            return uris.organization_of(folder) or ""
+        case [uris.PRODUCT_BUCKET, "datasets", *below] | [uris.MODELS_BUCKET, *below]:
+            return folder_organization(below) or ""
+        case _:
+            return ""
+
+
+# The events of one organization: those about its runs, jobs, models and datasets. The audit log is read elsewhere.
+#
+# Most events carry no organization, so it is that of the object that they are about; what belongs to a node of the
+# cluster belongs to no organization.
+
+
+def list_events(
     connection: Connection, organization: str | None, after: int, types: Sequence[str] = (), limit: int = 100
 ) -> list[Event]:
     """Events after `after` in the order of their commits; of every organization where none is given."""

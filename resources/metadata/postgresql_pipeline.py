@@ -15,11 +15,11 @@ from sqlalchemy import Connection, PoolProxiedConnection
 
 Values = Sequence[bytes]
 Rows = list[list[bytes]]
-DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+SUCCESS_STATUSES = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 PREPARED = "prepared"
 """What a pooled connection is known to have prepared: remembered in its `info`, which lives as long as it does."""
-THERE = b"SELECT name FROM pg_prepared_statements"
+PREPARED_QUERY = b"SELECT name FROM pg_prepared_statements"
 
 
 def forget_prepared(connection: Connection, *_: object) -> None:
@@ -39,7 +39,7 @@ class Pipeline:
         if self._pgconn.transaction_status == TransactionStatus.IDLE:
             self.add(b"begin")
         if pooled.info.get(PREPARED) is not statements:
-            [rows] = self._exchange(lambda: self._pgconn.send_query_params(THERE, None))
+            [rows] = self._exchange(lambda: self._pgconn.send_query_params(PREPARED_QUERY, None))
             missing = statements.keys() - {name for (name,) in rows}
             self._exchange(lambda: [self._pgconn.send_prepare(name, statements[name]) for name in sorted(missing)])
             pooled.info[PREPARED] = statements
@@ -67,7 +67,7 @@ class Pipeline:
         answers: list[Rows] = []
         failure: psycopg.Error | None = None
         for result in self._results():
-            if result.status in DONE:
+            if result.status in SUCCESS_STATUSES:
                 answers.append(_rows(result))
             elif failure is None:
                 failure = error_from_result(result)
@@ -99,13 +99,13 @@ class Pipeline:
                 yield result
 
 
-def texts(values: Iterable[str]) -> bytes:
+def text_array(values: Iterable[str]) -> bytes:
     """An array of texts as PostgreSQL writes it."""
     quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
     return ("{" + ",".join(quoted) + "}").encode()
 
 
-def numbers(values: Iterable[float]) -> bytes:
+def number_array(values: Iterable[float]) -> bytes:
     """An array of numbers or booleans as PostgreSQL writes it."""
     return ("{" + ",".join(map(repr, values)) + "}").encode()
 

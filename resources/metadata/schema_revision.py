@@ -17,20 +17,20 @@ class Revision(Enum):
     """Or a later one: servers of two releases run side by side while one replaces the other."""
 
 
-def make_new(database: Database) -> Revision:
+def create_if_missing(database: Database) -> Revision:
     """Make the tables of a database that has none. Returns what it had.
 
     Raises:
         SQLAlchemyError: it does not answer.
         OSError: there is no folder for it, and none can be made.
     """
-    found = revision_of(database)
+    found = read_revision(database)
     if found is Revision.NONE:
         database.migrate()
     return found
 
 
-def revision_of(database: Database) -> Revision:
+def read_revision(database: Database) -> Revision:
     """What a database has. Reading it needs no Alembic, which costs a start a tenth of a second.
 
     Raises:

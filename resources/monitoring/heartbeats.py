@@ -10,7 +10,7 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tables import heartbeats as table
 from resources.metadata.transactions import insert_into
 
-SENSORS = "sensors"
+SENSORS_NAME = "sensors"
 """Dagster's daemon looks at the sensors: without it, no job is started and no version is checked."""
 
 

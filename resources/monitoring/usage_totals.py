@@ -1,19 +1,199 @@
-"""The GPU hours of experiments: what their runs measured, summed (row E10)."""
+"""Totals over all organizations for Prometheus, and GPU hours by experiment."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, case, distinct, func, select
 
-from resources.metadata.tables import latest_metrics, runs
-from resources.metadata.totals import MEASURED_HOURS
+from recipes.storage import uris
+from resources.metadata.jobs import COMMAND
+from resources.metadata.tables import (
+    artifacts,
+    dataset_versions,
+    events,
+    jobs,
+    latest_metrics,
+    registered_models,
+    run_tags,
+    runs,
+)
+
+# Numbers over all organizations, for Prometheus (rows V3-V5), each by one grouped query.
+#
+# What only grows is counted from what is never taken back (a job that reached a state stays one that did), so that a
+# counter goes on where it was after a restart.
+
+Labels = tuple[str, ...]
+SUBMITTED_TYPE = case(
+    (jobs.c.type == COMMAND, func.coalesce(jobs.c.config["type"].as_string(), jobs.c.type)), else_=jobs.c.type
+)
+TYPED_JOBS = select(
+    jobs.c.id, SUBMITTED_TYPE.label("type"), jobs.c.status, jobs.c.organization, jobs.c.started_at, jobs.c.ended_at
+).subquery()
+"""Jobs by the type that was submitted, as the API tells it: a command is none of the specification's (row G3)."""
+REACHED_STATES = {
+    "job.submitted": "queued",
+    "job.started": "running",
+    "job.completed": "completed",
+    "job.failed": "failed",
+    "job.cancelled": "cancelled",
+}
+DURATION_BUCKETS = (10, 60, 300, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 259_200)
+GPU_HOURS_METRIC = "system/total_gpu_hours"
+MAX_CREDIBLE_HOURS = 1e12
+"""More is a metric of somebody's own; and a sum of such may be no double, which PostgreSQL refuses and JSON cannot say."""
+MEASURED_GPU_HOURS = (
+    (latest_metrics.c.key == GPU_HOURS_METRIC)
+    & latest_metrics.c.is_nan.is_(False)
+    & latest_metrics.c.value.between(0, MAX_CREDIBLE_HOURS)
+)
+GPU_TYPE_TAG = "system/gpu_type"
+DEFAULT_PRIORITY = "medium"
 
 
-def gpu_hours_of(reader: Connection, experiment_ids: Collection[int]) -> Mapping[int, float]:
+@dataclass(frozen=True)
+class Durations:
+    """A histogram: how many ended within each of `DURATION_BUCKETS`, how many in all, and their sum in seconds."""
+
+    within: Sequence[int]
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Values by labels, in the order of the specification's label names."""
+
+    jobs: Mapping[Labels, float]
+    gpu_hours: Mapping[Labels, float]
+    datasets: Mapping[Labels, float]
+    models: Mapping[Labels, float]
+    durations: Mapping[str, Durations]
+    running: Mapping[Labels, float]
+    gpus_allocated: Mapping[Labels, float]
+    queued: Mapping[Labels, float]
+    stored_bytes: Mapping[str, float]
+
+
+def read_totals(connection: Connection) -> Totals:
+    return Totals(
+        jobs=count_jobs_by_state(connection),
+        gpu_hours=sum_gpu_hours(connection),
+        datasets=read_grouped(
+            connection, select(dataset_versions.c.organization, func.count()).group_by(dataset_versions.c.organization)
+        ),
+        models=read_grouped(
+            connection,
+            # The newest number given out: versions that were deleted were registered all the same.
+            select(registered_models.c.organization, func.sum(registered_models.c.last_version)).group_by(
+                registered_models.c.organization
+            ),
+        ),
+        durations=read_durations(connection),
+        running=read_grouped(
+            connection,
+            select(TYPED_JOBS.c.type, TYPED_JOBS.c.organization, func.count())
+            .where(TYPED_JOBS.c.status == "running")
+            .group_by(TYPED_JOBS.c.type, TYPED_JOBS.c.organization),
+        ),
+        gpus_allocated=count_allocated_gpus(connection),
+        queued=count_queued_jobs(connection),
+        stored_bytes=sum_stored_bytes(connection),
+    )
+
+
+def read_grouped(connection: Connection, query: object) -> dict[Labels, float]:
+    """Rows of labels and a number."""
+    rows = connection.execute(query).all()  # type: ignore[call-overload]
+    return {tuple(str(label) for label in row[:-1]): float(row[-1] or 0) for row in rows}
+
+
+def count_jobs_by_state(connection: Connection) -> dict[Labels, float]:
+    query = (
+        select(TYPED_JOBS.c.type, events.c.type, TYPED_JOBS.c.organization, func.count(distinct(events.c.key)))
+        .select_from(events)
+        .join(TYPED_JOBS, TYPED_JOBS.c.id == events.c.key)
+        .where(events.c.type.in_(REACHED_STATES))
+        .group_by(TYPED_JOBS.c.type, events.c.type, TYPED_JOBS.c.organization)
+    )
+    return {
+        (kind, REACHED_STATES[event], org): count for (kind, event, org), count in read_grouped(connection, query).items()
+    }
+
+
+def sum_gpu_hours(connection: Connection) -> dict[Labels, float]:
+    """What the training containers measured (row E5)."""
+    tag = run_tags.alias()
+    query = (
+        select(func.coalesce(tag.c.value, "unknown"), runs.c.organization, func.sum(latest_metrics.c.value))
+        .select_from(latest_metrics)
+        .join(runs, runs.c.id == latest_metrics.c.run_id)
+        .outerjoin(tag, (tag.c.run_id == runs.c.id) & (tag.c.key == GPU_TYPE_TAG))
+        .where(MEASURED_GPU_HOURS)
+        .group_by(tag.c.value, runs.c.organization)
+    )
+    return read_grouped(connection, query)
+
+
+def read_durations(connection: Connection) -> dict[str, Durations]:
+    seconds = (TYPED_JOBS.c.ended_at - TYPED_JOBS.c.started_at) / 1000.0
+    within = [func.sum(case((seconds <= bucket, 1), else_=0)) for bucket in DURATION_BUCKETS]
+    query = (
+        select(TYPED_JOBS.c.type, func.count(), func.sum(seconds), *within)
+        .where(TYPED_JOBS.c.started_at.is_not(None), TYPED_JOBS.c.ended_at.is_not(None))
+        .group_by(TYPED_JOBS.c.type)
+    )
+    return {
+        row[0]: Durations([int(count) for count in row[3:]], int(row[1]), float(row[2])) for row in connection.execute(query)
+    }
+
+
+def count_allocated_gpus(connection: Connection) -> dict[Labels, float]:
+    """From what running jobs asked for."""
+    allocated: dict[Labels, float] = {}
+    for (config,) in connection.execute(select(jobs.c.config).where(jobs.c.status == "running")):
+        resources = config.get("resources")
+        if isinstance(resources, dict) and isinstance(gpus := resources.get("gpus"), int) and gpus > 0:
+            distributed = config.get("distributed")
+            nodes = distributed.get("num_nodes") if isinstance(distributed, dict) else None
+            labels = (str(resources.get("gpu_type", "unknown")),)
+            allocated[labels] = allocated.get(labels, 0) + gpus * (nodes if isinstance(nodes, int) else 1)
+    return allocated
+
+
+def count_queued_jobs(connection: Connection) -> dict[Labels, float]:
+    priorities = jobs.c.config["schedule"]["priority"].as_string(), jobs.c.config["priority"].as_string()
+    priority = func.coalesce(*priorities).label("priority")
+    inner = select(jobs.c.organization, priority).where(jobs.c.status == "queued").subquery()
+    query = select(inner.c.organization, func.coalesce(inner.c.priority, DEFAULT_PRIORITY), func.count()).group_by(
+        inner.c.organization, inner.c.priority
+    )
+    return read_grouped(connection, query)
+
+
+def sum_stored_bytes(connection: Connection) -> dict[str, float]:
+    """Size of the recorded artifacts by the beginning of their URI: `s3://BUCKET/KIND`, or a bucket of its own."""
+    place = case(
+        (artifacts.c.uri.startswith(f"{uris.DATASETS}/"), "datasets"),
+        (artifacts.c.uri.startswith(f"{uris.CHECKPOINTS}/"), "checkpoints"),
+        (artifacts.c.uri.startswith(f"{uris.RUNS}/"), "checkpoints"),
+        (artifacts.c.uri.startswith(f"{uris.MODELS}/"), "models"),
+        else_="other",
+    ).label("place")
+    inner = select(place, artifacts.c.size_bytes).subquery()
+    query = select(inner.c.place, func.sum(inner.c.size_bytes)).group_by(inner.c.place)
+    return {place: total for (place,), total in read_grouped(connection, query).items() if place != "other"}
+
+
+# The GPU hours of experiments: what their runs measured, summed (row E10).
+
+
+def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[int]) -> Mapping[int, float]:
     """Of all runs, deleted ones too: what they used was used. 0 where nothing was measured."""
     query = (
         select(runs.c.experiment_id, func.sum(latest_metrics.c.value))
         .join_from(runs, latest_metrics)
-        .where(MEASURED_HOURS, runs.c.experiment_id.in_(experiment_ids))
+        .where(MEASURED_GPU_HOURS, runs.c.experiment_id.in_(experiment_ids))
         .group_by(runs.c.experiment_id)
     )
     return dict.fromkeys(experiment_ids, 0.0) | dict(reader.execute(query).tuples().all())

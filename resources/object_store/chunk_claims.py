@@ -20,9 +20,9 @@ from resources.metadata.tables import dataset_versions
 from resources.metadata.transactions import insert_into
 
 DAY_MS = 24 * 3600 * 1000
-DEAD = -1
+DEAD_AT = -1
 """Time at which a holder was seen that nobody may be any more."""
-BATCH = 64
+REMOVAL_BATCH = 64
 """Chunks that are removed under one lock: on SQLite nobody writes meanwhile."""
 POSTGRES_CHUNK_LOCK = 57_000_002
 
@@ -55,11 +55,11 @@ class ChunkClaims:
             HanzoError: 409 where it was taken for dead, and what it held is gone.
         """
         values: dict[str, object] = {"updated_at": now_ms()} | ({"place": place} if place is not None else {})
-        alive = (holders.c.id == holder) & (holders.c.updated_at != DEAD)
+        alive = (holders.c.id == holder) & (holders.c.updated_at != DEAD_AT)
         if connection.execute(update(holders).where(alive).values(**values).returning(holders.c.id)).first() is None:
             raise conflict("the upload stood still for a day, and its beginning was removed: send it again")
 
-    def take_over(self, connection: Connection, version: str, place: str) -> None:
+    def claim_for_deletion(self, connection: Connection, version: str, place: str) -> None:
         """In the transaction that deletes a version: what lies at its place goes with its chunks."""
         row = {"id": version, "organization": self._organization, "place": place, "updated_at": now_ms()}
         holder = insert_into(connection, holders).values(**row)
@@ -74,13 +74,13 @@ class ChunkClaims:
         """
         return sum(self._release(store, place, id) for id, place in self._condemn(holders.c.id == holder))
 
-    def release_dead(self, store: Store) -> None:
+    def release_abandoned(self, store: Store) -> None:
         """Release every holder of a day ago that is no version."""
         old = (holders.c.organization == self._organization) & (holders.c.updated_at < now_ms() - DAY_MS)
         for holder, place in self._condemn(old):
             self._release(store, place, holder)
 
-    def end_deletion(self, store: Store, place: str) -> None:
+    def finish_deletion(self, store: Store, place: str) -> None:
         """End what was killed while it deleted the version at a place, before another is made there."""
         for holder, _ in self._condemn((holders.c.organization == self._organization) & (holders.c.place == place)):
             self._release(store, place, holder)
@@ -105,7 +105,7 @@ class ChunkClaims:
         found = select(holders.c.id).where(which).order_by(holders.c.id).with_for_update()
         with self._database.write() as connection:
             held = holders.c.id.in_(connection.execute(found).scalars().all())
-            dead = update(holders).where(held & ~lives).values(updated_at=DEAD).returning(holders.c.id, holders.c.place)
+            dead = update(holders).where(held & ~lives).values(updated_at=DEAD_AT).returning(holders.c.id, holders.c.place)
             return [(row.id, row.place) for row in connection.execute(dead)]
 
     def _release(self, store: Store, place: str, holder: str) -> int:
@@ -121,22 +121,22 @@ class ChunkClaims:
 
         Once another has ended this deletion, the same may be made there anew; who was still at it took of that.
         """
-        objects = store.to_delete(place)
-        for begin in range(0, len(objects), BATCH):
+        objects = store.list_deletions(place)
+        for begin in range(0, len(objects), REMOVAL_BATCH):
             with self._database.write() as connection:
-                still = select(holders.c.id).where((holders.c.id == holder) & (holders.c.updated_at == DEAD))
+                still = select(holders.c.id).where((holders.c.id == holder) & (holders.c.updated_at == DEAD_AT))
                 if connection.execute(still.with_for_update()).first() is None:
                     return
-                for uri in objects[begin : begin + BATCH]:
+                for uri in objects[begin : begin + REMOVAL_BATCH]:
                     store.remove(uri)
 
     def _release_some(self, store: Store, holder: str) -> int | None:
         """The next chunks; None when nothing was left, and the holder is gone too."""
         with self._database.write() as connection:
             self._lock(connection, "pg_advisory_xact_lock")
-            mine = (claims.c.holder == holder) & (claims.c.organization == self._organization)
+            own_claims = (claims.c.holder == holder) & (claims.c.organization == self._organization)
             # By the holder alone: by the organization too, SQLite went through all claims of the others for each batch.
-            held = select(claims.c.sha256).where(claims.c.holder == holder).limit(BATCH)
+            held = select(claims.c.sha256).where(claims.c.holder == holder).limit(REMOVAL_BATCH)
             batch = list(connection.execute(held).scalars())
             if not batch:
                 connection.execute(delete(holders).where(holders.c.id == holder))
@@ -144,7 +144,7 @@ class ChunkClaims:
             unneeded = set(batch) - self._held_by_others(connection, holder, batch)
             for sha256 in sorted(unneeded):
                 store.remove(chunk_uri(self._place, sha256))
-            connection.execute(delete(claims).where(mine & claims.c.sha256.in_(batch)))
+            connection.execute(delete(claims).where(own_claims & claims.c.sha256.in_(batch)))
         return len(unneeded)
 
     def _held_by_others(self, connection: Connection, holder: str, hashes: Sequence[str]) -> set[str]:

@@ -19,53 +19,53 @@ BATCH_BYTES = 8 << 20
 """What is claimed together, and with `Chunker`'s buffer the memory of a file that is written."""
 BATCH_CHUNKS = 500
 """The most that are claimed together: on SQLite nobody else writes meanwhile."""
-UPLOADS = 8
+UPLOAD_THREADS = 8
 """Threads: two of them at most hash and cut a file, the others have a chunk on its way to the store each."""
 
 
 @dataclass(frozen=True)
 class ChunkStore:
-    """Puts chunks where those of the dataset at `place` lie, for one holder of `claims`."""
+    """Puts chunks where those of the dataset at `folder_uri` lie, for one holder of `claims`."""
 
     store: Store
     claims: ChunkClaims
     holder: str
-    place: str
+    folder_uri: str
     pool: ThreadPoolExecutor
-    waiting: dict[str, bytes] = field(default_factory=dict)
+    buffer: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, chunks: dict[str, bytes]) -> None:
         """Store chunks by their SHA-256. Those that are there are not sent again; one that was damaged there is mended."""
         self.claims.claim(self.holder, chunks)
         list(self.pool.map(self._put_one, chunks.items()))
 
-    def put_soon(self, chunks: dict[str, bytes]) -> None:
+    def put_buffered(self, chunks: dict[str, bytes]) -> None:
         """Store what files end with, those of many files together: one by one, to claim them was most of what a small file
         took. Only one thread may.
         """
-        self.waiting.update(chunks)
-        if len(self.waiting) >= BATCH_CHUNKS or sum(map(len, self.waiting.values())) >= BATCH_BYTES:
-            self.put_waiting()
+        self.buffer.update(chunks)
+        if len(self.buffer) >= BATCH_CHUNKS or sum(map(len, self.buffer.values())) >= BATCH_BYTES:
+            self.flush_buffer()
 
-    def put_waiting(self) -> None:
-        if self.waiting:
-            self.put(self.waiting)
-            self.waiting.clear()
+    def flush_buffer(self) -> None:
+        if self.buffer:
+            self.put(self.buffer)
+            self.buffer.clear()
 
     def _put_one(self, chunk: tuple[str, bytes]) -> None:
         sha256, data = chunk
-        uri = chunk_uri(self.place, sha256)
-        if not self.store.holds(uri, data):
+        uri = chunk_uri(self.folder_uri, sha256)
+        if not self.store.has_content(uri, data):
             self.store.put_bytes(uri, data)
 
 
 @contextmanager
-def chunk_store(store: Store, claims: ChunkClaims, holder: str, place: str) -> Iterator[ChunkStore]:
+def open_chunk_store(store: Store, claims: ChunkClaims, holder: str, folder_uri: str) -> Iterator[ChunkStore]:
     """Every file that was closed is in the store once this has ended."""
-    with ThreadPoolExecutor(UPLOADS, thread_name_prefix="chunks") as pool:
-        chunks = ChunkStore(store, claims, holder, place, pool)
+    with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="chunks") as pool:
+        chunks = ChunkStore(store, claims, holder, folder_uri, pool)
         yield chunks
-        chunks.put_waiting()
+        chunks.flush_buffer()
 
 
 class ChunkedFile:
@@ -80,36 +80,36 @@ class ChunkedFile:
         self._chunker = Chunker()
         self._digest = hashlib.sha256()
         self._batch: dict[str, bytes] = {}
-        self._found: list[Chunk] = []
-        self._behind: Future[None] | None = None
+        self._stored: list[Chunk] = []
+        self._pending: Future[None] | None = None
         self.size = 0
 
     def write(self, data: bytes) -> None:
         """Take more bytes. Raises what went wrong with those before."""
-        self._catch_up()
+        self._await_pending()
         self.size += len(data)
-        self._behind = self._chunks.pool.submit(self._take, data)
+        self._pending = self._chunks.pool.submit(self._process, data)
 
     def close(self) -> FileRecord:
         """Store what is left, or have it stored with what the next files end with."""
-        self._catch_up()
+        self._await_pending()
         for chunk in self._chunker.finish():
             self._add(chunk)
-        self._chunks.put_soon(self._batch)
-        return FileRecord(path=self._path, sha256=self._digest.hexdigest(), size=self.size, chunks=tuple(self._found))
+        self._chunks.put_buffered(self._batch)
+        return FileRecord(path=self._path, sha256=self._digest.hexdigest(), size=self.size, chunks=tuple(self._stored))
 
-    def _catch_up(self) -> None:
-        if self._behind is not None:
-            self._behind.result()
+    def _await_pending(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
 
-    def _take(self, data: bytes) -> None:
+    def _process(self, data: bytes) -> None:
         self._digest.update(data)
         for chunk in self._chunker.push(data):
             self._add(chunk)
 
     def _add(self, data: bytes) -> None:
         sha256 = hashlib.sha256(data).hexdigest()
-        self._found.append(Chunk(sha256=sha256, size=len(data)))
+        self._stored.append(Chunk(sha256=sha256, size=len(data)))
         self._batch[sha256] = data
         if sum(map(len, self._batch.values())) >= BATCH_BYTES:
             self._flush()

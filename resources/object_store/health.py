@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 
-PROBES = tuple(f"{root}/ready" for root in (uris.DATASETS, uris.RUNS, uris.MODELS))
+PROBE_URIS = tuple(f"{root}/ready" for root in (uris.DATASETS, uris.RUNS, uris.MODELS))
 """One name in every bucket. Nothing needs to lie there: that the bucket answers is what is asked."""
-SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 
 
-def store_problem(store: Store) -> str | None:
+def find_store_problem(store: Store) -> str | None:
     """Why the store cannot be used; none where each bucket answers. One that does not answer is asked for minutes."""
-    for uri in PROBES:
+    for uri in PROBE_URIS:
         try:
             store.list(uri)
             local = store.local_path(uri)
@@ -33,12 +33,12 @@ def bucket_folder(local: Path, uri: str) -> Path:
     return local.parents[urlsplit(uri).path.count("/") - 1]
 
 
-def problem_in_time(store: Store, seconds: float = SECONDS) -> str | None:
+def find_store_problem_in_time(store: Store, seconds: float = TIMEOUT_SECONDS) -> str | None:
     """The same for people who wait."""
-    asked: Future[str | None] = Future()
+    pending: Future[str | None] = Future()
     # A daemon: the end of the process waits for no answer.
-    Thread(target=lambda: asked.set_result(store_problem(store)), daemon=True).start()
+    Thread(target=lambda: pending.set_result(find_store_problem(store)), daemon=True).start()
     try:
-        return asked.result(seconds)
+        return pending.result(seconds)
     except TimeoutError:
         return f"{store.address.root} has given no answer for {seconds:.0f} s (setting storage.endpoint)"

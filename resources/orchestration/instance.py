@@ -18,13 +18,13 @@ from rich.console import Console
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.local.capacity import GPU_POOL, max_running_jobs
-from resources.detached import write_json, write_whole
-from resources.orchestration.postgres_schema import is_postgresql, own_schema
+from resources.orchestration.postgres_schema import is_postgresql, locked_schema
 from resources.settings.settings import Settings
-from resources.stack.services import SOURCE, environment
+from resources.stack.detached_process import write_atomic, write_json_atomic
+from resources.stack.services import SOURCE_ROOT, service_environment
 
 
-class Note(Protocol):
+class PreparationRecord(Protocol):
     """What was done to prepare an instance, kept beside its storage."""
 
     def read(self) -> Mapping[str, Any]: ...
@@ -43,33 +43,37 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     """
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
-    begun = home / "history"
-    if is_postgresql(settings) and not begun.exists():
-        with own_schema(settings) as schema:
-            prepare(settings, in_schema(schema.name), schema, console, ("migrate", "reindex"))
+    existing_history = home / "history"
+    if is_postgresql(settings) and not existing_history.exists():
+        with locked_schema(settings) as schema:
+            prepare_instance(settings, postgres_storage_config(schema.name), schema, console, ("migrate", "reindex"))
         return
     if is_postgresql(settings):
-        line = f"  Dagster's history stays in {begun}: move that away while nothing runs, and a new one begins in PostgreSQL"
+        line = f"  Dagster's history stays in {existing_history}: move that away while nothing runs, and a new one begins in PostgreSQL"
         console.print(line, soft_wrap=True)
-    prepare(settings, in_folder(home), MarkerFile(home / "migrated.json"), console, ("migrate",))
+    prepare_instance(settings, sqlite_storage_config(home), MarkerFile(home / "migrated.json"), console, ("migrate",))
 
 
-def prepare(settings: Settings, storage: dict[str, Any], note: Note, console: Console, commands: Sequence[str]) -> None:
+def prepare_instance(
+    settings: Settings, storage: dict[str, Any], note: PreparationRecord, console: Console, commands: Sequence[str]
+) -> None:
     """Configure the instance, and let Dagster's own `commands` bring its storage to this release unless it is there."""
-    home, at_once = settings.dagster_home, max_running_jobs(settings.scheduler)
+    home, max_parallel_jobs = settings.dagster_home, max_running_jobs(settings.scheduler)
     # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
-    write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), storage, at_once))
-    wanted = {"dagster": version("dagster"), GPU_POOL: at_once}
-    known = note.read()
-    if known == wanted:
+    write_atomic(
+        home / "dagster.yaml", render_instance_config((SOURCE_ROOT / "dagster.yaml").read_text(), storage, max_parallel_jobs)
+    )
+    expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
+    recorded = note.read()
+    if recorded == expected:
         return
     with console.status("preparing the Dagster instance"):
-        if known.get("dagster") != wanted["dagster"]:
+        if recorded.get("dagster") != expected["dagster"]:
             for command in commands:
-                change_instance(settings, command)
-        if known.get(GPU_POOL, 1) != at_once:  # dagster.yaml has 1
-            change_instance(settings, "concurrency", "set", GPU_POOL, str(at_once))
-    note.write(wanted)
+                run_instance_command(settings, command)
+        if recorded.get(GPU_POOL, 1) != max_parallel_jobs:  # dagster.yaml has 1
+            run_instance_command(settings, "concurrency", "set", GPU_POOL, str(max_parallel_jobs))
+    note.write(expected)
 
 
 @dataclass(frozen=True)
@@ -79,42 +83,42 @@ class MarkerFile:
     path: Path
 
     def read(self) -> Mapping[str, Any]:
-        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        return {"dagster": known} if isinstance(known, str) else dict(known)  # of a release before this one
+        recorded = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        return {"dagster": recorded} if isinstance(recorded, str) else dict(recorded)  # of a release before this one
 
     def write(self, document: Mapping[str, Any]) -> None:
-        write_json(self.path, document)
+        write_json_atomic(self.path, document)
 
 
-def in_folder(home: Path) -> dict[str, Any]:
+def sqlite_storage_config(home: Path) -> dict[str, Any]:
     """The storage of a laptop, as `dagster.yaml` has it."""
     return {
-        "module": "resources.orchestration.sqlite_storage",
+        "module": "resources.dagster_storage",
         "class": "KeptSqliteStorage",
         "config": {"base_dir": str(home)},
     }
 
 
-def in_schema(name: str) -> dict[str, Any]:
+def postgres_storage_config(name: str) -> dict[str, Any]:
     """The storage of a cluster."""
-    return {"module": "resources.orchestration.postgres_storage", "class": "OwnSchemaStorage", "config": {"schema": name}}
+    return {"module": "resources.dagster_postgres_storage", "class": "OwnSchemaStorage", "config": {"schema": name}}
 
 
-def instance_configuration(text: str, storage: dict[str, Any], at_once: int) -> str:
+def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs: int) -> str:
     """`dagster.yaml` of an instance with that storage, where so many jobs run at the same time: what they wait for must find
     room beside them.
     """
     document = yaml.safe_load(text)
     document["storage"] = {"custom": storage}
-    document["concurrency"]["runs"]["max_concurrent_runs"] += at_once - 1
+    document["concurrency"]["runs"]["max_concurrent_runs"] += max_parallel_jobs - 1
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def change_instance(settings: Settings, *arguments: str) -> None:
+def run_instance_command(settings: Settings, *arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "instance", *arguments],
-        env={**os.environ, **environment(settings)},
-        cwd=SOURCE,
+        env={**os.environ, **service_environment(settings)},
+        cwd=SOURCE_ROOT,
         capture_output=True,
         text=True,
         check=False,

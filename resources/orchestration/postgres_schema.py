@@ -17,23 +17,23 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from recipes.contracts.job import BadConfiguration
-from resources.metadata.database import Database, patience
+from resources.metadata.database import Database, connection_timeouts
 from resources.settings.settings import Settings
 
-PREFIX = "dagster_of_"
+SCHEMA_PREFIX = "dagster_of_"
 """Before the name of the schema with our tables: installations that share a database share no history."""
-ONE_PREPARES = 0x48616E7A70
+PREPARATION_LOCK_ID = 0x48616E7A70
 """PostgreSQL's number of the lock that who prepares the schema holds, in whichever pod."""
-ASKS_EVERY = 0.2
+LOCK_POLL_SECONDS = 0.2
 """Seconds."""
-NOTE = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"
+COMMENT_QUERY = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"
 
 
 def is_postgresql(settings: Settings) -> bool:
     return make_url(settings.database_url).get_backend_name() == "postgresql"
 
 
-def address_of(settings: Settings, schema: str) -> str:
+def dagster_database_url(settings: Settings, schema: str) -> str:
     """The address of the metadata database as dagster-postgres takes it: by psycopg 2, where no table but those of `schema`
     is seen. Whatever else the address says, it says there too.
 
@@ -44,21 +44,21 @@ def address_of(settings: Settings, schema: str) -> str:
         raise BadConfiguration("database.url is no PostgreSQL any more, where Dagster's history is: say `hanzo-ml up`")
     url = make_url(settings.database_url)
     own = url.query.get("options", "")
-    only = f"-csearch_path={in_options(schema)}"
-    patient = {name: str(value) for name, value in patience(settings.database.connect_seconds).items()}
+    only = f"-csearch_path={quote_option(schema)}"
+    patient = {name: str(value) for name, value in connection_timeouts(settings.database.connect_seconds).items()}
     query: dict[str, str | tuple[str, ...]] = {"client_encoding": "utf8", **patient, **url.query}
     query["options"] = " ".join([*((own,) if isinstance(own, str) else own), only]).strip()  # of two, the last one counts
     return url.set(drivername="postgresql+psycopg2", query=query).render_as_string(hide_password=False)
 
 
-def in_options(name: str) -> str:
+def quote_option(name: str) -> str:
     """An identifier within the server's `options`, where a backslash is before whatever would end the word."""
     quoted = name.replace('"', '""')
     return "".join(f"\\{character}" if character in "\\ \t\n" else character for character in f'"{quoted}"')
 
 
 @contextmanager
-def own_schema(settings: Settings) -> Iterator["OwnSchema"]:
+def locked_schema(settings: Settings) -> Iterator["DagsterSchema"]:
     """The schema, made where it is missing; nobody else prepares it meanwhile.
 
     Raises:
@@ -67,17 +67,17 @@ def own_schema(settings: Settings) -> Iterator["OwnSchema"]:
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
         with database.read() as connection:  # and written without a transaction, too
-            wait_alone(connection)
-            name = made(connection)
-            check_reached(address_of(settings, name), name)
-            yield OwnSchema(name, connection)
+            acquire_preparation_lock(connection)
+            name = ensure_schema(connection)
+            check_search_path(dagster_database_url(settings, name), name)
+            yield DagsterSchema(name, connection)
     except SQLAlchemyError as problem:
-        raise BadConfiguration(f"Dagster's history can't be prepared in database.url: {first_line(problem)}") from None
+        raise BadConfiguration(f"Dagster's history can't be prepared in database.url: {first_error_line(problem)}") from None
     finally:
         database.close()
 
 
-class OwnSchema:
+class DagsterSchema:
     """A schema whose comment says what was done to prepare it: so that is known where it was done, whatever becomes of the
     state folder and whichever backup the database is put back to.
     """
@@ -87,7 +87,7 @@ class OwnSchema:
         self._connection = connection
 
     def read(self) -> dict[str, Any]:
-        found = self._connection.execute(text(NOTE), {"schema": self.name}).scalar()
+        found = self._connection.execute(text(COMMENT_QUERY), {"schema": self.name}).scalar()
         return dict(json.loads(found)) if found else {}
 
     def write(self, document: Mapping[str, Any]) -> None:
@@ -96,19 +96,19 @@ class OwnSchema:
         self._connection.exec_driver_sql(f"COMMENT ON SCHEMA {quoted} IS '{note}'")
 
 
-def wait_alone(connection: Connection) -> None:
+def acquire_preparation_lock(connection: Connection) -> None:
     """Until no other connection has this lock, which this one has until it is closed.
 
     By asking, not by a statement that waits: Dagster makes indexes beside others' work, and each of them waits for every
     statement that has begun, and for every transaction.
     """
-    while not connection.execute(select(func.pg_try_advisory_lock(ONE_PREPARES))).scalar():
-        time.sleep(ASKS_EVERY)
+    while not connection.execute(select(func.pg_try_advisory_lock(PREPARATION_LOCK_ID))).scalar():
+        time.sleep(LOCK_POLL_SECONDS)
 
 
-def made(connection: Connection) -> str:
+def ensure_schema(connection: Connection) -> str:
     """The name of the schema, which is there."""
-    name = f"{PREFIX}{connection.execute(select(func.current_schema())).scalar()}"
+    name = f"{SCHEMA_PREFIX}{connection.execute(select(func.current_schema())).scalar()}"
     if name in inspect(connection).get_schema_names():
         return name
     try:
@@ -116,13 +116,13 @@ def made(connection: Connection) -> str:
     except SQLAlchemyError as problem:
         quoted = connection.dialect.identifier_preparer.quote(name)
         raise BadConfiguration(
-            f"the schema for Dagster's history can't be made: {first_line(problem)}: have somebody who may say "
+            f"the schema for Dagster's history can't be made: {first_error_line(problem)}: have somebody who may say "
             f"`CREATE SCHEMA {quoted} AUTHORIZATION` and the user of database.url"
         ) from None
     return name
 
 
-def check_reached(address: str, schema: str) -> None:
+def check_search_path(address: str, schema: str) -> None:
     """Before Dagster works there: where a pooler on the way drops the options, it would take our tables for its own."""
     engine = create_engine(address, poolclass=NullPool)
     with engine.connect() as connection:
@@ -134,5 +134,5 @@ def check_reached(address: str, schema: str) -> None:
         )
 
 
-def first_line(problem: SQLAlchemyError) -> str:
+def first_error_line(problem: SQLAlchemyError) -> str:
     return str(getattr(problem, "orig", problem)).partition("\n")[0]

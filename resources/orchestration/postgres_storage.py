@@ -24,33 +24,33 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import NullPool
 
-from resources.metadata.database import readable
-from resources.orchestration.postgres_schema import address_of
+from resources.metadata.database import is_readable
+from resources.orchestration.postgres_schema import dagster_database_url
 from resources.settings.settings import Settings
 
-KEPT_CONNECTIONS = 3
+POOL_SIZE = 3
 """By each process, for when nothing happens; beside those, as many as it works with."""
 
 
 @cache
-def kept(address: str, statement_milliseconds: int | None = None) -> Engine:
+def pooled_engine(address: str, statement_milliseconds: int | None = None) -> Engine:
     """One pool for a process: a sensor's look opens an instance of its own, and what it has compiled is to be kept, too."""
     url = make_url(address)
     if statement_milliseconds is not None:
         options = f"{url.query['options']} -cstatement_timeout={statement_milliseconds}"
         url = url.update_query_dict({"options": options})
-    engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=KEPT_CONNECTIONS, max_overflow=-1)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=POOL_SIZE, max_overflow=-1)
 
     @event.listens_for(engine, "checkout")
     def check(connection: Any, *_: Any) -> None:
         # Of a server that was started anew, or cut us off: Dagster would fail in the middle of what it does.
-        if readable(connection.fileno()):
+        if is_readable(connection.fileno()):
             raise DisconnectionError
 
     return engine
 
 
-class Kept:
+class PooledConnections:
     """Of a storage: the connections of its process."""
 
     _engine: Engine
@@ -58,31 +58,31 @@ class Kept:
     def __init__(self, address: str) -> None:
         super().__init__(address, should_autocreate_tables=False)  # type: ignore[call-arg]
         self.address = address
-        self._engine = kept(address)
+        self._engine = pooled_engine(address)
 
     def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:
         """A page is given up where a query takes as many milliseconds; our pool needs no more."""
-        self._engine = kept(self.address, statement_timeout)
+        self._engine = pooled_engine(self.address, statement_timeout)
 
 
-class KeptRuns(Kept, PostgresRunStorage):  # type: ignore[misc]
+class PooledRunStorage(PooledConnections, PostgresRunStorage):  # type: ignore[misc]
     """Runs, and the daemon's heartbeats."""
 
     def upgrade(self) -> None:
         """Of all three, by `dagster instance migrate`, which begins here: nothing else makes tables."""
-        make_tables(self.address)
+        create_tables(self.address)
         super().upgrade()
 
 
-class KeptEvents(Kept, PostgresEventLogStorage):  # type: ignore[misc]
+class PooledEventLogStorage(PooledConnections, PostgresEventLogStorage):  # type: ignore[misc]
     """What runs said, and what was materialized."""
 
 
-class KeptSchedules(Kept, PostgresScheduleStorage):  # type: ignore[misc]
+class PooledScheduleStorage(PooledConnections, PostgresScheduleStorage):  # type: ignore[misc]
     """Sensors, and each of their looks."""
 
 
-def make_tables(address: str) -> None:
+def create_tables(address: str) -> None:
     """All, or none: in one transaction."""
     engine = create_engine(address, poolclass=NullPool)
     with engine.begin() as connection:
@@ -104,9 +104,9 @@ class OwnSchemaStorage(DagsterPostgresStorage):  # type: ignore[misc]
         self.postgres_url = address
         self.should_autocreate_tables = False
         self._inst_data = inst_data
-        self._run_storage = KeptRuns(address)
-        self._event_log_storage = KeptEvents(address)
-        self._schedule_storage = KeptSchedules(address)
+        self._run_storage = PooledRunStorage(address)
+        self._event_log_storage = PooledEventLogStorage(address)
+        self._schedule_storage = PooledScheduleStorage(address)
         DagsterStorage.__init__(self)  # not the next one's, which would make all three once more
 
     @classmethod
@@ -115,4 +115,4 @@ class OwnSchemaStorage(DagsterPostgresStorage):  # type: ignore[misc]
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
-        return cls(address_of(Settings.load(), config_value["schema"]), inst_data)
+        return cls(dagster_database_url(Settings.load(), config_value["schema"]), inst_data)

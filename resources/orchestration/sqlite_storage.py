@@ -17,23 +17,23 @@ from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine
 
-BUSY_SECONDS = 60
+BUSY_TIMEOUT_SECONDS = 60
 """How long a statement waits for another process, which Dagster gives the event log alone."""
 
 
-def kept(address: str) -> Engine:
+def pooled_engine(address: str) -> Engine:
     """SQLAlchemy's own pool for a file: a few connections, which a thread has for itself as long as it needs one."""
-    return create_engine(address, connect_args={"timeout": BUSY_SECONDS})
+    return create_engine(address, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
 
-class Kept:
+class PooledConnections:
     """`connect` of a storage that has one file."""
 
     _conn_string: str
 
     @cached_property
     def _engine(self) -> Engine:
-        return kept(self._conn_string)
+        return pooled_engine(self._conn_string)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -44,20 +44,20 @@ class Kept:
         self._engine.dispose()
 
 
-class KeptRuns(Kept, SqliteRunStorage):  # type: ignore[misc]
+class PooledRunStorage(PooledConnections, SqliteRunStorage):  # type: ignore[misc]
     """Runs, and the daemon's heartbeats."""
 
 
-class KeptSchedules(Kept, SqliteScheduleStorage):  # type: ignore[misc]
+class PooledScheduleStorage(PooledConnections, SqliteScheduleStorage):  # type: ignore[misc]
     """Sensors, and each of their looks."""
 
 
-class KeptEvents(SqliteEventLogStorage):  # type: ignore[misc]
+class PooledEventLogStorage(SqliteEventLogStorage):  # type: ignore[misc]
     """The file of all runs is kept; each run has one of its own, and there are many."""
 
     @cached_property
     def _engine(self) -> Engine:
-        return kept(self.conn_string_for_shard(INDEX_SHARD_NAME))
+        return pooled_engine(self.conn_string_for_shard(INDEX_SHARD_NAME))
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -79,9 +79,9 @@ class KeptSqliteStorage(DagsterSqliteStorage):  # type: ignore[misc]
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir
         self._inst_data = inst_data
-        self._run_storage = KeptRuns.from_local(f"{base_dir}/history/")
-        self._event_log_storage = KeptEvents(f"{base_dir}/history/runs/")
-        self._schedule_storage = KeptSchedules.from_local(f"{base_dir}/schedules")
+        self._run_storage = PooledRunStorage.from_local(f"{base_dir}/history/")
+        self._event_log_storage = PooledEventLogStorage(f"{base_dir}/history/runs/")
+        self._schedule_storage = PooledScheduleStorage.from_local(f"{base_dir}/schedules")
         DagsterStorage.__init__(self)  # not the next one's, which would open all files once more
 
     @classmethod

@@ -1,56 +1,111 @@
-"""What the files of a logged artifact say of the model that is in them (row O1): its weights and its architecture.
-
-Pure functions of names, sizes and bytes. Whoever logged them wrote them: what cannot be read is left out, and nothing of it
-is proof of anything.
-"""
+"""Describe a model from its run's parameters and its logged files."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
 
-from recipes.yaml_document import yaml_document
+from recipes.contracts.yaml_reader import load_yaml
+from recipes.planning.hardware_fit import METHODS_BY_MEMORY
+from resources.metadata.tracking.logged_runs import LoggedRun
+from resources.monitoring.usage_totals import GPU_HOURS_METRIC
 
-FORMAT = "safetensors"
-"""The specification's word for weights that training left. None of the formats that are proved, exported or served."""
-CONFIG = "config.json"
-MLFLOW, MLMODEL = "mlflow", "MLmodel"
-"""The format of what MLflow's clients log as a model, a folder, and the file in it that describes it."""
-MAX_FLAVORS = 20
-MAX_CONFIG_BYTES = 1 << 20
-MAX_ARCHITECTURE = 250
+# What a run says of the model that it made (specification row O1): its parameters, and what it measured. Pure.
+
+CONFIG_PARAMS = ("dataset", "method", "recipe")
+STEPS_METRIC = "system/total_steps"
+TOKENS_METRIC = "system/total_tokens_processed"
+NUMERIC_PARAMS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
+SYSTEM_PREFIX = "system/"
+"""Begins the metrics that say what a run used, and nothing of its model."""
 
 
 @dataclass(frozen=True)
-class Weights:
+class RunFacts:
+    """What a run does not say is left out, or empty."""
+
+    base_model: str
+    method: str
+    metrics: Mapping[str, float]
+    training_config: Mapping[str, object]
+
+
+def read_run_facts(logged: LoggedRun) -> RunFacts:
+    params = logged.params
+    measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
+    config: dict[str, object] = {key: params[key] for key in CONFIG_PARAMS if key in params}
+    config |= {key: parse_number(convert, params[key]) for key, convert in NUMERIC_PARAMS.items() if key in params}
+    if "max_steps" in config:
+        config = {"total_steps": config.pop("max_steps"), **config}
+    if STEPS_METRIC in measured:  # training may end before the steps that it was given
+        config["total_steps"] = int(measured[STEPS_METRIC])
+    if GPU_HOURS_METRIC in measured:
+        config["gpu_hours"] = measured[GPU_HOURS_METRIC]
+    return RunFacts(
+        base_model=params.get("base_model") or params.get("model", ""),
+        method=method if (method := params.get("method", "")) in METHODS_BY_MEMORY else "",
+        metrics={key: value for key, value in measured.items() if not key.startswith(SYSTEM_PREFIX)},
+        training_config=config,
+    )
+
+
+def parse_number(convert: Callable[[str], float], value: str) -> float | str:
+    """A run that is no job's may call its dataset version "v7". JSON has no NaN and no infinity: they are text."""
+    try:
+        number = convert(value)
+    except ValueError:
+        return value
+    return value if isinstance(number, float) and not math.isfinite(number) else number
+
+
+# What the files of a logged artifact say of the model that is in them (row O1): its weights and its architecture.
+#
+# Pure functions of names, sizes and bytes. Whoever logged them wrote them: what cannot be read is left out, and nothing
+# of it is proof of anything.
+
+WEIGHTS_FORMAT = "safetensors"
+"""The specification's word for weights that training left. None of the formats that are proved, exported or served."""
+CONFIG_FILE = "config.json"
+MLFLOW_FORMAT, MLMODEL_FILE = "mlflow", "MLmodel"
+"""The format of what MLflow's clients log as a model, a folder, and the file in it that describes it."""
+MAX_FLAVORS = 20
+MAX_CONFIG_BYTES = 1 << 20
+MAX_NAME_CHARACTERS = 250
+
+
+@dataclass(frozen=True)
+class WeightFiles:
     """The places of a model's files: of its weights, in the order of their names, and of what describes them."""
 
     files: tuple[str, ...]
     config: str | None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The one file, or the folder of several with a slash behind it."""
         return self.files[0] if len(self.files) == 1 else self.files[0].rpartition("/")[0] + "/"
 
 
-def weights_in(artifact: str, places: Sequence[str]) -> Weights:
+def find_weights(artifact: str, places: Sequence[str]) -> WeightFiles:
     """The weights of an artifact: in its topmost folder that has any, for what lies deeper is a part or a copy of them.
 
     Args:
         artifact: where it lies, a file or a folder.
         places: its files.
     """
-    found = [place for place in places if place.endswith(f".{FORMAT}")]
-    folder = min((place.rpartition("/")[0] for place in found), key=lambda name: (name.count("/"), name), default=artifact)
-    config = f"{folder}/{CONFIG}"
-    files = sorted(place for place in found if place.rpartition("/")[0] == folder)
-    return Weights(tuple(files), config if config in places else None)
+    found = [location for location in places if location.endswith(f".{WEIGHTS_FORMAT}")]
+    folder = min(
+        (location.rpartition("/")[0] for location in found), key=lambda name: (name.count("/"), name), default=artifact
+    )
+    config = f"{folder}/{CONFIG_FILE}"
+    files = sorted(location for location in found if location.rpartition("/")[0] == folder)
+    return WeightFiles(tuple(files), config if config in places else None)
 
 
-def architecture_in(config: bytes) -> str:
+def read_architecture(config: bytes) -> str:
     """The first of the architectures that a config.json names; empty where it is none or names none."""
     try:
         known = json.loads(config)
@@ -58,23 +113,23 @@ def architecture_in(config: bytes) -> str:
         return ""
     named = known.get("architectures") if isinstance(known, dict) else None
     first = named[0] if isinstance(named, list) and named else None
-    return first if isinstance(first, str) and first.isprintable() and len(first) <= MAX_ARCHITECTURE else ""
+    return first if isinstance(first, str) and first.isprintable() and len(first) <= MAX_NAME_CHARACTERS else ""
 
 
-def flavors_in(mlmodel: bytes) -> tuple[str, ...]:
+def read_flavors(mlmodel: bytes) -> tuple[str, ...]:
     """The ways in which MLflow can load a model, as its MLmodel names them; none where it is none."""
     try:
-        known = yaml_document(mlmodel.decode())
+        known = load_yaml(mlmodel.decode())
     except (yaml.YAMLError, ValueError, RecursionError):
         return ()
     named = known.get("flavors") if isinstance(known, dict) else None
     if not isinstance(named, dict):
         return ()
-    plain = [name for name in named if isinstance(name, str) and name.isprintable() and len(name) <= MAX_ARCHITECTURE]
+    plain = [name for name in named if isinstance(name, str) and name.isprintable() and len(name) <= MAX_NAME_CHARACTERS]
     return tuple(sorted(plain)[:MAX_FLAVORS])
 
 
-def checksum_of(hashes: Mapping[str, str]) -> str:
+def combined_checksum(hashes: Mapping[str, str]) -> str:
     """Of one file its SHA-256; of several that of their list, as `sha256sum *.safetensors | sha256sum` has it.
 
     Args:

@@ -1,18 +1,15 @@
-"""A run becomes a version of the registry: what the version says of itself is taken from the run's own record.
-
-Version asset, API and client all end here, so that the gate's verdict holds whichever way a run is registered.
-"""
+"""Register a run, or its final checkpoint, as a model version."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
-from recipes.contracts.results import trained_role
+from recipes.contracts.results import find_trained_role
 from recipes.storage import uris
-from recipes.storage.artifact_store import Store
+from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.errors import conflict
-from resources.final_checkpoint import logged_as, meant_by
 from resources.jobs.sandbox import registered_name
-from resources.metadata.artifacts.file_hashes import UNSEEN, ArtifactFiles
+from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH, FileHashes
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.registry.model_key import ModelKey
@@ -20,13 +17,69 @@ from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
-from resources.registration.model_facts import FORMAT, MAX_CONFIG_BYTES, Weights, architecture_in, checksum_of, weights_in
-from resources.run_facts import facts_of
+from resources.registration.model_facts import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS_FORMAT,
+    WeightFiles,
+    combined_checksum,
+    find_weights,
+    read_architecture,
+    read_run_facts,
+)
+
+# The last checkpoint of a run whose script registers `checkpoint/step-final` (rows S0, S8).
+#
+# The specification's own script logs `checkpoint/step-1000`, `-2000` and so on, and then registers a name under which it
+# logged nothing: what it means is the last of them.
+
+FINAL_NAME = re.compile(r"(.+/)?(step|checkpoint)-final")
+FINAL_FOLDER, STEP_KEY_PREFIX = "checkpoint-final", "checkpoint/step-"
+"""Row E4: the key `checkpoint/step-1000` is the place `checkpoint-1000`, so the one word means the other too."""
+
+
+def resolve_artifact_key(store: Store, records: FileHashes, run_id: str, artifact: str) -> str | None:
+    """The key of a run's artifact: its own, or that of the last checkpoint where it means that; None where it has none."""
+    root = f"{uris.run_artifacts(run_id)}/"
+    try:
+        if store.exists(root + artifact):
+            return artifact
+    except BrokenArtifact:
+        return None
+    beginnings = final_checkpoint_prefixes(artifact)
+    files = {uri for beginning in beginnings for uri in store.list((root + beginning).rpartition("/")[0])}
+    uploads = {uri.removeprefix(root): number for uri, number in records.last_upload_ids(sorted(files)).items()}
+    return newest_upload(beginnings, uploads)
+
+
+def final_checkpoint_prefixes(artifact: str) -> list[str]:
+    """How the keys begin of which a word for the last checkpoint means the newest; nothing where it is no such word."""
+    if not FINAL_NAME.fullmatch(artifact):
+        return []
+    return [artifact.removesuffix("final"), *([STEP_KEY_PREFIX] if artifact == FINAL_FOLDER else [])]
+
+
+def newest_upload(beginnings: Sequence[str], uploads: Mapping[str, int]) -> str | None:
+    """The file or folder that begins so and came last.
+
+    Args:
+        uploads: each file of the run, with a number that grows with time: steps do not, where a script starts over.
+    """
+    last: dict[str, int] = {}
+    for file, number in uploads.items():
+        for beginning in beginnings:
+            if file.startswith(beginning) and (name := file.removeprefix(beginning).partition("/")[0]):
+                last[beginning + name] = max(number, last.get(beginning + name, 0))
+    return max(last, key=lambda key: (last[key], key), default=None)
+
+
+# A run becomes a version of the registry: what the version says of itself is taken from the run's own record.
+#
+# Version asset, API and client all end here, so that the gate's verdict holds whichever way a run is registered.
 
 """The definition of jobs that bring their own configuration: their models have the jobs' names."""
 ARTIFACT_TAG = "hanzo.artifact"
 """Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
-LEFT = "checkpoints"
+CHECKPOINTS_ARTIFACT = "checkpoints"
 """The artifact of a command, which its final checkpoint is in where it logged none. One that did not end well may be gone on
 with, and its states go one after the other.
 """
@@ -57,13 +110,13 @@ def register_job(
     )
     model, registry = ModelKey(job.organization, name), Registry(database)
     with database.write() as connection:
-        if (known := registry.of_training(model, job.id, connection)) is not None:  # its model may be renamed
+        if (known := registry.find_by_training(model, job.id, connection)) is not None:  # its model may be renamed
             return known
         return registry.register(
             connection,
             model,
             registration,
-            {trained_role(job.artifacts): job.trained},
+            {find_trained_role(job.artifacts): job.trained},
             quarantine=None if accepted else "; ".join(job.evaluation["verdict"]["reasons"]),
         )
 
@@ -81,26 +134,31 @@ def register_run(
         job = jobs.find(run_id, connection)
     # A command's run is as any script's: what it logged is registered while it runs, and nothing evaluates it.
     if job is not None and job.type == TRAINING:
-        if (own := model_of(job)) != name:
+        if (own := registered_model_name(job)) != name:
             raise conflict(f"run '{run_id}' trained the model '{own}', as which it is exported: register it as '{own}'")
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
-    records = ArtifactFiles(database)
-    key, listed = logged_as(store, records, run_id, artifact), {}
+    records = FileHashes(database)
+    key, listed = resolve_artifact_key(store, records, run_id, artifact), {}
     if key is not None:
         source = uris.run_artifacts(run_id, key)
-    elif job is not None and job.status == "completed" and LEFT in job.artifacts and meant_by(artifact):
-        left = job.artifact(LEFT)
-        key, source = LEFT, left.uri
-        listed = {f"{source}/{file.path}": file.sha256 for file in store.manifest(left).files}
+    elif (
+        job is not None
+        and job.status == "completed"
+        and CHECKPOINTS_ARTIFACT in job.artifacts
+        and final_checkpoint_prefixes(artifact)
+    ):
+        checkpoints = job.artifact(CHECKPOINTS_ARTIFACT)
+        key, source = CHECKPOINTS_ARTIFACT, checkpoints.uri
+        listed = {f"{source}/{file.path}": file.sha256 for file in store.manifest(checkpoints).files}
     else:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     if key != artifact:
         tags = {**tags, ARTIFACT_TAG: key}
-    weights = weights_in(source, store.list(source) or [source])
+    weights = find_weights(source, store.list(source) or [source])
     try:
-        architecture = architecture_of(store, weights)
-        files = {FORMAT: logged_files(store, records, weights, listed)} if weights.files else {}
+        architecture = stored_architecture(store, weights)
+        files = {WEIGHTS_FORMAT: hash_logged_files(store, records, weights, listed)} if weights.files else {}
     except FileNotFoundError:
         raise conflict(f"artifact '{key}' of run '{run_id}' is being replaced: register it when it is there") from None
     registration = describe_run(
@@ -111,26 +169,26 @@ def register_run(
         return Registry(database).register(connection, model, registration, files, stage="none")
 
 
-def architecture_of(store: Store, weights: Weights) -> str:
+def stored_architecture(store: Store, weights: WeightFiles) -> str:
     if weights.config is None or store.size(weights.config) > MAX_CONFIG_BYTES:
         return ""
-    return architecture_in(store.get_bytes(weights.config))
+    return read_architecture(store.get_bytes(weights.config))
 
 
-def logged_files(store: Store, records: ArtifactFiles, weights: Weights, listed: Mapping[str, str]) -> LoggedFiles:
+def hash_logged_files(store: Store, records: FileHashes, weights: WeightFiles, listed: Mapping[str, str]) -> LoggedFiles:
     """Each file's hash is the recorded one, or that of a manifest, which has it `listed`; what has none, or one of several,
     is read.
     """
     hashes = {}
-    for place in weights.files:
-        known = {row.sha256 for row in records.at(place)} - {UNSEEN}
-        if place in listed:
-            known.add(listed[place])
-        hashes[place.rpartition("/")[2]] = known.pop() if len(known) == 1 else store.sha256(place)
-    return LoggedFiles(weights.place, sum(store.size(place) for place in weights.files), checksum_of(hashes))
+    for location in weights.files:
+        known = {row.sha256 for row in records.at(location)} - {UNKNOWN_HASH}
+        if location in listed:
+            known.add(listed[location])
+        hashes[location.rpartition("/")[2]] = known.pop() if len(known) == 1 else store.sha256(location)
+    return LoggedFiles(weights.location, sum(store.size(location) for location in weights.files), combined_checksum(hashes))
 
 
-def model_of(job: JobRecord) -> str:
+def registered_model_name(job: JobRecord) -> str:
     """The name under which what a training job trained is registered, exported and deployed."""
     model = str(job.config["model"])
     return registered_name(model, job.name)
@@ -151,7 +209,7 @@ def describe_run(
     Args:
         metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
     """
-    facts = facts_of(RunSearch(database).get(Runs(database).get(run_id)))
+    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)))
     return Registration(
         run_id=run_id,
         architecture=architecture,

@@ -10,77 +10,75 @@ from sqlalchemy import Connection, select
 
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
-from resources.metadata.artifacts.file_hashes import UNSEEN, ArtifactFiles
-from resources.metadata.artifacts.locations import files_owner
+from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH, FileHashes
+from resources.metadata.artifacts.locations import PROXY_SCHEME, find_files_owner, is_proxied
 from resources.metadata.database import Database
-from resources.metadata.registry.download_uri import files_of_model
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_sources import Sourced
+from resources.metadata.registry.model_version_sources import CheckedSource
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion, find_version
-from resources.metadata.registry.registry import Pointed
-from resources.metadata.registry.source_uris import LOGGED_MODEL, is_stored
+from resources.metadata.registry.registry import SourceDescription
+from resources.metadata.registry.source_uris import LOGGED_MODEL_PATTERN, is_own_store_uri, logged_model_uri
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.registration.model_facts import (
-    FORMAT,
     MAX_CONFIG_BYTES,
-    MLFLOW,
-    MLMODEL,
-    Weights,
-    architecture_in,
-    checksum_of,
-    flavors_in,
-    weights_in,
+    MLFLOW_FORMAT,
+    MLMODEL_FILE,
+    WEIGHTS_FORMAT,
+    WeightFiles,
+    combined_checksum,
+    find_weights,
+    read_architecture,
+    read_flavors,
+    read_run_facts,
 )
-from resources.run_facts import facts_of
 
-MOST_FILES = 500
+MAX_FILES = 500
 """Of a folder, to be looked up one by one: a model has ten or a hundred."""
 
 
-def pointed_at(database: Database, store: Store, sourced: Sourced, organization: str) -> Pointed:
+def describe_source(database: Database, store: Store, sourced: CheckedSource, organization: str) -> SourceDescription:
     """What is known of a source that was checked."""
     with database.read() as connection:
-        if (original := copied(connection, sourced, organization)) is not None:
-            return as_original(original)
-        place = stored_place(connection, sourced)
+        if (original := find_original(connection, sourced, organization)) is not None:
+            return copy_description(original)
+        location = stored_uri(connection, sourced)
         known = select(runs.c.id).where(runs.c.id == sourced.run_id, runs.c.organization == organization)
         run_id = connection.execute(known).scalar()
-    architecture, files = described(store, ArtifactFiles(database), place) if place else ("", {})
+    architecture, files = describe_files(store, FileHashes(database), location) if location else ("", {})
     if run_id is None:  # it is another server's
-        return Pointed(architecture=architecture, artifacts=files)
-    facts = facts_of(RunSearch(database).get(Runs(database).get(run_id)))
-    return Pointed(architecture, facts.base_model, facts.method, files, facts.metrics, facts.training_config)
+        return SourceDescription(architecture=architecture, artifacts=files)
+    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)))
+    return SourceDescription(architecture, facts.base_model, facts.method, files, facts.metrics, facts.training_config)
 
 
-def copied(connection: Connection, sourced: Sourced, organization: str) -> ModelVersion | None:
+def find_original(connection: Connection, sourced: CheckedSource, organization: str) -> ModelVersion | None:
     """The version that a source names as `models:/NAME/NUMBER`."""
     scheme, _, rest = sourced.source.partition(":/")
-    if scheme != "models" or LOGGED_MODEL.fullmatch(rest):
+    if scheme != "models" or LOGGED_MODEL_PATTERN.fullmatch(rest):
         return None
     name, _, number = rest.rpartition("/")
-    return find_version(connection, ModelKey(organization, name).of(versions), versions.c.version == int(number))
+    return find_version(connection, ModelKey(organization, name).row_filter(versions), versions.c.version == int(number))
 
 
-def as_original(version: ModelVersion) -> Pointed:
+def copy_description(version: ModelVersion) -> SourceDescription:
     """As the version that it is made of, but for what was made here: that is proved, exported and served as the original."""
     logged = {format: LoggedFiles(**each) for format, each in version.artifacts.items() if "artifact" not in each}
-    return Pointed(
+    return SourceDescription(
         version.architecture, version.base_model, version.method, logged, version.metrics, version.training_config
     )
 
 
-def stored_place(connection: Connection, sourced: Sourced) -> str | None:
+def stored_uri(connection: Connection, sourced: CheckedSource) -> str | None:
     """Where in the store a source lies; None where it lies elsewhere, or nobody knows."""
     source = sourced.source.rstrip("/")
     scheme, _, rest = source.partition(":/")
-    if is_stored(source):
+    if is_own_store_uri(source):
         return source
     if sourced.model_id is not None:
-        root = files_of_model(connection, sourced.model_id)
+        root = logged_model_uri(connection, sourced.model_id)
         if root is None or not is_proxied(root):
             return None
         below = rest.split("/")[2:] if scheme == "runs" else source.removeprefix(root).strip("/").split("/")
@@ -90,47 +88,57 @@ def stored_place(connection: Connection, sourced: Sourced) -> str | None:
         run_id, *path = rest.split("/")
         at = connection.execute(select(runs.c.artifact_uri).where(runs.c.id == run_id)).scalar()
         return uris.run_artifacts(run_id, *path) if at and is_proxied(at) else None
-    owner = files_owner(connection, rest) if scheme == PROXY else None
+    owner = find_files_owner(connection, rest) if scheme == PROXY_SCHEME else None
     return None if owner is None else uris.run_artifacts(owner.id, owner.path).rstrip("/")
 
 
-def described(store: Store, records: ArtifactFiles, place: str) -> tuple[str, dict[str, LoggedFiles]]:
+def describe_files(store: Store, records: FileHashes, location: str) -> tuple[str, dict[str, LoggedFiles]]:
     """The architecture that files name, and they by their formats: weights, and a folder that MLflow's clients logged."""
     try:
-        sizes = {entry.uri: entry.size for entry in store.entries(place)} or {place: store.size(place)}
-        weights = weights_in(place, list(sizes))
+        sizes = {entry.uri: entry.size for entry in store.entries(location)} or {location: store.size(location)}
+        weights = find_weights(location, list(sizes))
         found = {}
         if weights.files:
-            found[FORMAT] = of_weights(records, weights, sizes)
-        if (mlmodel := f"{place}/{MLMODEL}") in sizes:
-            flavors = flavors_in(small(store, mlmodel, sizes))
-            found[MLFLOW] = of_folder(records, place, sizes, flavors)
+            found[WEIGHTS_FORMAT] = describe_weights(records, weights, sizes)
+        if (mlmodel := f"{location}/{MLMODEL_FILE}") in sizes:
+            flavors = read_flavors(read_small_file(store, mlmodel, sizes))
+            found[MLFLOW_FORMAT] = describe_mlflow_folder(records, location, sizes, flavors)
         config = weights.config
-        return architecture_in(small(store, config, sizes)) if config else "", found
+        return read_architecture(read_small_file(store, config, sizes)) if config else "", found
     except (FileNotFoundError, BrokenArtifact):  # it is being replaced, or no name for a place here
         return "", {}
 
 
-def small(store: Store, place: str, sizes: Mapping[str, int]) -> bytes:
+def read_small_file(store: Store, location: str, sizes: Mapping[str, int]) -> bytes:
     """A description; nothing of one that is none, by its size."""
-    return store.get_bytes(place) if sizes[place] <= MAX_CONFIG_BYTES else b""
+    return store.get_bytes(location) if sizes[location] <= MAX_CONFIG_BYTES else b""
 
 
-def of_weights(records: ArtifactFiles, weights: Weights, sizes: Mapping[str, int]) -> LoggedFiles:
-    hashes = known_hashes(records, weights.files)
-    checksum = checksum_of({place.rpartition("/")[2]: each for place, each in hashes.items()}) if hashes else None
-    return LoggedFiles(weights.place, sum(sizes[place] for place in weights.files), checksum)
+def describe_weights(records: FileHashes, weights: WeightFiles, sizes: Mapping[str, int]) -> LoggedFiles:
+    hashes = recorded_hashes(records, weights.files)
+    checksum = (
+        combined_checksum({location.rpartition("/")[2]: each for location, each in hashes.items()}) if hashes else None
+    )
+    return LoggedFiles(weights.location, sum(sizes[location] for location in weights.files), checksum)
 
 
-def of_folder(records: ArtifactFiles, place: str, sizes: Mapping[str, int], flavors: tuple[str, ...]) -> LoggedFiles:
-    hashes = known_hashes(records, tuple(sizes))
-    checksum = checksum_of({uri.removeprefix(f"{place}/"): each for uri, each in hashes.items()}) if hashes else None
-    return LoggedFiles(f"{place}/", sum(sizes.values()), checksum, flavors)
+def describe_mlflow_folder(
+    records: FileHashes, location: str, sizes: Mapping[str, int], flavors: tuple[str, ...]
+) -> LoggedFiles:
+    hashes = recorded_hashes(records, tuple(sizes))
+    checksum = (
+        combined_checksum({uri.removeprefix(f"{location}/"): each for uri, each in hashes.items()}) if hashes else None
+    )
+    return LoggedFiles(f"{location}/", sum(sizes.values()), checksum, flavors)
 
 
-def known_hashes(records: ArtifactFiles, places: tuple[str, ...]) -> dict[str, str]:
+def recorded_hashes(records: FileHashes, places: tuple[str, ...]) -> dict[str, str]:
     """The recorded hash of every file; of none where one is not known, or may be one of several."""
-    if len(places) > MOST_FILES:
+    if len(places) > MAX_FILES:
         return {}
-    known = {place: {row.sha256 for row in records.at(place)} - {UNSEEN} for place in places}
-    return {place: hashes.pop() for place, hashes in known.items()} if all(len(each) == 1 for each in known.values()) else {}
+    known = {location: {row.sha256 for row in records.at(location)} - {UNKNOWN_HASH} for location in places}
+    return (
+        {location: hashes.pop() for location, hashes in known.items()}
+        if all(len(each) == 1 for each in known.values())
+        else {}
+    )

@@ -6,8 +6,8 @@ from itertools import groupby
 from pydantic import ValidationError
 
 from recipes.contracts.job import Machine, Result
-from recipes.contracts.recovery_log import Incident, Incidents
-from recipes.contracts.results import TRAINED, TrainingFacts
+from recipes.contracts.recovery_log import RecoveryEvent, RecoveryLog
+from recipes.contracts.results import TRAINED_ROLES, TrainingFacts
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, not_found
@@ -16,8 +16,8 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.tracking.run_data import RunData
 
-INPUTS = ("train", "validation", "base")
-WEIGHTS = ".safetensors"
+INPUT_ROLES = ("train", "validation", "base")
+WEIGHTS_SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FinishedRun:
     job: JobRecord
     record: RunRecord
     losses: dict[int, float | None]
-    incidents: tuple[Incident, ...]
+    incidents: tuple[RecoveryEvent, ...]
     machine: Machine | None
 
     @property
@@ -38,13 +38,13 @@ class FinishedRun:
         return ", ".join(str(count) for count, _ in groupby(counts))
 
     @property
-    def done_anew(self) -> tuple[range, ...]:
+    def repeated_steps(self) -> tuple[range, ...]:
         """Steps that it did once more: after a divergence, or sent back."""
-        diverged = (steps for steps, _ in Incidents(entries=self.incidents).steps_done_anew)
-        return (*diverged, *(back.steps_done_anew for back in self.job.resumed.sent_back))
+        diverged = (steps for steps, _ in RecoveryLog(entries=self.incidents).repeated_steps)
+        return (*diverged, *(back.repeated_steps for back in self.job.resumed.sent_back))
 
 
-def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
+def read_finished_run(database: Database, store: Store, run_id: str) -> FinishedRun:
     """The run of a training job, once it is completed.
 
     Raises:
@@ -63,11 +63,11 @@ def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
         record = read_record(store, described)
     except BrokenArtifact as error:
         changed = changed_values(store, described, RunData(database).params(run_id))
-        raise gone(run_id, "; ".join((f"its record ({one_line(error)})", *changed))) from None
+        raise missing_input_error(run_id, "; ".join((f"its record ({one_line(error)})", *changed))) from None
     try:
         result = Result.model_validate_json(store.get_bytes(place))
     except (FileNotFoundError, ValidationError) as error:
-        raise gone(run_id, f"its result ({one_line(error)})") from None
+        raise missing_input_error(run_id, f"its result ({one_line(error)})") from None
     facts = TrainingFacts.model_validate(result.facts)
     return FinishedRun(job, record, facts.losses, facts.incidents, result.machine)
 
@@ -84,37 +84,37 @@ def check_inputs(run: FinishedRun, store: Store) -> None:
     Raises:
         HanzoError: naming what is missing.
     """
-    for role in INPUTS:
+    for role in INPUT_ROLES:
         artifact = run.job.artifact(role)
         name = f"its base model {run.record.recipe.base_model.uri}" if role == "base" else f"its {role} split"
         try:
             for file in store.manifest(artifact).files:
                 if file.selection is not None:
                     store.origin(artifact.uri, file.selection)
-                    store.marks(artifact.uri, file, file.selection)
+                    store.read_line_mask(artifact.uri, file, file.selection)
                 elif not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
                     raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")
         except (BrokenArtifact, FileNotFoundError) as error:
-            raise gone(run.job.id, f"{name} ({error})") from None
+            raise missing_input_error(run.job.id, f"{name} ({error})") from None
 
 
-def gone(run_id: str, what: str) -> HanzoError:
-    return conflict(f"run '{run_id}' cannot be replayed without {what}: restore it in the object store")
+def missing_input_error(run_id: str, missing_input: str) -> HanzoError:
+    return conflict(f"run '{run_id}' cannot be replayed without {missing_input}: restore it in the object store")
 
 
-def weights_of(run: FinishedRun, store: Store) -> dict[str, str]:
+def read_weight_hashes(run: FinishedRun, store: Store) -> dict[str, str]:
     """Role and path -> SHA-256 of each file of weights that the run made, as its manifests have it.
 
     Raises:
         HanzoError: a manifest is gone.
     """
-    made = {role: run.job.artifact(role) for role in TRAINED if role in run.job.artifacts}
+    made = {role: run.job.artifact(role) for role in TRAINED_ROLES if role in run.job.artifacts}
     try:
         return {
             f"{role}/{file.path}": file.sha256
             for role, artifact in made.items()
             for file in store.manifest(artifact).files
-            if file.path.endswith(WEIGHTS)
+            if file.path.endswith(WEIGHTS_SUFFIX)
         }
     except BrokenArtifact as error:
-        raise gone(run.job.id, f"its weights ({error})") from None
+        raise missing_input_error(run.job.id, f"its weights ({error})") from None

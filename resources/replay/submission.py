@@ -10,10 +10,10 @@ from recipes.storage.artifact_store import Store
 from resources.lineage.run_record import RunRecord, read_environment, write_record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.job_record import RESUMED_KEY
 from resources.metadata.jobs import REPLAY_OF, JobRecord, Jobs
-from resources.metadata.resumed import RESUMED
-from resources.replay.environment import Difference, differences, of_processes
-from resources.replay.finished_run import FinishedRun, check_inputs, gone
+from resources.replay.comparison import Difference, environment_differences, process_differences
+from resources.replay.finished_run import FinishedRun, check_inputs, missing_input_error
 
 REPLAY_TAG = "hanzo_ml.replay_of"
 
@@ -40,16 +40,16 @@ def submit_replay(
     """
     environment, machine = read_environment(source), read_machine()
     found = (
-        *differences(first.record.environment, first.machine, environment, machine, threads=False),
-        *of_processes(first.processes, str(first.record.recipe.processes)),
+        *environment_differences(first.record.environment, first.machine, environment, machine, threads=False),
+        *process_differences(first.processes, str(first.record.recipe.processes)),
     )
-    if known := Jobs(database).known(id):
+    if known := Jobs(database).find_by_id(id):
         return Replay(known, found)
     check_inputs(first, store)
     version = Datasets(database).read(first.record.dataset, first.job.organization)
     splits = {name: first.job.artifact(name).digest for name in ("train", "validation")}
     if any(version.split(name).digest != digest for name, digest in splits.items()):
-        raise gone(first.job.id, f"the records that {version.reference} had then")
+        raise missing_input_error(first.job.id, f"the records that {version.reference} had then")
     record = RunRecord(
         run_id=id or uuid.uuid4().hex,
         model=first.record.model,
@@ -58,11 +58,11 @@ def submit_replay(
         seed=first.record.seed,
         environment=environment,
         replay_of=first.job.id,
-        threads=threads_of(first),
+        threads=thread_count(first),
         repeats=tuple(each for each in first.incidents if not isinstance(each, OutOfMemory) or each.after is not None),
     )
     write_record(store, record, splits)
-    submitted = {key: value for key, value in first.job.config.items() if key != RESUMED}
+    submitted = {key: value for key, value in first.job.config.items() if key != RESUMED_KEY}
     job = Jobs(database).submit(
         id=record.run_id,
         name=first.job.name,
@@ -74,7 +74,7 @@ def submit_replay(
     return Replay(job, found)
 
 
-def threads_of(first: FinishedRun) -> int | None:
+def thread_count(first: FinishedRun) -> int | None:
     """What a node's processes share, as in the first run, on a processor. On a GPU they decide no number.
 
     A machine says it of one process.

@@ -14,9 +14,9 @@ from typing import Self
 
 from resources.errors import SmokeFailed
 
-START_SECONDS = 600
-DRAIN_SECONDS = 600
-TERMINATE_SECONDS = 5
+START_TIMEOUT_SECONDS = 600
+DRAIN_TIMEOUT_SECONDS = 600
+TERMINATE_TIMEOUT_SECONDS = 5
 
 
 class Backend:
@@ -49,10 +49,10 @@ class Backend:
             raise SmokeFailed.of(name, f"no process could be started for it ({error.strerror})") from None
         assert process.stdout is not None
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_SECONDS)
             return cls(process, json.loads(line)["address"])
         except BaseException as error:  # a cancelled start leaves no process either
-            await end(process)
+            await terminate_process(process)
             if isinstance(error, TimeoutError | ValueError):
                 raise SmokeFailed.of(name, f"llama.cpp does not load {path}") from None
             raise
@@ -66,7 +66,7 @@ class Backend:
         return self._process.returncode is None
 
     @contextmanager
-    def answering(self) -> Iterator[str]:
+    def counting_request(self) -> Iterator[str]:
         """Count one request, so that draining waits for it; gives the address to send it to."""
         self._in_flight += 1
         self._idle.clear()
@@ -84,20 +84,20 @@ class Backend:
     async def drain_and_end(self) -> None:
         """End the process once the requests that it is answering are done."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), DRAIN_SECONDS)
+            await asyncio.wait_for(self._idle.wait(), DRAIN_TIMEOUT_SECONDS)
         await self.end()
 
     async def end(self) -> None:
         """End the process now."""
-        await end(self._process)
+        await terminate_process(self._process)
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
+async def terminate_process(process: asyncio.subprocess.Process) -> None:
     """Terminate, then kill; returns when the process is gone."""
     with suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), TERMINATE_SECONDS)
+        await asyncio.wait_for(process.wait(), TERMINATE_TIMEOUT_SECONDS)
     except TimeoutError:
         with suppress(ProcessLookupError):
             process.kill()

@@ -13,12 +13,12 @@ from resources.serving.messages import DEFAULT_SMOKE_PROMPTS, Deployments, Deplo
 if TYPE_CHECKING:
     import httpx
 
-DEPLOY_SECONDS = 1800
-ANSWER_SECONDS = 600
-LOOK_SECONDS = 10
+DEPLOY_TIMEOUT_SECONDS = 1800
+ANSWER_TIMEOUT_SECONDS = 600
+QUERY_TIMEOUT_SECONDS = 10
 
 
-class HttpEngine:
+class EngineClient:
     """The engine at a gateway's URL, which serves registered models."""
 
     def __init__(self, url: str) -> None:
@@ -54,19 +54,19 @@ class HttpEngine:
             sha256=sha256,
             smoke_prompts=tuple(smoke_prompts),
         )
-        answer = self._call("POST", "/deployments", DEPLOY_SECONDS, request.model_dump(mode="json"))
+        answer = self._call("POST", "/deployments", DEPLOY_TIMEOUT_SECONDS, request.model_dump(mode="json"))
         return Served.model_validate_json(answer.content)
 
     def served(self) -> list[Served]:
         """What is deployed, each with its true status."""
-        answer = self._call("GET", "/deployments", LOOK_SECONDS)
+        answer = self._call("GET", "/deployments", QUERY_TIMEOUT_SECONDS)
         return list(Deployments.model_validate_json(answer.content).deployments)
 
     def remove(self, name: str, deployment: int | None = None) -> None:
         """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
         only = "" if deployment is None else f"?deployment={deployment}"
         # Quoted once more: the name may hold a quoted organization, and the gateway unquotes its path.
-        self._call("DELETE", f"/deployments/{quote(name)}{only}", LOOK_SECONDS)
+        self._call("DELETE", f"/deployments/{quote(name)}{only}", QUERY_TIMEOUT_SECONDS)
 
     def chat(
         self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
@@ -74,7 +74,7 @@ class HttpEngine:
         """The model's answer to a prompt or a conversation."""
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         body = {"model": model, "messages": conversation, "max_tokens": max_tokens, "temperature": temperature}
-        answer = self._call("POST", "/v1/chat/completions", ANSWER_SECONDS, body)
+        answer = self._call("POST", "/v1/chat/completions", ANSWER_TIMEOUT_SECONDS, body)
         return str(answer.json()["choices"][0]["message"]["content"])
 
     def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> "httpx.Response":
@@ -90,7 +90,7 @@ class HttpEngine:
             raise EngineUnavailable(f"the inference engine at {self._url} broke off ({type(error).__name__})") from None
         if answer.is_success:
             return answer
-        raise error_of(answer)
+        raise parse_error(answer)
 
 
 def from_refusal(refusal: Refusal) -> EngineError:
@@ -101,7 +101,7 @@ def from_refusal(refusal: Refusal) -> EngineError:
     return EngineError(refusal.message, **refusal.details)
 
 
-def error_of(answer: "httpx.Response") -> EngineError:
+def parse_error(answer: "httpx.Response") -> EngineError:
     """The error in an answer, whichever of the two shapes it has."""
     try:
         return from_refusal(Refusal.model_validate_json(answer.content))

@@ -1,26 +1,73 @@
-"""Which backend answers for which model: deploy, swap, remove, restore after a restart, recover after a crash.
-
-A swap is one assignment in the event loop: a request goes to the old backend or to the new one, and the old one is
-ended only when its last request is answered.
-"""
+"""Which backend answers for which model, and the deployments kept on disk."""
 
 import asyncio
+import fcntl
 import logging
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type
 
+from recipes.contracts.job import BadConfiguration
 from recipes.storage.retry import after_pauses
-from resources.engine.state import State
 from resources.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 from resources.serving.backend_process import Backend
 from resources.serving.messages import DeployRequest, Served
-from resources.serving.model_loading import Loaded, load
+from resources.serving.model_loading import LoadedModel, load_model
 
-WAIT_SECONDS = 60
+# What the gateway was asked to serve, on disk: one JSON file, replaced whole, that only one gateway may use.
+
+REQUESTS_ADAPTER = TypeAdapter(tuple[DeployRequest, ...])
+
+
+class DeploymentState:
+    """The wanted deployments of one gateway. Holds a lock on the folder for as long as the process lives."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "deployments.json"
+        self._lock = lock_state_folder(folder)
+
+    def read(self) -> tuple[DeployRequest, ...]:
+        """Raises BadConfiguration when the file is not one that `write` wrote."""
+        try:
+            return REQUESTS_ADAPTER.validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except ValidationError:
+            raise BadConfiguration(f"{self._file} is broken: delete it to start without deployments") from None
+
+    def write(self, requests: tuple[DeployRequest, ...]) -> None:
+        """Replace the file; after a crash it is the old or the new one, whole."""
+        part = self._file.with_name(self._file.name + ".part")
+        with part.open("wb") as file:
+            file.write(REQUESTS_ADAPTER.dump_json(requests, indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self._file)
+
+
+def lock_state_folder(folder: Path) -> IO[bytes]:
+    """Take the folder for this process; the kernel gives it back when the process ends."""
+    file = (folder / "gateway.lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise BadConfiguration(f"another gateway uses {folder}: end it, or give another --state-dir") from None
+    return file
+
+
+# Which backend answers for which model: deploy, swap, remove, restore after a restart, recover after a crash.
+#
+# A swap is one assignment in the event loop: a request goes to the old backend or to the new one, and the old one is
+# ended only when its last request is answered.
+
+LOAD_WAIT_SECONDS = 60
 """How long a request waits for a model that is being loaded again."""
 RECOVERY_PAUSES_SECONDS = (1.0, 5.0, 15.0)
 """Pauses between attempts to load a deployment again; after the last one it is refused."""
@@ -31,11 +78,11 @@ class Slot:
     """A wanted deployment; `loaded` is None while it is loading or refused."""
 
     request: DeployRequest
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     reason: str | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def serve(self, loaded: Loaded) -> None:
+    def serve(self, loaded: LoadedModel) -> None:
         self.loaded, self.reason = loaded, None
         self.settled.set()
 
@@ -48,16 +95,16 @@ class Slot:
         self.settled.clear()
 
     def describe(self) -> Served:
-        asked = self.request.model_dump(include={"name", "version", "path", "sha256"})
+        described_request = self.request.model_dump(include={"name", "version", "path", "sha256"})
         if self.loaded is not None:
-            return Served(**asked, status="serving", loaded_at=self.loaded.loaded_at, smoke=self.loaded.smoke)
-        return Served(**asked, status="refused" if self.reason else "loading", reason=self.reason)
+            return Served(**described_request, status="serving", loaded_at=self.loaded.loaded_at, smoke=self.loaded.smoke)
+        return Served(**described_request, status="refused" if self.reason else "loading", reason=self.reason)
 
 
 class DeploymentTable:
     """All deployments of one gateway."""
 
-    def __init__(self, state: State, http: httpx.AsyncClient) -> None:
+    def __init__(self, state: DeploymentState, http: httpx.AsyncClient) -> None:
         self._state = state
         self._http = http
         self._slots: dict[str, Slot] = {}
@@ -76,7 +123,7 @@ class DeploymentTable:
     async def deploy(self, request: DeployRequest) -> Served:
         """Serve `request` in place of what its name served; when this raises, nothing has changed."""
         async with self._changing:
-            loaded = await load(request, self._http)
+            loaded = await load_model(request, self._http)
             slot = Slot(request)
             slot.serve(loaded)
             try:
@@ -114,7 +161,7 @@ class DeploymentTable:
             UnknownModel: no such model, or several and none named.
             EngineUnavailable: nothing is deployed, or this model is not served now.
         """
-        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+        deadline = asyncio.get_running_loop().time() + LOAD_WAIT_SECONDS
         while True:
             slot = self._slot(model)
             if slot.loaded is not None and slot.loaded.backend.alive:
@@ -164,7 +211,7 @@ class DeploymentTable:
     def _is_wanted(self, slot: Slot) -> bool:
         return self._slots.get(slot.request.name) is slot
 
-    async def _watch(self, slot: Slot, loaded: Loaded) -> None:
+    async def _watch(self, slot: Slot, loaded: LoadedModel) -> None:
         """Load a slot again when its backend ends by itself."""
         await loaded.backend.wait_for_end()
         if self._is_wanted(slot):
@@ -178,7 +225,7 @@ class DeploymentTable:
         async def load_if_wanted() -> None:
             async with self._changing:
                 if self._is_wanted(slot):
-                    loaded = await load(slot.request, self._http)
+                    loaded = await load_model(slot.request, self._http)
                     slot.serve(loaded)
                     self._in_background(self._watch(slot, loaded))
 

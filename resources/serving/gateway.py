@@ -1,23 +1,126 @@
-"""`python -m resources.serving.gateway`: the long-lived process of the local inference engine, on loopback only.
-
-Takes its port and its state folder, or says in one line why not; the endpoints are `resources.engine.app`.
-"""
+"""`python -m resources.serving.gateway`: HTTP gateway of the local inference engine, on loopback only."""
 
 import argparse
 import errno
 import logging
 import socket
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.engine.app import make_app
-from resources.engine.state import State
+from resources.errors import BadRequest, EngineError
+from resources.serving.deployment_table import DeploymentState, DeploymentTable
+from resources.serving.messages import Deployments, DeployRequest, Refusal, Served
+from resources.serving.proxy import forward_request, openai_response
+
+# The gateway's HTTP endpoints: OpenAI's, the deployments and the health. Thin: validate, call the table, answer.
+
+CONNECT_TIMEOUT_SECONDS = 10
+
+
+def create_app(state: DeploymentState) -> FastAPI:
+    """The application; it owns its deployments from startup to shutdown."""
+    # No connection is kept: one that the backend closes just then would be a request that fails. The environment's
+    # proxies are not asked: everything is on this machine.
+    http = httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        trust_env=False,
+    )
+    table = DeploymentTable(state, http)
+    app = FastAPI(title="Hanzo ML inference engine", lifespan=lifespan(state, table, http))
+    app.add_exception_handler(EngineError, handle_engine_error)
+    app.add_exception_handler(RequestValidationError, handle_invalid_request)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        serving = [served.name for served in table.served() if served.status == "serving"]
+        return {"status": "ok", "serving": serving}
+
+    @app.get("/deployments")
+    async def deployments() -> Deployments:
+        return Deployments(deployments=table.served())
+
+    @app.post("/deployments")
+    async def deploy(body: DeployRequest) -> Served:
+        return await table.deploy(body)
+
+    @app.delete("/deployments/{name:path}", status_code=204)
+    async def remove(name: str, deployment: int | None = None) -> None:
+        await table.remove(name, deployment)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [openai_model(served) for served in table.served() if served.status == "serving"]}
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await forward_request(request, table, http)
+
+    return app
+
+
+def lifespan(
+    state: DeploymentState, table: DeploymentTable, http: httpx.AsyncClient
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Restore what was served before, and end every backend at shutdown."""
+
+    @asynccontextmanager
+    async def run(_: FastAPI) -> AsyncIterator[None]:
+        table.restore(state.read())
+        yield
+        await table.close()
+        await http.aclose()
+
+    return run
+
+
+def openai_model(served: Served) -> dict[str, Any]:
+    """A deployment as OpenAI lists models."""
+    created = int(served.loaded_at.timestamp()) if served.loaded_at else 0
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "hanzo-ml",
+        "version": served.version,
+        "sha256": served.sha256,
+    }
+
+
+async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:
+    """An engine error in the shape of the endpoint that was asked."""
+    assert isinstance(error, EngineError)
+    if request.url.path.startswith("/v1/"):
+        return openai_response(error)
+    refusal = Refusal(error_code=error.code.value, message=error.message, details=error.details)
+    return JSONResponse(refusal.model_dump(mode="json"), error.status)
+
+
+async def handle_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    """The first problem of a body that does not fit, as one line."""
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"][1:]) or "body"
+    return await handle_engine_error(request, BadRequest(f"'{where}': {problem['msg']}"))
+
+
+# `python -m resources.serving.gateway`: the long-lived process of the local inference engine, on loopback only.
+#
+# Takes its port and its state folder, or says in one line why not; the endpoints are `resources.serving.gateway`.
 
 HOST = "127.0.0.1"
-SHUTDOWN_SECONDS = 30
+SHUTDOWN_TIMEOUT_SECONDS = 30
 
 
 def main() -> None:
@@ -28,20 +131,20 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        listener = listen(arguments.port)
-        state = State(arguments.state_dir)
+        listener = open_listener(arguments.port)
+        state = DeploymentState(arguments.state_dir)
         state.read()  # a broken file is found before anything is served
     except BadConfiguration as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
     config = uvicorn.Config(
-        make_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS
+        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_SECONDS
     )
     print(f"engine listens on http://{HOST}:{arguments.port}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def listen(port: int) -> socket.socket:
+def open_listener(port: int) -> socket.socket:
     """Take the port; raises BadConfiguration when another process has it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections

@@ -46,7 +46,7 @@ def server_parameters(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
     parameters = xllamacpp.CommonParams()
     parameters.model.path = arguments.path
     parameters.model_alias = {arguments.name}
-    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads()
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = thread_count()
     parameters.n_ctx = arguments.context
     parameters.n_parallel = arguments.parallel
     parameters.kv_unified = True  # one long request may use what the others leave
@@ -61,7 +61,7 @@ def server_parameters(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
     return parameters
 
 
-def threads() -> int:
+def thread_count() -> int:
     """Half the cores. llama.cpp's threads wait for each other by spinning: as soon as two backends, as in every swap,
     have more threads than there are cores, both answer eight times slower (measured on two cores), not twice."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 DEFAULT_SMOKE_PROMPTS = ("Hello! Who are you?",)
 
 
-class Border(BaseModel):
+class StrictModel(BaseModel):
     """Immutable, and a key nobody knows is refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DeployRequest(Border):
+class DeployRequest(StrictModel):
     """A model version to serve under `name`, and the prompts that it has to answer first."""
 
     name: str = Field(
@@ -29,7 +29,7 @@ class DeployRequest(Border):
     smoke_prompts: tuple[str, ...] = Field(DEFAULT_SMOKE_PROMPTS, min_length=1)
 
 
-class SmokeResult(Border):
+class SmokeResult(StrictModel):
     """A smoke prompt and what the model answered; its log-probabilities were finite numbers."""
 
     prompt: str
@@ -37,7 +37,7 @@ class SmokeResult(Border):
     seconds: float
 
 
-class Served(Border):
+class Served(StrictModel):
     """A deployment as it is now. `sha256` was computed from the file right before it was loaded.
 
     `loading`: wanted, and being verified and loaded after a restart; requests wait for it. `serving`: it answers.
@@ -54,13 +54,13 @@ class Served(Border):
     smoke: tuple[SmokeResult, ...] = ()
 
 
-class Deployments(Border):
+class Deployments(StrictModel):
     """Answer of `GET /deployments`."""
 
     deployments: tuple[Served, ...]
 
 
-class Refusal(Border):
+class Refusal(StrictModel):
     """Body of every error of the deployment endpoints: a code, one line for the user, and the facts behind it."""
 
     error_code: str

@@ -23,14 +23,14 @@ PAUSES_SECONDS = (0.1, 0.1, 0.1)
 """A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""
 
 
-async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncClient) -> Response:
+async def forward_request(request: Request, table: DeploymentTable, http: httpx.AsyncClient) -> Response:
     """Answer one request of OpenAI's API.
 
     Raises:
         EngineError: the request names no model that is served, or its backend broke each time.
     """
     body = await request.body()
-    model = model_of(body)
+    model = requested_model(body)
 
     name = ""
 
@@ -40,15 +40,15 @@ async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncCli
         name = served.name
         with ExitStack() as counted:
             # Nothing is awaited between choosing the backend and counting the request: a swap cannot end it in between.
-            address = counted.enter_context(backend.answering())
+            address = counted.enter_context(backend.counting_request())
             outgoing = http.build_request(
                 "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
             )
-            response = await send_to(http, outgoing)
+            response = await send_request(http, outgoing)
             if response.headers.get("Content-Type", "").startswith("text/event-stream"):
-                return Relay(response, counted.pop_all(), headers_of(response, served))
+                return StreamedAnswer(response, counted.pop_all(), answer_headers(response, served))
             content = await response.aread()
-            return Response(content, response.status_code, headers_of(response, served))
+            return Response(content, response.status_code, answer_headers(response, served))
 
     retrying = AsyncRetrying(retry=retry_if_exception_type(httpx.TransportError), **after_pauses(*PAUSES_SECONDS))
     try:
@@ -58,7 +58,7 @@ async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncCli
         raise EngineUnavailable(f"the backend of '{name}' broke off {attempts} times: try again soon") from None
 
 
-async def send_to(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
+async def send_request(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
     """The beginning of a backend's answer. Raises httpx.TransportError where the backend breaks off."""
     try:
         return await http.send(outgoing, stream=True)
@@ -67,11 +67,11 @@ async def send_to(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Res
         raise httpx.ConnectError(f"the connection was closed as it was made: {error}", request=outgoing) from error
 
 
-class Relay(StreamingResponse):
+class StreamedAnswer(StreamingResponse):
     """A streamed answer, chunk by chunk; the backend counts it as unanswered until it is sent or the client is gone."""
 
     def __init__(self, response: httpx.Response, counted: ExitStack, headers: dict[str, str]) -> None:
-        super().__init__(chunks_of(response), response.status_code, headers)
+        super().__init__(answer_chunks(response), response.status_code, headers)
         self._response = response
         self._counted = counted
 
@@ -83,7 +83,7 @@ class Relay(StreamingResponse):
             await self._response.aclose()
 
 
-async def chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
+async def answer_chunks(response: httpx.Response) -> AsyncIterator[bytes]:
     """What the backend sends; an event with an error when it breaks off, because the status is already gone."""
     try:
         async for chunk in response.aiter_raw():
@@ -93,7 +93,7 @@ async def chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
         yield b"data: " + json.dumps(openai_error(error)).encode() + b"\n\n"
 
 
-def model_of(body: bytes) -> str | None:
+def requested_model(body: bytes) -> str | None:
     """The model that a request names."""
     try:
         document = json.loads(body)
@@ -107,7 +107,7 @@ def model_of(body: bytes) -> str | None:
     return model or None
 
 
-def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
+def answer_headers(response: httpx.Response, served: Served) -> dict[str, str]:
     """The type of the answer, and which weights gave it."""
     return {
         "Content-Type": response.headers.get("Content-Type", "application/json"),

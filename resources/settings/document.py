@@ -13,12 +13,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from recipes.contracts.job import BadConfiguration
-from recipes.known_keys import known_keys
-from recipes.spelling import meant_by, unknown_key
-from recipes.yaml_document import TooLong, yaml_document
+from recipes.contracts.validation_errors import explain_unknown_key, list_known_keys, suggest_spelling
+from recipes.contracts.yaml_reader import DocumentTooLong, load_yaml
 
-PREFIX = "HANZO_ML_"
-NOT_SETTINGS = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
+VARIABLE_PREFIX = "HANZO_ML_"
+RESERVED_VARIABLES = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
     "RUN_ID",
     "JOB_ID",
     "DATASETS",
@@ -28,7 +27,7 @@ NOT_SETTINGS = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
 """Reserved names: the state folder, the configuration file, the client's two (row R4), and what a command job is told."""
 
 
-def configuration_file(home: Path, environ: Mapping[str, str]) -> Path | None:
+def find_configuration(home: Path, environ: Mapping[str, str]) -> Path | None:
     """The file that holds the configuration, if there is one."""
     if named := environ.get("HANZO_ML_CONFIG"):
         if not Path(named).is_file():
@@ -41,10 +40,10 @@ def configuration_file(home: Path, environ: Mapping[str, str]) -> Path | None:
 def read_configuration(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """A configuration file as a document with every `${VAR}` replaced."""
     try:
-        document = yaml_document(path.read_text(encoding="utf-8")) or {}
+        document = load_yaml(path.read_text(encoding="utf-8")) or {}
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path} is not UTF-8: save it in that encoding") from None
-    except TooLong as error:
+    except DocumentTooLong as error:
         raise BadConfiguration(f"{path} is not valid YAML: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none, an endless number
         mark = getattr(error, "problem_mark", None)
@@ -52,12 +51,12 @@ def read_configuration(path: Path, environ: Mapping[str, str]) -> dict[str, Any]
         raise BadConfiguration(f"{path}{where}: not valid YAML") from None
     if not isinstance(document, dict):
         raise BadConfiguration(f"{path} must be a mapping of sections such as 'server' and 'storage'")
-    expanded = expand(document, path, environ)
+    expanded = expand_variables(document, path, environ)
     assert isinstance(expanded, dict)
     return expanded
 
 
-def expand(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
+def expand_variables(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
     """Replace `${VAR}` in every string of a document; values only, after parsing, so that no value can add structure."""
 
     def variable(match: re.Match[str]) -> str:
@@ -67,36 +66,43 @@ def expand(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
         return environ[name]
 
     if isinstance(value, dict):
-        return {key: expand(item, path, environ) for key, item in value.items()}
+        return {key: expand_variables(item, path, environ) for key, item in value.items()}
     if isinstance(value, list):
-        return [expand(item, path, environ) for item in value]
+        return [expand_variables(item, path, environ) for item in value]
     if isinstance(value, str):
         return re.sub(r"\$\{(\w+)\}", variable, value)
     return value
 
 
-def override(document: dict[str, Any], sections: Mapping[str, type[BaseModel]], name: str, value: str) -> tuple[str, ...]:
+def apply_override(
+    document: dict[str, Any], sections: Mapping[str, type[BaseModel]], name: str, value: str
+) -> tuple[str, ...]:
     """Put the variable `HANZO_ML_{SECTION}_{KEY}` into the document, nested by `_` (rows R3, Z19): returns where."""
-    section, _, key = name.removeprefix(PREFIX).lower().partition("_")
+    section, _, key = name.removeprefix(VARIABLE_PREFIX).lower().partition("_")
     if section not in sections or not key:
         raise BadConfiguration(f"unknown variable {name}: it must be HANZO_ML_SECTION_KEY with a section of config.yaml")
     fields = sections[section].model_fields
-    target = mapping(document, section)
-    place: tuple[str, ...] = (section,)
+    target = ensure_section(document, section)
+    path_in_document: tuple[str, ...] = (section,)
     if nested := re.match(r"buckets_(\w+)", key) if section == "storage" else None:
         buckets = fields["buckets"].annotation
         assert isinstance(buckets, type) and issubclass(buckets, BaseModel)
-        fields, target, place, key = buckets.model_fields, mapping(target, "buckets"), (section, "buckets"), nested.group(1)
+        fields, target, path_in_document, key = (
+            buckets.model_fields,
+            ensure_section(target, "buckets"),
+            (section, "buckets"),
+            nested.group(1),
+        )
     if key not in fields:
-        meant = meant_by(key, fields)
+        meant = suggest_spelling(key, fields)
         hint = f": did you mean '{meant}'?" if meant else ""
         raise BadConfiguration(f"unknown variable {name}: section '{section}' has no key '{key}'{hint}")
     is_list = "tuple" in str(fields[key].annotation)
     target[key] = [item.strip() for item in value.split(",")] if is_list else value
-    return (*place, key)
+    return (*path_in_document, key)
 
 
-def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
+def ensure_section(document: dict[str, Any], key: str) -> dict[str, Any]:
     """A section of the document, made where it is missing or has no keys."""
     if document.get(key) is None:
         document[key] = {}
@@ -106,17 +112,17 @@ def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def first_problem(error: ValidationError, kind: type[BaseModel]) -> str:
+def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> str:
     """The first problem as one line: where and what is wrong. What was given may be a secret."""
     problem = error.errors(include_input=False)[0]
     where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
-        return unknown_key(where, known_keys(kind, problem["loc"][:-1]))
-    what = problem["msg"].removeprefix("Value error, ")
-    return f"'{where}': {what}" if where else what
+        return explain_unknown_key(where, list_known_keys(kind, problem["loc"][:-1]))
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"'{where}': {message}" if where else message
 
 
-def no_home(error: OSError) -> BadConfiguration:
+def home_folder_error(error: OSError) -> BadConfiguration:
     """Of a state folder that the system refuses to make, or to write to; what names no file is told as it is."""
     if error.filename is None:
         return BadConfiguration(str(error))
@@ -125,6 +131,6 @@ def no_home(error: OSError) -> BadConfiguration:
     return BadConfiguration(f"{error.filename}: {error.strerror}: {instead}")
 
 
-def masked_address(address: str) -> str:
+def mask_address(address: str) -> str:
     """An address without its user and password."""
     return re.sub(r"^(.*?://)?.*@", r"\1***@", address)

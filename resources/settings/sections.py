@@ -28,7 +28,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def may_be_empty(cls, value: Any) -> Any:
+    def accept_null(cls, value: Any) -> Any:
         """A section whose keys are all commented out is null in YAML."""
         return {} if value is None else value
 
@@ -53,7 +53,7 @@ class Dagster(Section):
 
     @field_validator("host")
     @classmethod
-    def is_this_machine(cls, value: str) -> str:
+    def require_loopback(cls, value: str) -> str:
         """Whoever reaches Dagster may launch anything: it has no sign-in of its own (row W5)."""
         if not is_loopback(value):
             raise ValueError("Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L` or `kubectl port-forward`")
@@ -78,7 +78,7 @@ class DatabaseSection(Section):
 
     @field_validator("url")
     @classmethod
-    def is_a_url(cls, value: SecretStr | None) -> SecretStr | None:
+    def check_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None:
             return None
         try:
@@ -100,7 +100,7 @@ class Buckets(Section):
     models: str = "hanzo-models"
 
 
-class AskedDatabase(Section):
+class QueryDatabase(Section):
     """A database of which datasets are queries. It is asked as the user in its address, who needs to read and no more."""
 
     url: SecretStr = Field(description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
@@ -111,7 +111,7 @@ class AskedDatabase(Section):
 
     @field_validator("url")
     @classmethod
-    def is_a_whole_address(cls, value: SecretStr) -> SecretStr:
+    def check_full_address(cls, value: SecretStr) -> SecretStr:
         """The processes that ask it have other working folders: the path of a file begins at the root."""
         url = value.get_secret_value()
         try:
@@ -141,20 +141,20 @@ class Storage(Section):
         description="addresses from which anybody may have this server fetch a dataset: s3:// and file://, with all below, "
         "kafka://BROKER or kafka://BROKER/TOPIC; none at first",
     )
-    databases: dict[str, AskedDatabase] = Field(
+    databases: dict[str, QueryDatabase] = Field(
         {}, description="databases, by the names under which definitions and requests have datasets made of their rows"
     )
 
     @field_validator("databases")
     @classmethod
-    def have_plain_names(cls, value: dict[str, AskedDatabase]) -> dict[str, AskedDatabase]:
+    def check_names(cls, value: dict[str, QueryDatabase]) -> dict[str, QueryDatabase]:
         if bad := next((name for name in value if not re.fullmatch(r"[\w.-]{1,100}", name)), None):
             raise ValueError(f"{bad!r} is no name of a database: use letters, digits, '_', '-' and '.'")
         return value
 
     @field_validator("import_from")
     @classmethod
-    def are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             if not re.fullmatch(r"(s3://[^/]+|file:///[^/]).*|kafka://[\w.:,-]+(/[\w.-]*)?", address):
                 raise ValueError(
@@ -163,7 +163,7 @@ class Storage(Section):
         return value
 
     @model_validator(mode="after")
-    def belongs_together(self) -> Self:
+    def check_combination(self) -> Self:
         if self.endpoint and (self.access_key is None) != (self.secret_key is None):
             raise ValueError("access_key and secret_key belong together: set both or none")
         if self.kms_key and self.encryption != "aws:kms":
@@ -194,13 +194,13 @@ class Stream(Section):
 
     @field_validator("brokers")
     @classmethod
-    def are_addresses(cls, value: str | None) -> str | None:
+    def check_addresses(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[^\s,:/]+(:\d{1,5})?(,[^\s,:/]+(:\d{1,5})?)*", value):
             raise ValueError(f"{value!r} is no list of addresses such as kafka-0:9092,kafka-1:9092")
         return value
 
     @model_validator(mode="after")
-    def belongs_to_its_protocol(self) -> Self:
+    def check_protocol(self) -> Self:
         """What is set and not used would be a connection without it."""
         signs_in = self.security_protocol.startswith("SASL_")
         if (self.sasl_username is not None, self.sasl_password is not None) != (signs_in, signs_in):
@@ -237,7 +237,7 @@ class Auth(Section):
 
     @field_validator("iam_url")
     @classmethod
-    def cannot_be_forged(cls, value: str) -> str:
+    def require_secure_url(cls, value: str) -> str:
         """Over plain HTTP, whoever sits on the wire could hand out keys of his own."""
         try:
             url = urlsplit(value)
@@ -308,7 +308,7 @@ class Scheduler(Section):
 
     @field_validator("devices", mode="before")
     @classmethod
-    def are_names(cls, value: Any) -> Any:
+    def normalize_names(cls, value: Any) -> Any:
         """As texts: YAML has numbers. What is named twice, or not at all, would be waited for for ever."""
         if not isinstance(value, list | tuple):
             return value

@@ -19,13 +19,13 @@ from sqlalchemy.engine import URL, make_url
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from resources.settings.document import (
-    NOT_SETTINGS,
-    PREFIX,
-    configuration_file,
-    first_problem,
-    mapping,
-    masked_address,
-    override,
+    RESERVED_VARIABLES,
+    VARIABLE_PREFIX,
+    apply_override,
+    describe_validation_error,
+    ensure_section,
+    find_configuration,
+    mask_address,
     read_configuration,
 )
 from resources.settings.sections import (
@@ -45,9 +45,9 @@ from resources.settings.sections import (
     Stream,
 )
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Keeps the stack to some GPUs, as it does any program of CUDA."""
-NO_MORE = "-1"
+END_OF_DEVICES = "-1"
 """In it, a GPU that there cannot be: CUDA sees none from there on, and alone it is how people ask for none."""
 
 POSTGRESQL_PORT = 5432
@@ -80,27 +80,27 @@ class Settings(Section):
         """
         environ = os.environ if environ is None else environ
         home = Path(environ.get("HANZO_ML_HOME", ".hanzo-ml")).resolve()
-        path = configuration_file(home, environ)
+        path = find_configuration(home, environ)
         document = read_configuration(path, environ) if path else {}
         source = str(path) if path else "settings"
         if "home" in document:
             raise BadConfiguration(f"{source}: unknown key 'home': set the variable HANZO_ML_HOME instead")
         variables: dict[tuple[str, ...], str] = {}
         for name, value in sorted(environ.items()):
-            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
-                variables[override(document, SECTIONS, name, value)] = name
-        if VISIBLE in environ:
-            visible = takewhile(lambda name: name.strip() != NO_MORE, environ[VISIBLE].split(","))
-            mapping(document, "scheduler").setdefault("devices", list(visible))
+            if name.startswith(VARIABLE_PREFIX) and name.removeprefix(VARIABLE_PREFIX) not in RESERVED_VARIABLES:
+                variables[apply_override(document, SECTIONS, name, value)] = name
+        if VISIBLE_DEVICES_VARIABLE in environ:
+            visible = takewhile(lambda name: name.strip() != END_OF_DEVICES, environ[VISIBLE_DEVICES_VARIABLE].split(","))
+            ensure_section(document, "scheduler").setdefault("devices", list(visible))
         try:
             return cls.model_validate({**document, "home": home})
         except ValidationError as error:
             where = error.errors(include_input=False)[0]["loc"]
             variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
-            raise BadConfiguration(f"{variable or source}: {first_problem(error, cls)}") from None
+            raise BadConfiguration(f"{variable or source}: {describe_validation_error(error, cls)}") from None
 
     @model_validator(mode="after")
-    def asks_databases_of_others(self) -> Self:
+    def refuse_own_database(self) -> Self:
         """This server's own has what all organizations have."""
         for name, database in self.storage.databases.items():
             if self.is_own_database(make_url(database.url.get_secret_value())):
@@ -111,7 +111,7 @@ class Settings(Section):
         if url.drivername == "sqlite":
             path = Path(str(url.database)).resolve()
             return path.is_relative_to(self.home) or path == Path(str(make_url(self.database_url).database)).resolve()
-        return place_of(url) == place_of(make_url(self.database_url))
+        return database_location(url) == database_location(make_url(self.database_url))
 
     @property
     def database_url(self) -> str:
@@ -157,11 +157,11 @@ class Settings(Section):
         shown["database"]["url"] = re.sub(r"([?&][^=&]*=)[^&]*", r"\1***", url)
         for section, key in (("storage", "endpoint"), ("stream", "brokers"), ("auth", "iam_url")):
             if shown[section][key]:
-                shown[section][key] = masked_address(shown[section][key])
+                shown[section][key] = mask_address(shown[section][key])
         return shown
 
 
-def place_of(url: URL) -> tuple[str, str, str | None]:
+def database_location(url: URL) -> tuple[str, str, str | None]:
     """Where a database of PostgreSQL is: its host may stand among the parameters, as a socket does."""
     return str(url.host or url.query.get("host", "")), str(url.port or url.query.get("port", POSTGRESQL_PORT)), url.database
 

@@ -21,27 +21,36 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.storage.artifact_store import Store
-from resources.detached import LOG, is_running, kill, lock, read_pid, send, start, stop
 from resources.metadata.database import Database
-from resources.object_store.health import problem_in_time
+from resources.object_store.health import find_store_problem_in_time
 from resources.orchestration.instance import migrate_dagster
-from resources.settings.document import no_home
+from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
-from resources.stack.detached_process import end_orphans
-from resources.stack.failure_summary import last_words
-from resources.stack.services import SOURCE, Service, environment, services
+from resources.stack.detached_process import (
+    LOG_FILE,
+    is_running,
+    kill_orphans,
+    kill_process,
+    lock_folder,
+    read_pid,
+    send_signal,
+    start_detached,
+    stop_process,
+)
+from resources.stack.failure_summary import failure_summary
+from resources.stack.services import SOURCE_ROOT, Service, list_services, service_environment
 
-START_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 20.0
 JOB_GRACE_SECONDS = 300.0
 KILL_SECONDS = 60.0
 """For the kernel to end what was killed: of a job with hundreds of GB, or a GPU's, it takes seconds."""
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DIRECT_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """To this machine itself, whatever proxy it has for others: asked by one, nothing of the stack came up in two minutes."""
-UNREACHABLE = "dagster._core.errors.DagsterUserCodeUnreachableError"
+UNREACHABLE_ERROR = "dagster._core.errors.DagsterUserCodeUnreachableError"
 
 
-def folder(settings: Settings, name: str) -> Path:
+def service_folder(settings: Settings, name: str) -> Path:
     return settings.home / "services" / name
 
 
@@ -51,42 +60,42 @@ def up(settings: Settings, console: Console) -> None:
     Raises:
         BadConfiguration: a port is taken, or a service did not come up; the message says what to do.
     """
-    for service in not_running(settings):
+    for service in stopped_services(settings):
         check_port(service)
     settings.home.mkdir(parents=True, exist_ok=True)
-    with alone(settings, console):
-        start_missing(settings, console)
-    tell_store(settings, console)
+    with exclusive_access(settings, console):
+        start_stopped_services(settings, console)
+    print_store_problem(settings, console)
 
 
-def tell_store(settings: Settings, console: Console) -> None:
+def print_store_problem(settings: Settings, console: Console) -> None:
     """A line where the object store cannot be used: all runs, and every job would fail for it."""
-    if problem := problem_in_time(Store(settings.store, settings.storage.variables)):
+    if problem := find_store_problem_in_time(Store(settings.store, settings.storage.variables)):
         console.print(f"  object store       {problem}", markup=False, soft_wrap=True)
 
 
 @contextmanager
-def alone(settings: Settings, console: Console) -> Iterator[None]:
+def exclusive_access(settings: Settings, console: Console) -> Iterator[None]:
     """Wait until no other `up` or `down` works on this state folder: one left half of what the other had just started."""
-    told = False
+    announced = False
     while True:
-        with lock(settings.home) as descriptor:
+        with lock_folder(settings.home) as descriptor:
             if descriptor is not None:
                 yield
                 return
-        if not told:
+        if not announced:
             console.print("  another up or down works on it: waiting until that has ended")
-            told = True
+            announced = True
         time.sleep(0.1)
 
 
-def not_running(settings: Settings) -> list[Service]:
-    return [service for service in services(settings) if not is_running(folder(settings, service.name))]
+def stopped_services(settings: Settings) -> list[Service]:
+    return [service for service in list_services(settings) if not is_running(service_folder(settings, service.name))]
 
 
-def start_missing(settings: Settings, console: Console) -> None:
+def start_stopped_services(settings: Settings, console: Console) -> None:
     started = time.monotonic()
-    wanted, missing = services(settings), not_running(settings)
+    wanted, missing = list_services(settings), stopped_services(settings)
     settings.run_workers.mkdir(exist_ok=True)
     try:
         Database(settings.database_url, settings.database.connect_seconds).migrate()
@@ -100,24 +109,26 @@ def start_missing(settings: Settings, console: Console) -> None:
             for service in wanted:
                 if service.name in ready or not all(name in ready for name in service.after):
                     continue
-                place = folder(settings, service.name)
+                folder = service_folder(settings, service.name)
                 if service in missing:
                     missing.remove(service)
-                    launch(service, place, environment(settings))
-                elif not is_running(place):
-                    raise BadConfiguration(f"{service.name} ended as it started: {last_words(read_log(place))}")
-                if answers(service):
+                    launch_service(service, folder, service_environment(settings))
+                elif not is_running(folder):
+                    raise BadConfiguration(
+                        f"{service.name} ended as it started: {failure_summary(read_service_log(folder))}"
+                    )
+                if is_ready(service):
                     ready[service.name] = time.monotonic() - started
                     console.print(f"  {service.name:<18} ready after {ready[service.name]:.1f} s")
-            if time.monotonic() - started > START_SECONDS:
+            if time.monotonic() - started > START_TIMEOUT_SECONDS:
                 late = ", ".join(service.name for service in wanted if service.name not in ready)
                 raise BadConfiguration(
-                    f"{late} did not answer within {START_SECONDS:.0f} s: see {settings.home}/services/*/log.txt"
+                    f"{late} did not answer within {START_TIMEOUT_SECONDS:.0f} s: see {settings.home}/services/*/log.txt"
                 )
             status.update("starting " + ", ".join(service.name for service in wanted if service.name not in ready))
             time.sleep(0.2)
         status.update("loading the asset graph")
-        wait_for_definitions(settings, started + START_SECONDS)
+        wait_for_definitions(settings, started + START_TIMEOUT_SECONDS)
 
 
 def wait_for_definitions(settings: Settings, until: float) -> None:
@@ -128,13 +139,13 @@ def wait_for_definitions(settings: Settings, until: float) -> None:
     Raises:
         BadConfiguration: it cannot be loaded; the message has Dagster's reason.
     """
-    while problem := definitions_problem(settings):
-        if not problem.startswith(UNREACHABLE) or time.monotonic() > until:
+    while problem := find_definitions_problem(settings):
+        if not problem.startswith(UNREACHABLE_ERROR) or time.monotonic() > until:
             raise BadConfiguration(f"Dagster can't load the asset graph: {problem[:600]}")
         time.sleep(0.5)
 
 
-def definitions_problem(settings: Settings) -> str | None:
+def find_definitions_problem(settings: Settings) -> str | None:
     """Why Dagster has no asset graph, in one line; None when it has."""
     errors = "locationEntries { locationOrLoadError { ... on PythonError { message } } }"
     query = f"{{ workspaceOrError {{ ... on Workspace {{ {errors} }} }} }}"
@@ -144,7 +155,7 @@ def definitions_problem(settings: Settings) -> str | None:
         headers={"Content-Type": "application/json"},
     )
     try:
-        with DIRECT.open(request, timeout=60) as response:
+        with DIRECT_OPENER.open(request, timeout=60) as response:
             entries = json.load(response)["data"]["workspaceOrError"]["locationEntries"]
     except OSError as error:
         return f"dagster-webserver does not answer: {error}"
@@ -152,15 +163,15 @@ def definitions_problem(settings: Settings) -> str | None:
     return next((" ".join(message.split()) for message in messages if message), None)
 
 
-def launch(service: Service, place: Path, env: dict[str, str]) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    with lock(place) as descriptor, interrupts_heeded():
+def launch_service(service: Service, folder: Path, env: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder) as descriptor, default_sigint():
         if descriptor is not None:
-            start(service.command, place, descriptor, cwd=SOURCE, env={**env, **service.env})
+            start_detached(service.command, folder, descriptor, cwd=SOURCE_ROOT, env={**env, **service.env})
 
 
 @contextmanager
-def interrupts_heeded() -> Iterator[None]:
+def default_sigint() -> Iterator[None]:
     """For what is started meanwhile. Whatever a shell starts in the background ignores SIGINT, and so do its children.
 
     Dagster gives SIGTERM the meaning that SIGINT has: its code server ended by SIGKILL only, when the grace was over.
@@ -188,11 +199,11 @@ def check_port(service: Service) -> None:
             ) from None
 
 
-def answers(service: Service) -> bool:
+def is_ready(service: Service) -> bool:
     """Whether a service does its work: by HTTP where it has a health page, else by its open port, else by running."""
     if service.health:
         try:
-            with DIRECT.open(service.health, timeout=2) as response:
+            with DIRECT_OPENER.open(service.health, timeout=2) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -203,8 +214,8 @@ def answers(service: Service) -> bool:
         return probe.connect_ex(("127.0.0.1", service.port)) == 0
 
 
-def read_log(place: Path) -> str:
-    log = place / LOG
+def read_service_log(folder: Path) -> str:
+    log = folder / LOG_FILE
     return log.read_text(errors="replace") if log.is_file() else ""
 
 
@@ -217,60 +228,60 @@ def down(settings: Settings, console: Console) -> None:
     if not settings.home.is_dir():
         return
     # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
-    with alone(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
-        left = end_all(settings, console)
-    if left:
+    with exclusive_access(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
+        remaining = stop_all(settings, console)
+    if remaining:
         raise BadConfiguration(
-            f"{', '.join(left)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the kernel for a disk "
+            f"{', '.join(remaining)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the kernel for a disk "
             "or a device that does not answer; once that does, say `hanzo-ml down` again, else restart the machine"
         )
 
 
-def end_all(settings: Settings, console: Console) -> list[str]:
+def stop_all(settings: Settings, console: Console) -> list[str]:
     """Returns what could not be ended."""
     # The daemon first, and wholly: a run worker that it starts meanwhile would be left, and the job that this one starts.
-    left = end([("dagster-daemon", folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
+    remaining = stop_processes([("dagster-daemon", service_folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
     until = time.monotonic() + KILL_SECONDS
     for worker in settings.run_workers.glob("*"):
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
-        if not kill(worker, max(until - time.monotonic(), 0.0)):
-            left.append(f"run worker {worker.name} (process {read_pid(worker)})")
+        if not kill_process(worker, max(until - time.monotonic(), 0.0)):
+            remaining.append(f"run worker {worker.name} (process {read_pid(worker)})")
     for path in settings.run_workers.glob("*"):
-        end_orphans(path)
+        kill_orphans(path)
     jobs = settings.home / "jobs"
     # No deeper: below its own folder, a command leaves files of any name.
     locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]
     running = [path.parent for path in locks if is_running(path.parent)]
     ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
-    ending += [(each.name, folder(settings, each.name), GRACE_SECONDS) for each in reversed(services(settings))]
-    return list(dict.fromkeys([*left, *end(ending, console)]))  # the daemon may be among both
+    ending += [(each.name, service_folder(settings, each.name), GRACE_SECONDS) for each in reversed(list_services(settings))]
+    return list(dict.fromkeys([*remaining, *stop_processes(ending, console)]))  # the daemon may be among both
 
 
-def end(named: Sequence[tuple[str, Path, float]], console: Console) -> list[str]:
+def stop_processes(named: Sequence[tuple[str, Path, float]], console: Console) -> list[str]:
     """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time. Returns
     what could not be ended.
     """
-    left = []
+    remaining = []
     ending = [each for each in named if is_running(each[1])]
-    for _, place, _ in ending:
-        send(place, signal.SIGTERM)
-    for name, place, grace in ending:
+    for _, folder, _ in ending:
+        send_signal(folder, signal.SIGTERM)
+    for name, folder, grace in ending:
         with console.status(f"ending {name}"):
-            gone = stop(place, grace, KILL_SECONDS)
-        console.print(f"  {name} {'ended' if gone else 'could not be ended'}")
-        if not gone:
-            left.append(f"{name} (process {read_pid(place)})")
-    return left
+            has_ended = stop_process(folder, grace, KILL_SECONDS)
+        console.print(f"  {name} {'ended' if has_ended else 'could not be ended'}")
+        if not has_ended:
+            remaining.append(f"{name} (process {read_pid(folder)})")
+    return remaining
 
 
 def status(settings: Settings, console: Console) -> None:
     """Which services run and answer."""
-    for service in services(settings):
-        running = is_running(folder(settings, service.name))
-        state = "running" if running and answers(service) else "starting or stuck" if running else "not running"
+    for service in list_services(settings):
+        running = is_running(service_folder(settings, service.name))
+        state = "running" if running and is_ready(service) else "starting or stuck" if running else "not running"
         console.print(f"  {service.name:<18} {state}")
-    if folder(settings, "").is_dir():  # else nothing was ever started, and to ask would make the folders of a store
-        tell_store(settings, console)
+    if service_folder(settings, "").is_dir():  # else nothing was ever started, and to ask would make the folders of a store
+        print_store_problem(settings, console)
 
 
 def main() -> None:
@@ -282,7 +293,7 @@ def main() -> None:
         try:
             actions[sys.argv[1]](settings, console)
         except OSError as error:
-            raise no_home(error) from None
+            raise home_folder_error(error) from None
     except BadConfiguration as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

@@ -10,20 +10,20 @@ import sys
 from sqlalchemy import delete, select
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
 from resources.metadata.tracking.experiments import Experiments
-from resources.settings.document import no_home
+from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
 
-ROOTS = (uris.DATASETS, uris.CHECKPOINTS, uris.RUNS, uris.ARTIFACTS)
+ROOT_URIS = (uris.DATASETS, uris.CHECKPOINTS, uris.RUNS, uris.ARTIFACTS)
 
 
-def reset(settings: Settings) -> int:
+def empty_store(settings: Settings) -> int:
     """Empty the store and leave it as a first start does. Returns how many rows there were.
 
     Raises:
@@ -38,12 +38,12 @@ def reset(settings: Settings) -> int:
         if running is not None:
             raise BadConfiguration(f"job {running} is running: `hanzo-ml job cancel {running}` first")
         keys = connection.execute(select(registered_models.c.organization, registered_models.c.name))
-        places = [ModelKey(*key).place for key in keys]
+        places = [ModelKey(*key).folder_uri for key in keys]
         # Children before their parents.
         rows = sum(connection.execute(delete(table)).rowcount for table in reversed(schema.sorted_tables))
         Experiments(database).ensure_default(connection=connection)
     store = Store(settings.store, settings.storage.variables)
-    for root in (*ROOTS, *places):
+    for root in (*ROOT_URIS, *places):
         store.delete(root)
     for folder in ("jobs", "cache"):
         shutil.rmtree(settings.home / folder, ignore_errors=True)
@@ -56,9 +56,9 @@ def main() -> int:
         print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     try:
-        print(f"emptied: {counted(reset(Settings.load()), 'row')} deleted")
+        print(f"emptied: {pluralize(empty_store(Settings.load()), 'row')} deleted")
     except OSError as problem:
-        print(f"error: {no_home(problem)}", file=sys.stderr)
+        print(f"error: {home_folder_error(problem)}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     except BadConfiguration as problem:
         print(f"error: {problem}", file=sys.stderr)

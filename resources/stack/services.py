@@ -8,8 +8,8 @@ from pathlib import Path
 
 from resources.settings.settings import Settings
 
-LOOPBACK = ("127.0.0.1", "localhost")
-SOURCE = Path(__file__).resolve().parent.parent
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Service:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def services(settings: Settings) -> list[Service]:
+def list_services(settings: Settings) -> list[Service]:
     """What runs, in the order in which it starts."""
     python, dagster = sys.executable, settings.dagster
-    workspace = str(SOURCE / "workspace.yaml")
+    workspace = str(SOURCE_ROOT / "workspace.yaml")
     code_server_port = str(dagster.code_server_port)
     return [
         Service(
@@ -89,31 +89,31 @@ def services(settings: Settings) -> list[Service]:
     ]
 
 
-def not_through_a_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+def proxy_exemptions(environ: Mapping[str, str]) -> dict[str, str]:
     """What keeps the stack's processes, and the jobs below them, from calling each other through the proxy by which the
     machine reaches the internet: whatever stands for that (MLflow's client, gRPC, pip) still goes through it.
     """
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    names = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOOPBACK]))
+    names = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOOPBACK_HOSTS]))
     return {"no_proxy": names, "NO_PROXY": names}
 
 
-def importable(environ: Mapping[str, str]) -> str:
+def python_path(environ: Mapping[str, str]) -> str:
     """PYTHONPATH with our own packages first. What the caller had stays: an objective of his own may lie there, or what a
     script imports.
     """
-    return os.pathsep.join(filter(None, (str(SOURCE), environ.get("PYTHONPATH"))))
+    return os.pathsep.join(filter(None, (str(SOURCE_ROOT), environ.get("PYTHONPATH"))))
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def service_environment(settings: Settings) -> dict[str, str]:
     """What every process of the stack gets beside the caller's environment."""
     return {
         "HANZO_ML_HOME": str(settings.home),
         "DAGSTER_HOME": str(settings.dagster_home),
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
-        "PYTHONPATH": importable(os.environ),
-        **not_through_a_proxy(os.environ),
+        "PYTHONPATH": python_path(os.environ),
+        **proxy_exemptions(os.environ),
         # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
         **settings.storage.variables,
     }

@@ -1,44 +1,44 @@
-"""The definition that a dataset or model belongs to, and what it says of it."""
+"""Look up the definition that a dataset or model belongs to."""
 
 from collections.abc import Iterable
 
 import dagster as dg
 
 from hanzo_ml_assets.training import DATASET_METADATA, RECIPE_METADATA
-from recipes.spelling import meant_by
+from recipes.contracts.validation_errors import suggest_spelling
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
-def home_of(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:
+def find_definition(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:
     """Its own definition where there is one, else the sandbox."""
     assert context.repository_def is not None
     step = "version" if kind == "datasets" else "checkpoint"
     return name if context.repository_def.asset_graph.has(dg.AssetKey([kind, name, step])) else SANDBOX
 
 
-def home_of_version(context: dg.SensorEvaluationContext, version: DatasetVersion) -> str:
+def find_version_definition(context: dg.SensorEvaluationContext, version: DatasetVersion) -> str:
     """A definition is about the default organization's dataset of its name: no other's is checked by its rules."""
-    return home_of(context, "datasets", version.name) if version.organization == DEFAULT_ORGANIZATION else SANDBOX
+    return find_definition(context, "datasets", version.name) if version.organization == DEFAULT_ORGANIZATION else SANDBOX
 
 
-def dataset_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
+def find_model_dataset(context: dg.SensorEvaluationContext, model: str) -> str | None:
     """The dataset that a model's definition names; None where there is no such definition."""
-    return said_of(context, model, DATASET_METADATA)
+    return read_definition_metadata(context, model, DATASET_METADATA)
 
 
-def recipe_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
+def find_model_recipe(context: dg.SensorEvaluationContext, model: str) -> str | None:
     """The recipe that a model's definition names; None where there is no such definition."""
-    return said_of(context, model, RECIPE_METADATA)
+    return read_definition_metadata(context, model, RECIPE_METADATA)
 
 
-def is_of_another_definition(context: dg.SensorEvaluationContext, model: str, name: str) -> bool:
+def takes_defined_name(context: dg.SensorEvaluationContext, model: str, name: str) -> bool:
     """Whether versions that a job of the sandbox makes under its name would be a defined model's, past its gate."""
-    return model == SANDBOX and name != SANDBOX and dataset_of(context, name) is not None
+    return model == SANDBOX and name != SANDBOX and find_model_dataset(context, name) is not None
 
 
-def models_of(context: dg.SensorEvaluationContext) -> list[str]:
+def list_defined_models(context: dg.SensorEvaluationContext) -> list[str]:
     """The names of all models that have a definition, as a user would write them."""
     assert context.repository_def is not None
     keys = [key.path for key in context.repository_def.asset_graph.get_all_asset_keys()]
@@ -46,16 +46,16 @@ def models_of(context: dg.SensorEvaluationContext) -> list[str]:
     return sorted(names - {SANDBOX})
 
 
-def undefined(context: dg.SensorEvaluationContext, model: str, others: Iterable[str] = ()) -> str:
+def explain_undefined(context: dg.SensorEvaluationContext, model: str, others: Iterable[str] = ()) -> str:
     """What to say of a model without a definition, or nothing. `others` are names that may have been meant besides."""
-    if dataset_of(context, model) is not None:
+    if find_model_dataset(context, model) is not None:
         return ""
-    meant = meant_by(model, [*models_of(context), *others])
+    meant = suggest_spelling(model, [*list_defined_models(context), *others])
     instead = f"did you mean '{meant}'? Else add" if meant else "add"
     return f"there is no model definition '{model}': {instead} hanzo_ml_assets/defs/{model}/defs.yaml"
 
 
-def said_of(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:
+def read_definition_metadata(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:
     assert context.repository_def is not None
     key = dg.AssetKey(["models", model, "checkpoint"])
     graph = context.repository_def.asset_graph

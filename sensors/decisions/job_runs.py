@@ -1,4 +1,4 @@
-"""The Dagster runs that work for a job: they have its id as their partition."""
+"""Find the Dagster runs of a job."""
 
 from datetime import UTC, datetime
 
@@ -11,27 +11,27 @@ IN_PROGRESS = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
 ]
-NOT_GONE = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
+UNFINISHED = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
-def is_gone(instance: dg.DagsterInstance, job_id: str) -> bool:
+def has_no_unfinished_run(instance: dg.DagsterInstance, job_id: str) -> bool:
     """Whether no run works for a job any more."""
-    return not instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job_id}, statuses=NOT_GONE), limit=1)
+    return not instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job_id}, statuses=UNFINISHED), limit=1)
 
 
 def newest_run(instance: dg.DagsterInstance, job_id: str, resumed_at: int) -> dg.DagsterRun | None:
     """The newest, where it is of the time since the job was resumed last, in milliseconds; 0 where it never was."""
     records = instance.get_run_records(dg.RunsFilter(tags={PARTITION_TAG: job_id}), limit=1)
-    return next((record.dagster_run for record in records if began(record) >= time_of(resumed_at)), None)
+    return next((record.dagster_run for record in records if begin_time(record) >= to_datetime(resumed_at)), None)
 
 
-def is_since(instance: dg.DagsterInstance, run: dg.DagsterRun, resumed_at: int) -> bool:
+def began_after(instance: dg.DagsterInstance, run: dg.DagsterRun, resumed_at: int) -> bool:
     """Whether a run began to work no earlier than that."""
     record = instance.get_run_record_by_id(run.run_id)
-    return record is not None and began(record) >= time_of(resumed_at)
+    return record is not None and begin_time(record) >= to_datetime(resumed_at)
 
 
-def began(record: dg.RunRecord) -> datetime:
+def begin_time(record: dg.RunRecord) -> datetime:
     """When a run began to work; of one that did not, when it was launched. One that somebody launched in the Dagster UI may
     stand in the queue while its job is resumed: it then does what the job was resumed for.
     """
@@ -39,5 +39,5 @@ def began(record: dg.RunRecord) -> datetime:
     return max(launched, datetime.fromtimestamp(record.start_time, UTC)) if record.start_time else launched
 
 
-def time_of(milliseconds: int) -> datetime:
+def to_datetime(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,22 +1,119 @@
-"""Retry failed runs. A run that failed for infrastructure reasons is retried, any other marks its job as failed.
+"""Decide which failed Dagster runs are retried, and which fail their job."""
 
-The decision is stored once as a run tag, because reading the run's log on every sensor tick is expensive.
-"""
-
+import re
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.failure_reason import EXIT_REASON
 from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.run_tags import ORGANIZATION_TAG, VERSION_TAG
 from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.legacy_exit_reason import reason_of_class
 from resources.errors import HanzoError
 from resources.hpo.sweeps import SWEEP_KEY
-from resources.metadata.jobs import ACTIVE, JobRecord
-from sensors.decisions.job_runs import PARTITION_TAG, is_since
-from sensors.failures import Failure, read_failure
-from sensors.retries import has_active_retry, retries_of, steps_of
+from resources.metadata.jobs import ACTIVE_STATUSES, JobRecord
+from sensors.decisions.job_runs import PARTITION_TAG, PRIORITY_TAG, began_after
+
+# Why the steps of a failed Dagster run ended, and the first message, read from the run's event log.
+
+OUR_CLASS = re.compile(r"^(?:recipes|resources|hanzo_ml_assets)\.[\w.]+: ")
+"""Prefix of our own errors' messages in logs of releases that recorded no exit reason."""
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """The exit reasons of a run's failed steps, and the cause in one line, with the run that has the whole log."""
+
+    reasons: frozenset[ExitReason]
+    cause: str
+
+
+def read_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> RunFailure:
+    """Reads the run's log, which is too expensive for every sensor tick."""
+    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    events = [entry.dagster_event for entry in logs if entry.dagster_event is not None]
+    message = next(filter(None, map(failure_message, events)), "its worker died")
+    return RunFailure(
+        reasons=frozenset(reason for reason in map(reason_of, events) if reason is not None),
+        cause=f"{message} (run {run.run_id} in Dagster)",
+    )
+
+
+def reason_of(event: dg.DagsterEvent) -> ExitReason | None:
+    """The recorded exit reason; without one, that of the error's class. None where the log has no error."""
+    data = event.step_failure_data
+    recorded = data.user_failure_data.metadata.get(EXIT_REASON) if data.user_failure_data is not None else None
+    if recorded is not None and recorded.value in set(ExitReason):
+        return ExitReason(recorded.value)
+    return reason_of_class(str((data.error.cause or data.error).cls_name)) if data.error is not None else None
+
+
+def failure_message(event: dg.DagsterEvent) -> str:
+    """The failure's description; without one, the message of the error, or of the one that it wraps."""
+    data = event.step_failure_data
+    if data.user_failure_data is not None and data.user_failure_data.description:
+        return " ".join(data.user_failure_data.description.split())
+    error = data.error.cause or data.error if data.error is not None else None
+    return " ".join(OUR_CLASS.sub("", error.message, count=1).split()) if error is not None else ""
+
+
+# Retries of Dagster runs: a new run of the same assets, tagged with the run that it retries and their number.
+
+RETRY_OF_TAG = "hanzo_ml/retry_of"
+RETRIES_TAG = "hanzo_ml/retries"
+MAX_RETRIES = 20
+FAILURE_REASON_TAG = "dagster/failure_reason"
+DATA_TAGS = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
+"""Tags by which a run without a partition knows what it works on."""
+
+
+def make_retry_request(run: dg.DagsterRun, *, made_progress: bool = False) -> dg.RunRequest:
+    """Programs go on from what is there, and work that is done is not done again. A run that `made_progress` is none of those that
+    failed in vain, which end at `MAX_RETRIES`.
+    """
+    kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *DATA_TAGS) if tag in run.tags}
+    return dg.RunRequest(
+        run_key=f"retry-{run.run_id}",
+        asset_selection=sorted(run.asset_selection or ()),
+        partition_key=run.tags.get(PARTITION_TAG),
+        tags={**kept, RETRY_OF_TAG: run.run_id, RETRIES_TAG: str(1 if made_progress else count_retries(run) + 1)},
+    )
+
+
+def count_retries(run: dg.DagsterRun) -> int:
+    return int(run.tags.get(RETRIES_TAG, "0"))
+
+
+def was_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    return bool(instance.get_runs(dg.RunsFilter(tags={RETRY_OF_TAG: run.run_id}), limit=1))
+
+
+def can_retry_dead_worker(run: dg.DagsterRun) -> bool:
+    """Whether the run's worker died. An error of its own would only repeat itself."""
+    died = run.tags.get(FAILURE_REASON_TAG) != "STEP_FAILURE"
+    return died and bool(run.asset_selection) and count_retries(run) < MAX_RETRIES
+
+
+def selected_steps(run: dg.DagsterRun) -> set[str]:
+    return {key.path[-1] for key in run.asset_selection or ()}
+
+
+def has_active_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a newer run does some of the same work, or any other run of it is still in progress."""
+    works_on = {tag: run.tags[tag] for tag in (PARTITION_TAG, *DATA_TAGS) if tag in run.tags}
+    if not works_on:
+        return False
+    found = [each for each in instance.get_runs(dg.RunsFilter(tags=works_on)) if selected_steps(each) & selected_steps(run)]
+    return any(not each.is_finished for each in found) or any(each.run_id != run.run_id for each in found[:1])
+
+
+# Retry failed runs. A run that failed for infrastructure reasons is retried, any other marks its job as failed.
+#
+# The decision is stored once as a run tag, because reading the run's log on every sensor tick is expensive.
 
 RETRY_TAG = "hanzo_ml/again"
 """Run tag with the decision, YES or NO, and the run that it is about: a run launched again in the Dagster UI inherits it."""
@@ -24,7 +121,7 @@ YES, NO = "yes", "no"
 JOB_ASSETS = {"checkpoint", "command"}
 """Assets whose runs work for a job; runs of other assets use what a job has made."""
 DOWNSTREAM_ASSETS = {"evaluation", "version", "merged", "gguf"}
-DATASETS = "datasets"
+DATASETS_PREFIX = "datasets"
 """First part of the keys of assets that check, split and prepare."""
 MAX_ERROR_RETRIES = 5
 IS_RETRIED = ", which is tried again"
@@ -43,7 +140,7 @@ def is_retried(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: 
         return False  # how that run ends is not known yet
     again = False
     with suppress(HanzoError):  # the job was deleted; the other runs still need their decision
-        again = decide(instance, run, control_plane)
+        again = decide_run(instance, run, control_plane)
     instance.add_run_tags(run.run_id, {RETRY_TAG: f"{YES if again else NO} {run.run_id}"})
     return again
 
@@ -61,13 +158,13 @@ def is_given_up(record: dg.RunRecord, now: datetime) -> bool:
     return stored_decision(record.dagster_run) == NO
 
 
-def decide(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+def decide_run(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
     """Whether a run is retried. Otherwise its job fails, unless that has ended already.
 
     Raises:
         HanzoError: the job was deleted.
     """
-    partition, steps = run.tags.get(PARTITION_TAG), steps_of(run)
+    partition, steps = run.tags.get(PARTITION_TAG), selected_steps(run)
     if preparation := run.tags.get(PREPARATION_TAG):
         return decide_for_job(instance, run, preparation, control_plane)
     if partition is not None and steps & JOB_ASSETS:
@@ -78,7 +175,7 @@ def decide(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Cont
         reason = f"what follows its training failed: {failure.cause}{IS_RETRIED if again else ''}"
         control_plane.jobs.fail_evaluation(partition, reason)
         return again
-    is_data = bool(run.asset_selection) and all(key.path[0] == DATASETS for key in run.asset_selection)
+    is_data = bool(run.asset_selection) and all(key.path[0] == DATASETS_PREFIX for key in run.asset_selection)
     return is_data and may_retry(run, read_failure(instance, run))
 
 
@@ -90,19 +187,19 @@ def decide_for_job(instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: str
     with control_plane.database.read() as connection:
         job = control_plane.jobs.get(job_id, connection)
         resumed_at = control_plane.jobs.resumed_at(job_id, connection)
-    if job.status not in ACTIVE or not is_since(instance, run, resumed_at):
+    if job.status not in ACTIVE_STATUSES or not began_after(instance, run, resumed_at):
         return False
     failure = read_failure(instance, run)
     again = may_retry(run, failure) or waits_for_store(job, failure)
-    if again and steps_of(run) & JOB_ASSETS:  # until the retry follows the program, and reports what that waits for
-        control_plane.jobs.wait_for(job_id, f"its run failed: {failure.cause}{IS_RETRIED}", "running")
+    if again and selected_steps(run) & JOB_ASSETS:  # until the retry follows the program, and reports what that waits for
+        control_plane.jobs.set_waiting_reason(job_id, f"its run failed: {failure.cause}{IS_RETRIED}", "running")
     if not again:
         control_plane.jobs.fail(job_id, f"its run failed: {failure.cause}")
     return again
 
 
-def may_retry(run: dg.DagsterRun, failure: Failure) -> bool:
-    return retries_of(run) < MAX_ERROR_RETRIES and any(is_retryable(run, reason) for reason in failure.reasons)
+def may_retry(run: dg.DagsterRun, failure: RunFailure) -> bool:
+    return count_retries(run) < MAX_ERROR_RETRIES and any(is_retryable(run, reason) for reason in failure.reasons)
 
 
 def is_retryable(run: dg.DagsterRun, reason: ExitReason) -> bool:
@@ -112,10 +209,10 @@ def is_retryable(run: dg.DagsterRun, reason: ExitReason) -> bool:
     outside the program. A training of weeks failed because the database was away as its end was recorded; and a sweep lost
     trial after trial to a full store, and a trial cannot be resumed.
     """
-    return reason.is_outside_program if steps_of(run) & JOB_ASSETS else reason.is_infrastructure
+    return reason.is_outside_program if selected_steps(run) & JOB_ASSETS else reason.is_infrastructure
 
 
-def waits_for_store(job: JobRecord, failure: Failure) -> bool:
+def waits_for_store(job: JobRecord, failure: RunFailure) -> bool:
     """Whether a trial of a sweep keeps its place until its store is back, however long that takes.
 
     A failed trial cannot be resumed, but a waiting one is cancelled with its sweep. A store that refuses its keys is no

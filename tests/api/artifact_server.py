@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from recipes.storage.artifact_store import Store
-from resources.metadata.artifacts.file_hashes import ArtifactFiles
+from resources.metadata.artifacts.file_hashes import FileHashes
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from tests.api.server_process import ServerProcess
@@ -45,8 +45,8 @@ class ArtifactServer:
         return Store(self.process.settings.store, self.process.settings.storage.variables)
 
     @property
-    def records(self) -> ArtifactFiles:
-        return ArtifactFiles(Database(self.process.settings.database_url))
+    def records(self) -> FileHashes:
+        return FileHashes(Database(self.process.settings.database_url))
 
     def new_run(self) -> str:
         answer = httpx.post(f"{self.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"})

@@ -15,13 +15,13 @@ from uuid import uuid4
 import httpx
 from sqlalchemy import bindparam, select
 
-from resources.metadata.audit import calls_of
+from resources.metadata.audit_log import list_calls
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
-from resources.metadata.registry.registry_pages import versions_page
+from resources.metadata.registry.search import page_versions
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.server_process import ServerProcess
@@ -158,9 +158,9 @@ class RegistryHistory:
             client.stop()
         faults = [fault for client in clients for fault in client.faults]
         assert not faults, faults
-        found, token = versions_page(self._database, model)
+        found, token = page_versions(self._database, model)
         while token:
-            more, token = versions_page(self._database, model, page_token=token)
+            more, token = page_versions(self._database, model, page_token=token)
             found += more
         numbers = [version.version for version in found]
         assert numbers == list(range(len(numbers), 0, -1)), "a gap, or a number twice"
@@ -177,7 +177,7 @@ class RegistryHistory:
         self._check_runs()
         with self._database.read() as connection:
             events = read_after(connection, 0, types=["model.registered"], limit=100_000)
-            calls = calls_of(connection, "default", limit=100_000)
+            calls = list_calls(connection, "default", limit=100_000)
         assert [event.payload["version"] for event in events] == list(range(1, len(numbers) + 1))
         changes = {route: sum(client.changes[route] for client in clients) for route in (REGISTER, PROMOTE)}
         for route, acknowledged in changes.items():

@@ -18,7 +18,7 @@ def test_what_is_left_of_an_upload_goes_though_the_server_started_long_ago(
     """Each kill of a trainer within an upload left a part of a checkpoint, for as long as the server ran."""
     address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"})
     Store(address).put_bytes("s3://hanzo-ml/checkpoints/run-1/whole", b"whole")
-    monkeypatch.setattr(abandoned_uploads, "DAY", 0.01)
+    monkeypatch.setattr(abandoned_uploads, "ABANDONED_AFTER_SECONDS", 0.01)
     stopped = threading.Event()
     abandoned_uploads.start_upload_cleanup(address, {}, stopped)
     try:

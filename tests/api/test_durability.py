@@ -17,8 +17,7 @@ import httpx
 import psycopg
 import pytest
 
-from resources.metadata.audit import calls_of, record
-from resources.metadata.audit_log import take
+from resources.metadata.audit_log import flush_counts, list_calls, record_calls
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.tracking import Tracking
@@ -145,8 +144,8 @@ def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Cal
 def check_audit(clients: list[Client], database: Database, kills: int) -> None:
     """All that was acknowledged is counted, though the servers took no leave; at most what a kill left unanswered is too."""
     with database.write() as connection:
-        record(connection, take(connection, now_ms(), 0))
-        calls = [event.payload for event in calls_of(connection, "default", limit=10**6)]
+        record_calls(connection, flush_counts(connection, now_ms(), 0))
+        calls = [event.payload for event in list_calls(connection, "default", limit=10**6)]
     counted: Counter[tuple[str, str]] = Counter()
     for call in calls:
         if call["status"] == 200 and len(call["objects"]) == 1:

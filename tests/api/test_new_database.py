@@ -17,7 +17,7 @@ from alembic.config import Config
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import MIGRATIONS, Database
-from resources.metadata.schema_revision import Revision, revision_of
+from resources.metadata.schema_revision import Revision, read_revision
 from resources.settings.settings import Settings
 from tests.api.conftest import answering
 from tests.api.server_process import REPOSITORY, STARTS_WITHIN, environment
@@ -99,16 +99,16 @@ def test_one_command_serves_a_new_store_and_a_signal_ends_it(tmp_path: Path) -> 
 def test_a_store_of_an_earlier_release_is_served_once_it_was_migrated(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'hanzo-ml.db'}"
     database = Database(url)
-    assert revision_of(database) is Revision.NONE
+    assert read_revision(database) is Revision.NONE
     database.migrate()
-    assert revision_of(database) is Revision.CURRENT
+    assert read_revision(database) is Revision.CURRENT
     put_back(url)
-    assert revision_of(database) is Revision.EARLIER
+    assert read_revision(database) is Revision.EARLIER
     given = surroundings(tmp_path, free_port())
     refused = subprocess.run([*HANZO_ML, "server", "run"], env=given, capture_output=True, text=True, check=False)
     assert refused.returncode == EXIT_BAD_CONFIGURATION
     assert "`hanzo-ml server migrate`" in refused.stderr
-    assert revision_of(database) is Revision.EARLIER
+    assert read_revision(database) is Revision.EARLIER
     subprocess.run([*HANZO_ML, "server", "migrate"], env=given, capture_output=True, check=True)
     with serving(tmp_path) as (client, _):
         made(client)
@@ -137,7 +137,7 @@ def test_a_store_of_a_later_release_is_served(tmp_path: Path) -> None:
     database.migrate()
     with database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    assert revision_of(database) is Revision.CURRENT
+    assert read_revision(database) is Revision.CURRENT
 
 
 @pytest.mark.slow

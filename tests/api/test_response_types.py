@@ -13,9 +13,9 @@ from typing_extensions import get_type_hints
 from api.routes.v1 import audit, datasets, events, job_estimate
 from api.schemas.v1 import datasets as dataset_schemas
 from api.schemas.v1 import jobs, models, sweeps
-from recipes.fit import Fit
+from recipes.planning.hardware_fit import HardwareFit
 from resources.datasets import diff
-from resources.datasets.validations import Standing
+from resources.datasets.validations import CheckStatus
 from resources.hpo.trial import Trial
 from resources.lineage.dataset_lineage import Lineage
 from resources.metadata import outbox
@@ -26,15 +26,15 @@ from resources.metadata.registry.model_stages import STAGES
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion
 from resources.monitoring.heartbeats import Heartbeat
 
-NOT_SENT = {Fit: {"budget", "fits", "paged", "room"}}
+NOT_SENT = {HardwareFit: {"budget", "fits", "paged", "room"}}
 MADE_OF: list[tuple[type, type]] = [
     (dataset_schemas.DatasetVersion, DatasetVersion),
-    (dataset_schemas.CheckStanding, Standing),
-    (datasets.DiffedVersion, diff.Statistics),
+    (dataset_schemas.CheckStanding, CheckStatus),
+    (datasets.DiffedVersion, diff.VersionStatistics),
     (datasets.DatasetDiff, diff.Diff),
     (datasets.DatasetLineage, Lineage),
     (jobs.Job, JobRecord),
-    (job_estimate.NeededMemory, Fit),
+    (job_estimate.NeededMemory, HardwareFit),
     (sweeps.Trial, Trial),
     (models.ModelFiles, LoggedFiles),
     (models.ModelVersion, ModelVersion),

@@ -20,7 +20,7 @@ from resources.lineage.run_record import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings
-from resources.stack.services import services
+from resources.stack.services import list_services
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
 from tests.resources.settings.test_settings import SPECIFICATION
@@ -105,7 +105,7 @@ def test_variables_that_kubernetes_would_add_for_our_service_are_kept_out(tmp_pa
 
 
 def test_the_containers_run_what_the_laptop_s_stack_runs(settings: Settings) -> None:
-    ours = {service.name: list(service.command[1:]) for service in services(settings) if service.name != "engine"}
+    ours = {service.name: list(service.command[1:]) for service in list_services(settings) if service.name != "engine"}
     for command in ours.values():  # the checkout is a folder of the image
         command[:] = [word.replace(str(ROOT), "/opt/hanzo-ml") for word in command]
     assert {name: container["command"][1:] for name, container in CONTAINERS.items()} == ours

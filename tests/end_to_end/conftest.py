@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.base_model_folder import hash_model_folder
 from tests.end_to_end.local_stack import LocalStack
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -58,7 +58,7 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe for a tiny random model, with dropout on, so that random states matter; a step takes up to a second."""
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     return {
-        "base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)},
+        "base_model": {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)},
         "base_dtype": "float32",
         "lora_rank": 8,
         "lora_dropout": 0.1,

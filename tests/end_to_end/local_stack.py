@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from recipes.contracts.job import Job
-from resources.detached import is_running
+from resources.stack.detached_process import is_running
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

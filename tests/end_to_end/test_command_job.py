@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.job_processes import processes
+from recipes.job_processes import find_job_processes
 from tests.end_to_end.local_stack import LocalStack, wait_until
 from tests.recipes.ddp_script import EPOCHS, SCRIPT, SPECIFICATION
 
@@ -64,15 +64,15 @@ while not os.path.exists("go"): time.sleep(0.05)
 def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
     wait_for_line(stack, job, "begun")
-    before = processes(job)
+    before = find_job_processes(job)
     assert len(before) == 2
     for process in before:
         os.kill(process, signal.SIGKILL)
     wait_for_line(stack, job, "begun", times=2)
     assert job in stack.hanzo_ml("job", "list", "--status", "running", "--json").stdout
-    assert len(processes(job)) == 2
+    assert len(find_job_processes(job)) == 2
     stack.hanzo_ml("job", "cancel", job)
-    wait_until("its end", lambda: not processes(job))
+    wait_until("its end", lambda: not find_job_processes(job))
     assert stack.get(f"/v1/runs/{job}")["status"] == "cancelled"
 
 
@@ -83,4 +83,4 @@ def test_whatever_supervises_a_command_may_be_killed(stack: LocalStack, tmp_path
     (stack.home / "jobs" / job / "command" / "code" / "go").touch()
     stack.wait_for("job.completed", job)
     assert log_of(stack, job).count("begun") == 1
-    assert processes(job) == []
+    assert find_job_processes(job) == []

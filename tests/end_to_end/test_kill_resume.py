@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from resources.settings.settings import Settings
-from resources.stack.services import services
+from resources.stack.services import list_services
 from tests.end_to_end.conftest import Baseline, kill
 from tests.end_to_end.local_stack import LocalStack, wait_until
 
@@ -80,7 +80,7 @@ def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
 def test_up_mends_the_stack_whichever_of_its_processes_died(stack: LocalStack) -> None:
     """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
     processes = stack.processes()
-    assert len(processes) >= len(services(Settings.load(stack.environment)))
+    assert len(processes) >= len(list_services(Settings.load(stack.environment)))
     for process in processes:
         if process.is_running():
             process.kill()

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from resources.detached import is_running
-from resources.hpo.sweep_step import job_id_of
+from resources.hpo.sweep_step import trial_job_id
+from resources.stack.detached_process import is_running
 from tests.end_to_end.local_stack import LocalStack, wait_until
 from tests.end_to_end.process_killer import coming_up, dying, kill
 
@@ -153,7 +153,7 @@ def ended(stack: LocalStack, identifier: str) -> Searched:
     in_training = [0]
 
     def over() -> Searched | None:
-        in_training.append(sum(is_running(stack.trainer(job_id_of(identifier, number))) for number in range(len(RATES))))
+        in_training.append(sum(is_running(stack.trainer(trial_job_id(identifier, number))) for number in range(len(RATES))))
         try:
             found: dict[str, Any] = stack.get(f"/v1/hpo/{identifier}")
             if found["status"] == "running":

@@ -10,28 +10,27 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from hanzo_ml_assets.command import KEY, PARTITIONS
+from hanzo_ml_assets.command import COMMAND_KEY, COMMAND_PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.contracts.command_job import CommandJob
 from recipes.storage.manifest import Artifact
 from resources.compute.local.leases import SLOT
 from resources.datasets.deletion import delete_version
-from resources.detached import lock
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
-from resources.lineage.dataset_lineage import lineage
-from resources.lineage.record import find, parents
-from resources.lineage.trace import Tracer
-from resources.lineage.trace_tree import nodes_below
+from resources.lineage.dataset_lineage import read_lineage
+from resources.lineage.edges import find_artifact, parent_digests
+from resources.lineage.trace import Tracer, walk_nodes
 from resources.metadata.jobs import JobRecord
 from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.run_inputs import load_inputs
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
+from resources.stack.detached_process import lock_folder
 from tests.api.waiting import wait_for
 from tests.migrated_database import migrate
 
@@ -54,10 +53,10 @@ def submit(plane: ControlPlane, script: str, **keys: Any) -> JobRecord:
 
 def materialize(job: JobRecord) -> dg.ExecuteInProcessResult:
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(PARTITIONS, [job.id])
+        instance.add_dynamic_partitions(COMMAND_PARTITIONS, [job.id])
         graph = definitions().resolve_implicit_global_asset_job_def()
         return graph.execute_in_process(
-            instance=instance, asset_selection=[dg.AssetKey(KEY)], partition_key=job.id, raise_on_error=False
+            instance=instance, asset_selection=[dg.AssetKey(COMMAND_KEY)], partition_key=job.id, raise_on_error=False
         )
 
 
@@ -83,8 +82,8 @@ records.write_text("a script writes where it likes")
     left = found.artifact("checkpoints")
     assert "lamp" in plane.store.get_bytes(f"{left.uri}/model").decode()
     with plane.database.read() as connection:
-        made_of = parents(connection, left.digest)
-        code = find(connection, made_of["code"])
+        made_of = parent_digests(connection, left.digest)
+        code = find_artifact(connection, made_of["code"])
     assert made_of == {"code": found.artifact("code").digest, "dataset": version.artifact.digest}
     assert isinstance(code, Artifact)
     assert plane.store.fetch(version.artifact, tmp_path / "cache"), "the dataset is what it was"
@@ -106,14 +105,14 @@ def test_its_run_says_of_which_data_and_code_it_is_and_the_data_lists_the_run(pl
     assert logged.tags[COMMIT_TAG] == "a" * 40 and logged.tags["environment/python"]
     with plane.database.read() as connection:
         (read,) = load_inputs(connection, [job.id])[job.id]
-        below = [made.name for made in lineage(connection, version).made_into]
+        below = [made.name for made in read_lineage(connection, version).made_into]
     assert (read.dataset.name, read.tags) == ("d", {"version": "1", "mlflow.data.context": "training"})
     assert version.artifact.digest.startswith(read.dataset.digest)
     assert below == [f"run {job.id}"]
     record = ended(plane, job)[0].artifact("run")
     assert b"s3cr3t" not in plane.store.get_bytes(f"{record.uri}/command.json")
     told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
-    assert [(node.name, node.facts["used"]) for node in nodes_below(told.reached) if node.kind == "run"] == [
+    assert [(node.name, node.facts["used"]) for node in walk_nodes(told.reached) if node.kind == "run"] == [
         (job.id, ["trained on it"])
     ]
 
@@ -125,7 +124,7 @@ def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane,
     job = submit(plane, "raise SystemExit(3)", storage={"datasets": "s3://hanzo-ml/datasets/d/1/"})
     assert not materialize(job).success
     told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
-    assert [node.facts["status"] for node in nodes_below(told.reached) if node.kind == "run"] == ["failed"]
+    assert [node.facts["status"] for node in walk_nodes(told.reached) if node.kind == "run"] == ["failed"]
     assert resume_job(plane.database, plane.store, job.id, Wish(), "ann").status == "queued"
 
 
@@ -142,7 +141,7 @@ def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPla
             waits.append(plane.jobs.read(job.id))
 
     with ExitStack() as taken:
-        assert taken.enter_context(lock(place)) is not None
+        assert taken.enter_context(lock_folder(place)) is not None
         other = Thread(target=wait_and_let_go)
         other.start()
         assert materialize(job).success

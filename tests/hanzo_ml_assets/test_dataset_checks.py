@@ -16,19 +16,19 @@ import pytest
 from sqlalchemy import Connection
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset_checks import OWN
+from hanzo_ml_assets.dataset_checks import OWN_TRAIN_SPLIT
 from hanzo_ml_assets.datasets import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from recipes.contracts.job import Job
-from recipes.record_lines import record_lines
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from resources.compute.base import JobFailed
 from resources.datasets.check_policy import Check
-from resources.datasets.deletion import delete_version, recording
-from resources.datasets.validations import CHECKED, Validation
-from resources.lineage.record import record
+from resources.datasets.deletion import delete_version, output_transaction
+from resources.datasets.validations import CHECKED_EVENT, Validation
+from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
-from resources.metadata.dataset_problems import FAILED, problems_of
+from resources.metadata.dataset_problems import FAILED_EVENT, find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
@@ -89,7 +89,7 @@ class Graph:
         inputs = {"train": version.split("train").digest}
         adapter = self.plane.store.publish(weights, "s3://hanzo-ml/runs/run/adapter", "adapter", inputs=inputs)
         with self.plane.database.write() as connection:
-            record(connection, adapter, self.plane.store.manifest(adapter))
+            record_artifact(connection, adapter, self.plane.store.manifest(adapter))
             made = self.plane.registry.register(connection, MODEL, registration("run"), {"gguf": adapter})
             self.plane.registry.add_artifacts(connection, made, {"gguf": adapter})
         self.plane.registry.promote(MODEL, 1, stage, user="ann")
@@ -229,7 +229,7 @@ def test_one_that_blocks_is_told_with_the_others_and_the_splits_are_not_begun(
 def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph: Graph) -> None:
     def problem() -> str:
         with graph.plane.database.read() as connection:
-            found = problems_of(connection, [graph.version().id])
+            found = find_problems(connection, [graph.version().id])
         return found[graph.version().id].problem if found else ""
 
     unchecked = {"columns": {"answer": {"type": "string", "pattern": "(?=Door).*"}}}
@@ -240,7 +240,7 @@ def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph:
     assert graph.materialize(rows(60)).success
     assert problem() == ""
     with graph.plane.database.read() as connection:
-        told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED])]
+        told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED_EVENT])]
     assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
 
 
@@ -253,7 +253,7 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
     @contextmanager
     def deleted_before(database: Database, store: Store, version: DatasetVersion, made: Any) -> Iterator[Connection]:
         delete_version(database, store, version.id, "ann")
-        with recording(database, store, version, made) as connection:
+        with output_transaction(database, store, version, made) as connection:
             yield connection
 
     monkeypatch.setattr(f"hanzo_ml_assets.{at}.recording", deleted_before)
@@ -263,7 +263,7 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
     assert len(told) == 1 and "dataset doors@1 was deleted while it was looked at" in told[0]
     assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
     with graph.plane.database.read() as connection:
-        assert problems_of(connection, ["doors@1"]) == {}
+        assert find_problems(connection, ["doors@1"]) == {}
 
 
 def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reason_alone(
@@ -293,7 +293,7 @@ def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> 
     assert (violation.line, violation.column, violation.reason) == (42, "answer", "must be string")
     assert "line 42, answer must be string" in graph.validation().blocked
     with graph.plane.database.read() as connection:
-        (event,) = read_after(connection, 0, [CHECKED])
+        (event,) = read_after(connection, 0, [CHECKED_EVENT])
     assert "contract" in event.payload["failed"]
     assert event.payload["blocked"] == graph.validation().blocked
 
@@ -335,8 +335,8 @@ def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(gr
     assert leaks is not None and leaks.exact > 0
     first = leaks.first[0]
     assert first.ancestor == "doors@1 train, of m@1"
-    tested = list(record_lines(graph.plane.store, graph.version("doors@2").split("test")))
-    trained = list(record_lines(graph.plane.store, graph.version("doors@1").split("train")))
+    tested = list(iterate_record_lines(graph.plane.store, graph.version("doors@2").split("test")))
+    trained = list(iterate_record_lines(graph.plane.store, graph.version("doors@1").split("train")))
     assert json.loads(tested[first.line - 1]) == json.loads(trained[first.ancestor_line - 1])
     assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked
 
@@ -350,7 +350,7 @@ def test_a_test_record_that_differs_by_a_word_from_one_that_is_trained_on_is_nam
     content = [{"text": text(number, word)} for number in range(60) for word in ("lamp", "lantern")]
     assert graph.materialize(content, leak_similarity={"threshold": 0.7}).success
     trained, tested = (
-        [json.loads(line)["text"] for line in record_lines(graph.plane.store, graph.version().split(split))]
+        [json.loads(line)["text"] for line in iterate_record_lines(graph.plane.store, graph.version().split(split))]
         for split in ("train", "test")
     )
     other = {text(n, a): text(n, b) for n in range(60) for a, b in (("lamp", "lantern"), ("lantern", "lamp"))}
@@ -358,7 +358,7 @@ def test_a_test_record_that_differs_by_a_word_from_one_that_is_trained_on_is_nam
     leaks = graph.validation().leaks
     assert leaks is not None and expected
     assert {leak.line: leak.ancestor_line for leak in leaks.first} == expected
-    assert {(leak.match, leak.ancestor) for leak in leaks.first} == {("near", OWN)}
+    assert {(leak.match, leak.ancestor) for leak in leaks.first} == {("near", OWN_TRAIN_SPLIT)}
     assert all(0.7 <= leak.similarity < 1 for leak in leaks.first)
-    assert (leaks.exact, leaks.near, leaks.by_ancestor) == (0, len(expected), {OWN: len(expected)})
-    assert f"{len(expected)} more nearly: {OWN} has {len(expected)}" in graph.verdict("leakage")
+    assert (leaks.exact, leaks.near, leaks.by_ancestor) == (0, len(expected), {OWN_TRAIN_SPLIT: len(expected)})
+    assert f"{len(expected)} more nearly: {OWN_TRAIN_SPLIT} has {len(expected)}" in graph.verdict("leakage")

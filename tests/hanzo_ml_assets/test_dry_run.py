@@ -14,8 +14,7 @@ from api.routes.v1.job_submission import NewJob
 from hanzo_ml.cli import main as command_line
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import make_plan
+from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.render import render
@@ -112,8 +111,10 @@ def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     text = run(**changed)
     control_plane = ControlPlane()
     config = NewJob.model_validate(ASSISTANT | changed).model_dump(mode="json", exclude_none=True)
-    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=dry_run.UNNAMED)
-    plan = make_plan(dry_run.definition("ellarin-assistant"), dry_run.UNNAMED, control_plane)
+    control_plane.jobs.submit(
+        name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=dry_run.PLACEHOLDER_JOB_ID
+    )
+    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), dry_run.PLACEHOLDER_JOB_ID, control_plane)
     job = training_job(plan, control_plane)
     control_plane.database.close()
     assert list(yaml.safe_load_all(text)) == render(job, control_plane.settings.scheduler)

@@ -6,10 +6,10 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.evaluation import accepted_before
-from hanzo_ml_assets.gate import Verdict
+from hanzo_ml_assets.evaluation import find_accepted_model
+from hanzo_ml_assets.gate import GateVerdict
 from recipes.storage.manifest import Artifact, Manifest
-from resources.lineage.record import record
+from resources.lineage.edges import record_artifact
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.registration.run_registration import register_job
@@ -32,26 +32,26 @@ class House:
         manifest = Manifest(kind="adapter", files=(), facts={"of": run})
         adapter = self.plane.store.put_manifest(f"s3://hanzo-ml/runs/{run}/adapter", manifest)
         with self.plane.database.write() as connection:
-            record(connection, adapter, manifest)
+            record_artifact(connection, adapter, manifest)
             jobs.complete(connection, run, {"base": self.base, "adapter": adapter}, 1.0)
 
     def compared_with(self, run: str) -> str | None:
         """The run of the model that this run's is compared with."""
-        found = accepted_before(MODEL, self.plane.jobs.read(run), self.plane)
+        found = find_accepted_model(MODEL, self.plane.jobs.read(run), self.plane)
         return None if found is None else found.uri.split("/")[-2]
 
     def evaluate(self, run: str, *, accepted: bool = True) -> None:
         """As the evaluation asset records it."""
         job = self.plane.jobs.read(run)
-        before = accepted_before(MODEL, job, self.plane)
+        before = find_accepted_model(MODEL, job, self.plane)
         inputs = {"adapter": job.trained.digest} | ({"accepted": before.digest} if before else {})
         report = Manifest(kind="evaluation", files=(), inputs=inputs)
         artifact = self.plane.store.put_manifest(f"s3://hanzo-ml/runs/{run}/evaluation", report)
-        verdict = Verdict(accepted=accepted, reasons=() if accepted else ("worse",))
+        verdict = GateVerdict(accepted=accepted, reasons=() if accepted else ("worse",))
         scores = {"tuned": {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5}}
         judged = {"verdict": verdict.model_dump(mode="json"), "artifact": artifact.model_dump()}
         with self.plane.database.write() as connection:
-            record(connection, artifact, report)
+            record_artifact(connection, artifact, report)
             self.plane.jobs.set_evaluation(connection, run, {"report": {"scores": scores}, **judged})
 
     def register(self, run: str) -> None:
@@ -99,5 +99,5 @@ def test_a_run_whose_model_was_renamed_since_keeps_its_version_and_what_it_was_c
     house.register("a2")
     assert house.compared_with("a2") == "a1"
     with house.plane.database.read() as connection:
-        found = [house.plane.registry.of_training(old, run, connection) for run in ("a1", "a2", "a3", "none")]
+        found = [house.plane.registry.find_by_training(old, run, connection) for run in ("a1", "a2", "a3", "none")]
     assert [version and version.model for version in found] == [new, new, old, None]

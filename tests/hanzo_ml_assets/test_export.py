@@ -9,8 +9,7 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.export import as_recorded, export_job, register_exports
-from hanzo_ml_assets.export_formats import served_export
+from hanzo_ml_assets.export import choose_served_export, export_job, register_exports, reuse_recorded_exports
 from recipes.contracts.job import Job, Result
 from recipes.contracts.recipe import Recipe
 from recipes.storage.manifest import Artifact
@@ -104,11 +103,11 @@ def test_another_quantization_is_a_further_format_and_what_is_registered_stays(p
     after = version(plane)
     assert {format: after.artifacts[format] for format in before.artifacts} == before.artifacts
     assert after.artifacts.keys() - before.artifacts.keys() == {"gguf-f16"}
-    assert served_export(after, "F16") == other["gguf"] and served_export(after, "Q8_0") == first["gguf"]
+    assert choose_served_export(after, "F16") == other["gguf"] and choose_served_export(after, "Q8_0") == first["gguf"]
     again = export(plane, tmp_path / "again", wanted(plane, quantization="BF16"), "of another release")
     register(plane, again, "F16")
     named = f"gguf-f16-{again['gguf'].digest[:8]}"
-    assert version(plane).artifact(named) == again["gguf"] and served_export(version(plane), "F16") == other["gguf"]
+    assert version(plane).artifact(named) == again["gguf"] and choose_served_export(version(plane), "F16") == other["gguf"]
     with (
         plane.database.write() as connection,
         pytest.raises(HanzoError, match="m version 1 has a gguf already, and other bytes"),
@@ -138,14 +137,16 @@ def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlP
     third = wanted(plane, quantization="BF16")
     made = export(plane, tmp_path / "third", third, "weights")
     with plane.database.read() as connection:
-        assert as_recorded(connection, version(plane), made, plane.store) == first
-        assert as_recorded(connection, version(plane), first, plane.store) == first
+        assert reuse_recorded_exports(connection, version(plane), made, plane.store) == first
+        assert reuse_recorded_exports(connection, version(plane), first, plane.store) == first
     assert plane.store.list(third.outputs["merged"]) == []
     assert plane.store.get_bytes(f"{first['merged'].uri}/model") == b"weights of merged"
     new = {"gguf": published(plane, tmp_path / "gguf", third.outputs["gguf"], "new")}
     with plane.database.read() as connection:
-        assert as_recorded(connection, version(plane), new, plane.store) == new
+        assert reuse_recorded_exports(connection, version(plane), new, plane.store) == new
     plane.store.delete(first["merged"].uri)
     again = {"merged": published(plane, tmp_path / "again", third.outputs["merged"], "weights of merged")}
     with plane.database.read() as connection:
-        assert as_recorded(connection, version(plane), again, plane.store) == again, "what is recorded is not there"
+        assert reuse_recorded_exports(connection, version(plane), again, plane.store) == again, (
+            "what is recorded is not there"
+        )

@@ -10,16 +10,16 @@ import sqlalchemy.exc
 from dagster_postgres.utils import DagsterPostgresException
 
 from hanzo_ml_assets.failure_reason import reason_of_exception, reports_exit_reason
-from recipes.addresses import BrokenArtifact
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration
 from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
+from recipes.storage.locations import BrokenArtifact
 from resources.compute.base import JobFailed
 from resources.errors import invalid
-from sensors.failures import Failure, read_failure
+from sensors.decisions.retry_policy import RunFailure, read_failure
 
 
-def failed(compute: dg.AssetsDefinition) -> Failure:
+def failed(compute: dg.AssetsDefinition) -> RunFailure:
     with dg.DagsterInstance.ephemeral() as instance:
         done = dg.materialize([compute], instance=instance, raise_on_error=False)
         return read_failure(instance, done.dagster_run)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hanzo_ml_assets.definition_schema import GatePolicy
-from hanzo_ml_assets.gate import Verdict, judge
+from hanzo_ml_assets.gate import GateVerdict, apply_gate
 
 
 def scores(perplexity: float | None, accuracy: float, loss: float | None = 1.0) -> dict[str, Any]:
@@ -19,13 +19,13 @@ GOOD = scores(5.0, 0.9)
 
 def verdict(
     tuned: dict[str, Any], accepted: dict[str, Any] | None = None, base: dict[str, Any] = BASE, **policy: Any
-) -> Verdict:
+) -> GateVerdict:
     found = {"base": base, "tuned": tuned, **({"accepted": accepted} if accepted else {})}
-    return judge(found, GatePolicy(**policy))
+    return apply_gate(found, GatePolicy(**policy))
 
 
 def test_a_model_that_is_better_in_everything_is_accepted_without_words() -> None:
-    assert verdict(GOOD, scores(5.1, 0.88), min_accuracy=0.5, max_perplexity=10) == Verdict(accepted=True)
+    assert verdict(GOOD, scores(5.1, 0.88), min_accuracy=0.5, max_perplexity=10) == GateVerdict(accepted=True)
     assert verdict(GOOD).sentence == "accepted"
 
 

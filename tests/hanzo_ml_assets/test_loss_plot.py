@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanzo_ml_assets.loss_plot import HEIGHT, MARGIN, WIDTH, loss_plot
+from hanzo_ml_assets.training import HEIGHT, MARGIN, WIDTH, loss_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 HEAD = "![loss by step](data:image/svg+xml;base64,"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.base_model_folder import hash_model_folder
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml_assets.test_replay import control_plane, dataset, server, work_off
 from tests.recipes.tiny_model import make_tiny_model
@@ -31,7 +31,7 @@ def test_a_run_that_ended_after_the_backup_has_the_losses_that_it_had(
 ) -> None:
     model, backup = make_tiny_model(tmp_path / "model"), tmp_path / "backup.db"
     parameters: dict[str, Any] = {
-        "base_model": {"uri": model.as_uri(), "sha256": folder_digest(model)},
+        "base_model": {"uri": model.as_uri(), "sha256": hash_model_folder(model)},
         "base_dtype": "float32",
         "batch_size": 2,
         "gradient_accumulation": 1,

@@ -14,12 +14,12 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import SPLITS
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.definitions import definitions
-from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, preparation_job, source_version
+from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, newest_source_version, preparation_job
 from hanzo_ml_assets.run_tags import VERSION_TAG
-from recipes.canonical_json import canonical_json
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Result
 from recipes.contracts.parameters import PrepareParameters, SplitParameters, TokenizeParameters
+from recipes.storage.manifest import canonical_json
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.datasets.prepared_versions import Derivation, refuse_unknown_columns
@@ -28,7 +28,7 @@ from resources.ingest.version_creation import create_version
 from resources.metadata.datasets import MAX_PAGE
 from resources.metadata.jobs import PREPARATION, JobRecord
 from resources.metadata.tables import dataset_versions
-from sensors.failures import read_failure
+from sensors.decisions.retry_policy import read_failure
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from tests.migrated_database import migrate
@@ -145,7 +145,9 @@ def test_the_newest_of_more_versions_than_a_page_has_is_prepared(plane: ControlP
     rows[-1]["lineage"] = {"parent_datasets": ["d@1"], "transform": {}}
     with plane.database.write() as connection:
         connection.execute(insert(dataset_versions), rows)
-    assert source_version(DatasetDefinition(name="d"), plane).version == MAX_PAGE + 1, "the one after it was prepared itself"
+    assert newest_source_version(DatasetDefinition(name="d"), plane).version == MAX_PAGE + 1, (
+        "the one after it was prepared itself"
+    )
 
 
 def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(plane: ControlPlane) -> None:
@@ -172,7 +174,7 @@ def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(pl
     assert train.asset_materialization.metadata["digest"].value == made.split("train").digest
     with plane.database.read() as connection:
         found = plane.validations.find(made.id, connection)
-        assert plane.validations.judged(made.id, connection)
+        assert plane.validations.has_split_verdict(made.id, connection)
     assert found is not None and found.leaks is not None
     assert (found.standing.status, found.leaks.tested) == ("passed", made.splits["test"]["num_records"])
     assert found.leaks.searched == 2, "its own training records, and those of what it was made of"

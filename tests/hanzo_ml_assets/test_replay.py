@@ -18,16 +18,15 @@ import pytest
 
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.training import complete
-from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import make_plan
-from recipes.contracts.job import MEMORY_RAN_OUT
-from recipes.storage.base_model_folder import folder_digest
+from hanzo_ml_assets.training import complete_training
+from hanzo_ml_assets.training_plan import make_training_plan, training_job
+from recipes.contracts.job import OUT_OF_MEMORY_FILE
+from recipes.storage.base_model_folder import hash_model_folder
 from resources.compute.base import Follower
-from resources.detached import read_pid
 from resources.ingest.version_creation import create_version
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.stack.detached_process import read_pid
 from tests.api.server_process import REPOSITORY, ServerProcess
 from tests.recipes.preparation.preparation_workspace import questions
 from tests.recipes.tiny_model import make_tiny_model
@@ -111,12 +110,12 @@ def dataset(control_plane: ControlPlane, tmp_path: Path) -> str:
 
 def work_off(run_id: str, control_plane: ControlPlane, on_line: Callable[[str, Path], None]) -> None:
     control_plane.jobs.start(run_id)
-    plan = make_plan(dry_run.definition(SANDBOX), run_id, control_plane)
+    plan = make_training_plan(dry_run.load_definition(SANDBOX), run_id, control_plane)
     job = training_job(plan, control_plane)
     follower = Follower(
         line=lambda line: on_line(line, control_plane.settings.home / "jobs" / job.id / "train"), phase=lambda seen: None
     )
-    complete(plan, job, control_plane.compute.run(job, follower), control_plane)
+    complete_training(plan, job, control_plane.compute.run(job, follower), control_plane)
 
 
 @pytest.mark.slow
@@ -127,7 +126,7 @@ def test_what_is_left_of_a_run_that_healed_twice_is_the_same_to_the_last_bit(
     """Memory runs out on the second way through steps that it had come to once before it went back."""
     model = make_tiny_model(tmp_path / "model")
     parameters: dict[str, Any] = {
-        "base_model": {"uri": model.as_uri(), "sha256": folder_digest(model)},
+        "base_model": {"uri": model.as_uri(), "sha256": hash_model_folder(model)},
         "base_dtype": "float32",
         "lora_dropout": 0.1,
         "learning_rate": 5e-3,
@@ -151,7 +150,7 @@ def test_what_is_left_of_a_run_that_healed_twice_is_the_same_to_the_last_bit(
         again = any("on from checkpoint 8 without samples 22 to 25" in text for text in said)
         if again and not killed and f"step 13/{STEPS} loss" in line and (pid := read_pid(work)):
             killed.append(pid)
-            (work / MEMORY_RAN_OUT).touch()  # what `LocalCompute` leaves where the kernel's count has grown
+            (work / OUT_OF_MEMORY_FILE).touch()  # what `LocalCompute` leaves where the kernel's count has grown
             os.kill(pid, signal.SIGKILL)
 
     work_off(run, control_plane, run_out_of_memory_the_second_time)

@@ -8,9 +8,9 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import SPLITS
 from hanzo_ml_assets.definitions import definitions
-from recipes.canonical_json import canonical_json
+from recipes.storage.manifest import canonical_json
 from resources.ingest.version_creation import create_version
-from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.retry_dead_runs import SETTLING_TIME, retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import failed_split
 from tests.hanzo_ml_assets.test_preparation import plane
@@ -44,7 +44,7 @@ def test_each_organization_s_version_is_split_and_by_no_other_s_rules(plane: Con
         failed = instance.create_run_for_job(job, tags={**requests[1].tags, "dagster/failure_reason": "STEP_FAILURE"})
         instance.report_run_failed(failed)
         assert failed_split(instance, theirs) is None, "nobody has looked at it yet, and it may be tried again"
-        time.sleep(SETTLED.total_seconds() + 0.1)
+        time.sleep(SETTLING_TIME.total_seconds() + 0.1)
         retried = retry_dead_runs.on(plane)(dg.build_sensor_context(instance=instance))
         assert isinstance(retried, dg.SensorResult) and not retried.run_requests
         assert failed_split(instance, theirs) == failed.run_id

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import build_dataset_assets
 from hanzo_ml_assets.definition_schema import DatasetDefinition
-from recipes.records.sql_query import query_lines
+from recipes.records.sql_query import iterate_query_lines
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import run
 from tests.shop_database import shop
@@ -52,7 +52,7 @@ def test_every_way_makes_the_same_version(server: ServerProcess, shop: str) -> N
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         [made] = http.get("/v1/datasets", params={"name": "orders"}).json()["datasets"]
         said = {"name": "orders", "sql": STATEMENT, "database": "shop"}
-        file = {"files": ("query.jsonl", b"".join(query_lines(shop, STATEMENT)))}
+        file = {"files": ("query.jsonl", b"".join(iterate_query_lines(shop, STATEMENT)))}
         answers = [
             http.post("/v1/datasets", json=said),
             http.post("/v1/datasets", data=said),

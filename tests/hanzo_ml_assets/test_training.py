@@ -14,44 +14,40 @@ from sqlalchemy import select
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from hanzo_ml_assets.run_params import log_params
-from hanzo_ml_assets.training import build_checkpoint, complete, ensure_job
-from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import Plan, make_plan
+from hanzo_ml_assets.training import build_checkpoint, complete_training, ensure_job, log_params
+from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts import recipe as recipes
 from recipes.contracts.job import BadConfiguration, Job, Machine, Result
-from recipes.contracts.recovery_log import OutOfMemory, write_incident
-from recipes.contracts.results import TrainingFacts
-from recipes.contracts.rewind import SentBack
-from recipes.storage.base_model_folder import folder_digest
+from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
+from recipes.contracts.results import TrainingFacts, UnsentPoint, result_folder, write_unsent_metrics
+from recipes.contracts.rewind import Rewind
+from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Artifact
 from recipes.training.parameters import TrainParameters
-from recipes.unsent_metrics import UnsentPoint, write_unsent
-from recipes.usage import folder_of
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
-from resources.lineage.run_record import NO_COMMIT
+from resources.lineage.run_record import UNKNOWN_COMMIT
+from resources.metadata.field_rules import metric_point
+from resources.metadata.job_record import ResumeHistory
 from resources.metadata.jobs import JobRecord
-from resources.metadata.resumed import Resumed
 from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
 from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
 from tests.recipes.tiny_model import make_tiny_model
 
 __all__ = ["home"]
 
 
-def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, folder: Path) -> tuple[Plan, Artifact]:
+def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, folder: Path) -> tuple[TrainingPlan, Artifact]:
     """The plan of a job that runs, and the adapter that its program has just left."""
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=id, status="running")
     (folder / "made").mkdir()
     (folder / "made" / "file").write_text("weights")
     made = control_plane.store.publish(folder / "made", f"s3://hanzo-ml/runs/{id}/adapter", "adapter")
-    return make_plan(dry_run.definition("ellarin-assistant"), id, control_plane), made
+    return make_training_plan(dry_run.load_definition("ellarin-assistant"), id, control_plane), made
 
 
 def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
@@ -61,12 +57,14 @@ def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
 
     def rank_of(run_id: str) -> int:
         control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=run_id)
-        return make_plan(dry_run.definition("ellarin-assistant"), run_id, control_plane).record.recipe.lora_rank
+        return make_training_plan(
+            dry_run.load_definition("ellarin-assistant"), run_id, control_plane
+        ).record.recipe.lora_rank
 
     before = rank_of("begun")
-    text = (recipes.FOLDER / "smollm2-135m-lora.yaml").read_text()
+    text = (recipes.RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text()
     (tmp_path / "smollm2-135m-lora.yaml").write_text(text.replace(f"lora_rank: {before}", "lora_rank: 99"))
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    monkeypatch.setattr(recipes, "RECIPES_FOLDER", tmp_path)
     assert (rank_of("begun"), rank_of("new")) == (before, 99)
     control_plane.database.close()
 
@@ -87,7 +85,7 @@ def test_a_click_goes_on_with_the_dataset_that_was_pinned_since(home: Path) -> N
     control_plane = ControlPlane()
     for given in ({"dataset": "colours"}, {}):
         ensure_job("clicked", "sandbox", given, control_plane)
-        control_plane.jobs.specify("clicked", "dataset", "colours@3")
+        control_plane.jobs.set_config_value("clicked", "dataset", "colours@3")
     ensure_job("clicked", "sandbox", {"dataset": "colours@3"}, control_plane)
     for other in ("colour", "colours@2"):
         with pytest.raises(dg.Failure, match="run clicked was started with other settings"):
@@ -100,14 +98,14 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
 
     def tags_of_code(commit: str) -> list[str]:
         control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=commit)
-        plan = make_plan(dry_run.definition("ellarin-assistant"), commit, control_plane)
+        plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), commit, control_plane)
         environment = plan.record.environment.model_copy(update={"git_commit": commit})
         log_params(replace(plan, record=plan.record.model_copy(update={"environment": environment})), control_plane)
         tags = RunData(control_plane.database).tags(commit)
         return [value for key, value in tags.items() if key == COMMIT_TAG]
 
     assert tags_of_code("c0ffee") == ["c0ffee"]
-    assert tags_of_code(NO_COMMIT) == [], "the code lies in no checkout"
+    assert tags_of_code(UNKNOWN_COMMIT) == [], "the code lies in no checkout"
     control_plane.database.close()
 
 
@@ -117,7 +115,7 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pairs")
     with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
-        make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
+        make_training_plan(dry_run.load_definition("ellarin-assistant"), "pairs", control_plane)
     assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
     control_plane.database.close()
 
@@ -126,14 +124,14 @@ def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_
     """The program found out, with the GPU in its hands."""
     control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
     planned = {}
-    for name, sha256 in (("other", "0" * 64), ("same", folder_digest(folder))):
+    for name, sha256 in (("other", "0" * 64), ("same", hash_model_folder(folder))):
         base = {"base_model": {"uri": folder.as_uri(), "sha256": sha256}}
         config = {**ASSISTANT, "parameters": {**base, "sequence_length": 64}}
         control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=name)
         try:
-            planned[name] = make_plan(dry_run.definition("ellarin-assistant"), name, control_plane)
+            planned[name] = make_training_plan(dry_run.load_definition("ellarin-assistant"), name, control_plane)
         except BadConfiguration as refused:
-            assert f"has SHA-256 {folder_digest(folder)}, the recipe pins {'0' * 64}" in str(refused)
+            assert f"has SHA-256 {hash_model_folder(folder)}, the recipe pins {'0' * 64}" in str(refused)
     assert list(planned) == ["same"]
     assert control_plane.store.find("s3://hanzo-ml/runs/other/record") is None
     control_plane.database.close()
@@ -142,11 +140,11 @@ def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_
 def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> None:
     control_plane = ControlPlane()
     control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="changed")
-    plan = make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), "changed", control_plane)
     other = plan.record.model_copy(update={"dataset": "another@1"})
     control_plane.store.put_bytes("s3://hanzo-ml/runs/changed/record/run.json", other.model_dump_json().encode())
     with pytest.raises(BadConfiguration, match=r"record/run\.json was changed since the run: it has SHA-256"):
-        make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+        make_training_plan(dry_run.load_definition("ellarin-assistant"), "changed", control_plane)
     control_plane.database.close()
 
 
@@ -156,7 +154,7 @@ def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> No
     changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
     config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="named")
-    plan = make_plan(dry_run.definition("ellarin-assistant"), "named", control_plane)
+    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), "named", control_plane)
     log_params(plan, control_plane)
     recipe = plan.record.recipe
     assert (
@@ -193,22 +191,24 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="left")
 
     def job() -> Job:
-        return training_job(make_plan(dry_run.definition("ellarin-assistant"), "left", control_plane), control_plane)
+        return training_job(
+            make_training_plan(dry_run.load_definition("ellarin-assistant"), "left", control_plane), control_plane
+        )
 
     first = job()
     control_plane.jobs.cancel("left")
-    control_plane.jobs.resume("left", Resumed(times=1, gpus=24), {})
+    control_plane.jobs.resume("left", ResumeHistory(times=1, gpus=24), {})
     fewer = job()
     assert fewer.distributed is not None and (fewer.distributed.num_nodes, fewer.distributed.gpus_per_node) == (3, 8)
     assert (first.gpus, fewer.gpus, fewer.hardware.gpu_type) == (32, 24, "nvidia-a100-80gb")
     assert fewer.parameters == first.parameters and fewer.work_digest == first.work_digest
     control_plane.jobs.cancel("left")
-    back = SentBack(step=20, done=45)
-    control_plane.jobs.resume("left", Resumed(times=2, gpus=24, sent_back=(back,)), {})
+    back = Rewind(step=20, done=45)
+    control_plane.jobs.resume("left", ResumeHistory(times=2, gpus=24, sent_back=(back,)), {})
     assert job().gpus == 24 and job().work_digest != first.work_digest, "a result from before is none of it"
     assert TrainParameters.model_validate(job().parameters).sent_back == (back,)
     control_plane.jobs.cancel("left")
-    control_plane.jobs.resume("left", Resumed(times=3, gpus=129), {})
+    control_plane.jobs.resume("left", ResumeHistory(times=3, gpus=129), {})
     with pytest.raises(BadConfiguration, match="a row for each of 129 processes is more than the 128 of a step"):
         job()
     control_plane.database.close()
@@ -245,7 +245,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int
     log_params(plan, control_plane)
     code = {"environment/lock_sha256", "environment/git_dirty"}
     assert code <= RunData(control_plane.database).tags("used").keys()  # a run that fails says what code it ran
-    complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
+    complete_training(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
     with control_plane.database.read() as connection:
         rows = connection.execute(
             select(latest_metrics.c.key, latest_metrics.c.value).where(latest_metrics.c.run_id == "used")
@@ -289,7 +289,7 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
         UnsentPoint(key="eval/loss", value=0.4, step=4, timestamp=40, anew=True, since=20),
         UnsentPoint(key="eval/loss", value=0.4, step=5, timestamp=50, anew=True, since=20),
     ]
-    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd, *anew])
+    write_unsent_metrics(control_plane.store, result_folder(job), [*unsent, *odd, *anew])
     for key, value, step, timestamp in (
         ("train/loss", 1.0, 1, 1),
         ("train/loss", 1 / 2, 2, 99),
@@ -311,7 +311,7 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     ).model_dump(mode="json")
     result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 1.0}, facts=facts)
     for _ in range(2):
-        complete(replace(plan, splits={}), job, result, control_plane)
+        complete_training(replace(plan, splits={}), job, result, control_plane)
     logged = Metrics(control_plane.database)
     points = logged.history("unheard", "train/loss", 3000).points
     times = {2: 99}
@@ -345,7 +345,7 @@ def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(hom
     ).model_dump(mode="json")
     result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 5.0}, facts=facts)
     for _ in range(2):
-        complete(replace(plan, splits={}), job, result, control_plane)
+        complete_training(replace(plan, splits={}), job, result, control_plane)
     points = Metrics(control_plane.database).history("lost", "train/loss", 9).points
     assert [(point.step, point.value) for point in points] == [(1, 3.0), (2, 2.5), (3, 1.5), (5, 1.0)]
     control_plane.database.close()
@@ -356,7 +356,7 @@ def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path
     smaller = OutOfMemory(step=3, batch_size=1, gradient_accumulation=8)
 
     def dies(_compute: LocalCompute, job: Job, _follower: object) -> None:
-        write_incident(control_plane.store, job.outputs["checkpoints"], smaller)
+        add_recovery_event(control_plane.store, job.outputs["checkpoints"], smaller)
         raise JobFailed("killed")
 
     monkeypatch.setattr(LocalCompute, "run", dies)
@@ -364,14 +364,14 @@ def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("runs", ["dead"])
         result = dg.materialize(
-            [build_checkpoint(dry_run.definition("ellarin-assistant"), partitions)],
+            [build_checkpoint(dry_run.load_definition("ellarin-assistant"), partitions)],
             instance=instance,
             partition_key="dead",
             resources={"control_plane": control_plane},
             raise_on_error=False,
         )
     assert not result.success
-    assert RunData(control_plane.database).tags("dead")["health/incident_1"] == smaller.words
+    assert RunData(control_plane.database).tags("dead")["health/incident_1"] == smaller.message
     control_plane.database.close()
 
 
@@ -387,7 +387,7 @@ def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compu
         raise JobFailed("was asked")
 
     monkeypatch.setattr(LocalCompute, "run", ran)
-    assistant = dry_run.definition("ellarin-assistant")
+    assistant = dry_run.load_definition("ellarin-assistant")
     big = assistant.model_copy(update={"name": "big", "recipe": "zen-7b-full"})
     alone = {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 1}
     one_40gb = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": alone}
@@ -428,7 +428,7 @@ def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, m
     looked for, and the reason began with the class of an exception.
     """
     control_plane = ControlPlane()
-    sandbox = dry_run.definition("sandbox")
+    sandbox = dry_run.load_definition("sandbox")
     for given, said in (
         ({"name": "../x", "dataset": "colours"}, "Invalid model name '../x'. Names cannot contain '/' or ':'."),
         ({"name": "mine"}, "the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition"),
@@ -437,6 +437,6 @@ def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, m
         run_id = str(len(said))
         ensure_job(run_id, "sandbox", given, control_plane)
         with pytest.raises(BadConfiguration) as refused:
-            make_plan(sandbox, run_id, control_plane)
+            make_training_plan(sandbox, run_id, control_plane)
         assert str(refused.value).startswith(said)
     control_plane.database.close()

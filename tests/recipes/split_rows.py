@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recipes.contracts.parameters import SplitParameters
 from recipes.records.disk_partitions import Scratch
-from recipes.split import split
+from recipes.split import split_rows
 
 HELD_BYTES = 200
 
@@ -17,5 +17,5 @@ HELD_BYTES = 200
 def divided(rows: list[dict[str, Any]], parameters: SplitParameters) -> tuple[NDArray[np.int8], int]:
     """The place of each row's split in `SPLITS`, and how many leak."""
     with TemporaryDirectory() as folder:
-        found = split(rows, parameters, Scratch(Path(folder), HELD_BYTES))
+        found = split_rows(rows, parameters, Scratch(Path(folder), HELD_BYTES))
         return found.splits.reader().take(len(rows)), found.leaked

@@ -11,7 +11,7 @@ import yaml
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Distributed, Job, Program, StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.launch import sharding, torchrun
+from recipes.planning.parallel_layout import build_torchrun_command, sharding_arguments
 from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import command
@@ -83,7 +83,7 @@ def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
         hardware=recipe.hardware,
         distributed=recipe.distributed,
     )
-    flags = [flag for flag in torchrun(recipe) if flag.startswith("--n")]
+    flags = [flag for flag in build_torchrun_command(recipe) if flag.startswith("--n")]
     assert set(flags) <= set(command(gang_of(job, Scheduler()), "rank-0"))
 
 
@@ -91,11 +91,11 @@ def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
 def test_deepspeed_is_told_stage_precision_and_batch(strategy: Any, stage: int) -> None:
     shape = Distributed(strategy=strategy, num_nodes=1, gpus_per_node=8)
     recipe = Recipe.named("zen-7b-full").changed({"distributed": shape.model_dump()})
-    found = sharding(recipe)["deepspeed"]
+    found = sharding_arguments(recipe)["deepspeed"]
     assert found["zero_optimization"]["stage"] == stage
     assert found["bf16"] == {"enabled": True}
     assert found["data_types"] == {"grad_accum_dtype": "fp32"} and found["communication_data_type"] == "fp32"
     adapter = Recipe.named("smollm2-135m-lora").changed({"distributed": shape.model_dump()})
     # Beside a base in bfloat16 an adapter is trained in float32.
-    assert not {"bf16", "data_types", "communication_data_type"} & sharding(adapter)["deepspeed"].keys()
+    assert not {"bf16", "data_types", "communication_data_type"} & sharding_arguments(adapter)["deepspeed"].keys()
     assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (4, 4)

@@ -8,21 +8,23 @@ from uuid import uuid4
 import pytest
 
 from recipes import job_processes
-from recipes.job_processes import MARK, NODE, end_processes, processes
+from recipes.job_processes import JOB_ID_VARIABLE, NODE_RANK_VARIABLE, find_job_processes, kill_job_processes
 
 
 def test_a_node_ends_its_own_processes_and_leaves_another_s() -> None:
     """On one machine, the first that was over ended the command of the second, which then had to start again."""
     job = uuid4().hex
     sleeping = [
-        subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: job, NODE: node}, start_new_session=True)
+        subprocess.Popen(
+            ["sleep", "600"], env={**os.environ, JOB_ID_VARIABLE: job, NODE_RANK_VARIABLE: node}, start_new_session=True
+        )
         for node in ("0", "1", "10")
     ]
     try:
-        assert end_processes(job, "1") == 1
+        assert kill_job_processes(job, "1") == 1
         assert sleeping[1].wait(60) == -9
-        assert set(processes(job)) == {sleeping[0].pid, sleeping[2].pid}
-        assert end_processes(job) == 2
+        assert set(find_job_processes(job)) == {sleeping[0].pid, sleeping[2].pid}
+        assert kill_job_processes(job) == 2
         assert [process.wait(60) for process in sleeping] == [-9, -9, -9]
     finally:
         for process in sleeping:
@@ -36,12 +38,12 @@ def test_a_process_that_the_kernel_does_not_end_holds_up_nobody(monkeypatch: pyt
     def waits_for_a_server(*_: object) -> None:
         assert next(looks, None) is not None, "it is still waited for"
 
-    monkeypatch.setattr(job_processes, "LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(job_processes, "KILL_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(signal, "pidfd_send_signal", waits_for_a_server)
     job = uuid4().hex
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: job}) as sleeping:
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, JOB_ID_VARIABLE: job}) as sleeping:
         try:
-            assert end_processes(job) == 1
-            assert processes(job) == [sleeping.pid]
+            assert kill_job_processes(job) == 1
+            assert find_job_processes(job) == [sleeping.pid]
         finally:
             sleeping.kill()

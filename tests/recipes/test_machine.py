@@ -8,13 +8,13 @@ import torch
 
 from recipes import train as program
 from recipes.contracts.job import Hardware
-from recipes.machine import cores
+from recipes.machine import usable_cores
 from tests.recipes.tiny_training import LORA, TinyTraining, made
 
 
 def test_a_job_takes_as_many_cores_as_it_asks_for() -> None:
-    assert cores(1) == 1
-    assert cores(None) == cores(0) == os.cpu_count()
+    assert usable_cores(1) == 1
+    assert usable_cores(None) == usable_cores(0) == os.cpu_count()
 
 
 def test_no_job_takes_more_threads_than_the_machine_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

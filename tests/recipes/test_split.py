@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from recipes.contracts.job import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.contracts.parameters import SplitParameters
 from recipes.preparation.split_assignment import SPLITS
-from recipes.records.record_reader import normalize, read_records
-from recipes.split import divide
+from recipes.records.record_reader import normalize_text, read_records
+from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from tests.recipes.json_lines import write_json_lines
 from tests.recipes.limited_memory import run_within
@@ -57,10 +57,10 @@ def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[
     try:
         splits = split(rows, parameters)
     except BadConfiguration:
-        assert len({normalize(row["instruction"]) for row in rows}) < 5
+        assert len({normalize_text(row["instruction"]) for row in rows}) < 5
         return
     assert frozen([row for name in SPLITS for row in splits[name]]) == frozen(rows)
-    questions = [{normalize(row["instruction"]) for row in splits[name]} for name in SPLITS]
+    questions = [{normalize_text(row["instruction"]) for row in splits[name]} for name in SPLITS]
     assert all(questions)
     assert sum(map(len, questions)) == len(set.union(*questions))
     assert divided(rows, parameters)[1] == 0
@@ -70,7 +70,7 @@ def test_capitals_and_punctuation_do_not_make_another_question() -> None:
     rows = numbered(40) + [{"instruction": f"  question, {n}!", "answer": "again"} for n in range(40)]
     splits = split(rows, SplitParameters())
     for name in SPLITS:
-        count = Counter(normalize(row["instruction"]) for row in splits[name])
+        count = Counter(normalize_text(row["instruction"]) for row in splits[name])
         assert set(count.values()) == {2}
 
 
@@ -178,7 +178,7 @@ class Place:
         )
 
     def run(self) -> Result:
-        return divide(self.job(), self.store, self.folder / "work")
+        return split_dataset(self.job(), self.store, self.folder / "work")
 
 
 def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_split_has_a_file_for_each_of_its_version_that_it_has_records_of(tmp_p
     (tmp_path / "raw" / "third.jsonl").write_text(text)
     place.dataset = place.store.publish(tmp_path / "raw", "s3://hanzo-ml/datasets/d/2/records", "dataset")
     job = place.job().model_copy(update={"parameters": {"column": "part"}})
-    result = divide(job, place.store, tmp_path / "work")
+    result = split_dataset(job, place.store, tmp_path / "work")
     files = {name: place.store.manifest(artifact).files for name, artifact in result.artifacts.items()}
     assert {name: [file.path for file in found] for name, found in files.items()} == {
         "train": ["train-00000.jsonl", "train-00002.jsonl"],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from recipes.startup import ALLOCATOR, begin_imports
+from recipes.startup import ALLOCATOR_VARIABLES, prepare_imports
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def as_before() -> Iterator[None]:
     with warnings.catch_warnings():
         yield
     gc.enable()
-    os.environ.pop(ALLOCATOR[0], None)
+    os.environ.pop(ALLOCATOR_VARIABLES[0], None)
     os.environ |= before
 
 
@@ -29,7 +29,7 @@ def test_what_libraries_will_do_in_their_next_release_is_no_news(module: str, sh
     """A job of several processes began with what accelerate is to call otherwise, once for each of them."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        begin_imports()
+        prepare_imports()
         warnings.warn_explicit("it is called otherwise", FutureWarning, "a.py", 1, module=module)
     assert len(seen) == shown
 
@@ -41,17 +41,17 @@ def test_that_deepspeed_counts_the_micro_batches_is_no_news(
     words: str, shown: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was told to, and the log of a run in ZeRO warned of it."""
-    begin_imports()
+    prepare_imports()
     logging.getLogger("accelerate.accelerator").warning(words)
     assert len(caplog.records) == shown
 
 
-@pytest.mark.parametrize("stated", [None, *ALLOCATOR])
+@pytest.mark.parametrize("stated", [None, *ALLOCATOR_VARIABLES])
 def test_memory_of_a_gpu_grows_unless_its_user_says_otherwise(stated: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ALLOCATOR:
+    for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     if stated:
         monkeypatch.setenv(stated, "max_split_size_mb:128")
-    begin_imports()
-    found = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
-    assert found == ({stated: "max_split_size_mb:128"} if stated else {ALLOCATOR[0]: "expandable_segments:True"})
+    prepare_imports()
+    found = {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
+    assert found == ({stated: "max_split_size_mb:128"} if stated else {ALLOCATOR_VARIABLES[0]: "expandable_segments:True"})

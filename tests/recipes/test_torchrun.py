@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
-from recipes.torchrun import codes_of, exit_code
+from recipes.torchrun import choose_exit_code, first_exit_codes
 from tests.end_to_end.local_stack import is_pending, wait_until
 from tests.recipes.command.test_program import ROOT, House
 
@@ -50,7 +50,7 @@ def await_death():
     ],
 )
 def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
-    assert exit_code(codes) == expected
+    assert choose_exit_code(codes) == expected
 
 
 def test_only_those_that_ended_with_the_first_say_why() -> None:
@@ -59,7 +59,7 @@ def test_only_those_that_ended_with_the_first_say_why() -> None:
     failures = [ProcessFailure(rank, 1, code, "none") for rank, code in enumerate((EXIT_BAD_CONFIGURATION, 1, -15, -9))]
     for failure in failures:
         failure.timestamp = times[failure.local_rank]
-    assert codes_of(failures) == codes_of(failures[::-1])[::-1] == [EXIT_BAD_CONFIGURATION, 1]
+    assert first_exit_codes(failures) == first_exit_codes(failures[::-1])[::-1] == [EXIT_BAD_CONFIGURATION, 1]
 
 
 @pytest.mark.slow

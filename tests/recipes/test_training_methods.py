@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from recipes.contracts.job import BadConfiguration, Result
 from recipes.export.merge import relative_error
 from recipes.training import precision
-from recipes.training.model import load_for_training
+from recipes.training.model import load_model
 from tests.recipes.tiny_training import FULL, LORA, QLORA, TinyTraining, losses
 
 
@@ -138,7 +138,7 @@ def test_a_paged_optimizer_needs_a_gpu(tiny: TinyTraining, monkeypatch: pytest.M
 
 def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
     """Every projection of a block, its constants quantized too. The bound is NF4's error on normally distributed weights."""
-    model = load_for_training(tiny.model, tiny.recipe(**QLORA))
+    model = load_model(tiny.model, tiny.recipe(**QLORA))
     quantized = {name: module.weight for name, module in model.named_modules() if isinstance(module, Linear4bit)}
     assert len(quantized) == 2 * 7
     assert all(weight.quant_type == "nf4" and weight.quant_state.nested for weight in quantized.values())
@@ -151,7 +151,7 @@ def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
 
 def test_training_beside_nf4_is_the_same_after_an_evaluation(tiny: TinyTraining) -> None:
     """Where the processor computes in bfloat16, bitsandbytes packed the weights for it, and left the gradients out."""
-    model = load_for_training(tiny.model, tiny.recipe(**QLORA | {"lora_dropout": 0.0}))
+    model = load_model(tiny.model, tiny.recipe(**QLORA | {"lora_dropout": 0.0}))
     with torch.no_grad():  # an adapter begins as nothing, which has no gradient
         for name, tensor in model.named_parameters():
             if "lora_B" in name:
@@ -174,11 +174,11 @@ def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTrain
     config = AutoConfig.from_pretrained(tiny.model, intermediate_size=96)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(BadConfiguration, match="down_proj is 96 wide, and without a GPU NF4 is right for multiples of 64"):
-        load_for_training(tmp_path, tiny.recipe(**QLORA))
+        load_model(tmp_path, tiny.recipe(**QLORA))
 
 
 def test_an_adapter_that_would_leave_a_module_out_is_refused(tiny: TinyTraining) -> None:
     """PEFT says nothing where it finds another: `v_prj` was not trained, and nobody was told."""
     with pytest.raises(BadConfiguration, match="does not fit its base model: it has no module 'v_prj'"):
-        load_for_training(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["q_proj", "v_prj"]}))
-    load_for_training(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["self_attn.q_proj", "lm_head"]}))
+        load_model(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["q_proj", "v_prj"]}))
+    load_model(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["self_attn.q_proj", "lm_head"]}))

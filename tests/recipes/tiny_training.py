@@ -16,7 +16,7 @@ from recipes.convert import convert
 from recipes.evaluate import evaluate
 from recipes.export import base_model
 from recipes.storage.artifact_store import Store
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Artifact
 from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
 
@@ -73,7 +73,7 @@ class TinyTraining:
         return {name: self.publish(f"{dataset}/{name}", part) for name, part in parts.items()}
 
     def recipe(self, **changed: Any) -> Recipe:
-        base = {"uri": self.model.as_uri(), "sha256": folder_digest(self.model)}
+        base = {"uri": self.model.as_uri(), "sha256": hash_model_folder(self.model)}
         return Recipe.model_validate(SMALL | {"base_model": base} | changed)
 
     def training_job(self, name: str, recipe: Recipe) -> Job:
@@ -103,7 +103,7 @@ class TinyTraining:
         """As if training had left an adapter of random numbers."""
         cache = self.folder / "cache"
         cache.mkdir(exist_ok=True)
-        base = base_model.resolve(self.recipe(**changed).base_model, self.store, cache)
+        base = base_model.resolve_base_model(self.recipe(**changed).base_model, self.store, cache)
         adapter = make_tiny_adapter(self.model, self.folder / "adapter")
         artifacts = {"base": base, "adapter": self.store.publish(adapter, "s3://hanzo-ml/runs/untrained/adapter", "adapter")}
         return Result(work_digest="0" * 64, artifacts=artifacts, metrics={}, facts={})

@@ -3,14 +3,14 @@
 import sys
 from pathlib import Path
 
-from resources.detached import lock, start
+from resources.stack.detached_process import lock_folder, start_detached
 
 WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
 
 
 def launch(folder: Path, command: list[str]) -> bool:
     """Start the command unless one runs. Returns whether it did."""
-    with lock(folder) as descriptor:
+    with lock_folder(folder) as descriptor:
         if descriptor is not None:
-            start(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})
+            start_detached(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})
         return descriptor is not None

@@ -14,11 +14,10 @@ import pytest
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import Database
-from resources.metadata.event_positions import position_of
-from resources.metadata.outbox import Event, emit
-from resources.relay import MAX_VALUE, READER, Kafka, Relay, Undelivered, record_of
+from resources.metadata.outbox import Event, emit, read_position
+from resources.relay import MAX_VALUE_BYTES, READER_NAME, DeliveryError, KafkaPublisher, Relay, to_record
 from resources.settings.settings import Settings
-from resources.stack.services import services
+from resources.stack.services import list_services
 from tests.api.server_process import REPOSITORY, free_port
 from tests.kafka_brokers import Brokers, brokers
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
@@ -31,7 +30,7 @@ DEADLINE = 60.0
 
 def position(database: Database) -> int:
     with database.read() as connection:
-        return position_of(connection, READER)
+        return read_position(connection, READER_NAME)
 
 
 def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
@@ -45,7 +44,7 @@ def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(d
     house = House(database)
     house.register("r1")
     house.promote(1)
-    relay = Relay(database, Kafka(brokers.addresses), "hanzo.ml")
+    relay = Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml")
     assert relay.send_next() > 0
     assert relay.send_next() == 0
     received = {message.value["event"]: message for message in brokers.received("hanzo.ml.models")}
@@ -63,30 +62,30 @@ def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(d
 def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.relay.ANSWERS_WITHIN_SECONDS", 1.0)
+    monkeypatch.setattr("resources.relay.ANSWER_TIMEOUT_SECONDS", 1.0)
     database = Database(sqlite_url)
     write(database, ["a", "b"])
-    nobody = Kafka(f"127.0.0.1:{free_port()}")
+    nobody = KafkaPublisher(f"127.0.0.1:{free_port()}")
     for _ in range(2):
-        with pytest.raises(Undelivered, match="refused"):
+        with pytest.raises(DeliveryError, match="refused"):
             Relay(database, nobody, "hanzo.ml").send_next()
         assert position(database) == 0
     write(database, ["c"])
-    assert Relay(database, Kafka(brokers.addresses), "hanzo.ml").send_next() == 3
+    assert Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml").send_next() == 3
     assert sorted(message.key for message in brokers.received("hanzo.ml.jobs")) == ["a", "b", "c"]
 
 
 def test_an_event_that_no_broker_would_take_says_where_it_is_and_holds_up_nothing(sqlite_url: str, brokers: Brokers) -> None:
     database = Database(sqlite_url)
     with database.write() as connection:
-        large = emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2 * MAX_VALUE})
-        emit(connection, "jobs", "job.submitted", "small", {"config": "x" * (MAX_VALUE - 1000)})
-    assert Relay(database, Kafka(brokers.addresses), "hanzo.ml").send_next() == 2
+        large = emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2 * MAX_VALUE_BYTES})
+        emit(connection, "jobs", "job.submitted", "small", {"config": "x" * (MAX_VALUE_BYTES - 1000)})
+    assert Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml").send_next() == 2
     received = {message.key: message.value for message in brokers.received("hanzo.ml.jobs")}
-    assert len(received["small"]["config"]) == MAX_VALUE - 1000
+    assert len(received["small"]["config"]) == MAX_VALUE_BYTES - 1000
     assert received["large"]["seq"] == large and received["large"]["event"] == "job.submitted"
     assert received["large"]["read_at"] == f"/v1/events?after={large - 1}&limit=1"
-    assert received["large"]["too_large"] > 2 * MAX_VALUE
+    assert received["large"]["too_large"] > 2 * MAX_VALUE_BYTES
 
 
 def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
@@ -98,11 +97,11 @@ def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
     with database.write() as connection:
         emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2_000_000})
     write(database, ["c"])
-    relay = Relay(database, Kafka(brokers.addresses), "hanzo.ml")
+    relay = Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml")
     with monkeypatch.context() as refused:
-        refused.setattr("resources.relay.MAX_VALUE", 10_000_000)  # what the brokers refuse then
+        refused.setattr("resources.relay.MAX_VALUE_BYTES", 10_000_000)  # what the brokers refuse then
         for _ in range(10):
-            with suppress(Undelivered):
+            with suppress(DeliveryError):
                 relay.send_next()
         assert position(database) == 2
     while position(database) < 4:
@@ -112,7 +111,7 @@ def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
 
 
 def test_a_payload_cannot_pass_for_another_event() -> None:
-    record = record_of(Event(7, "audit", "acme/ann", "audit.call", {"event": "model.promoted", "seq": 1}, 0), "hanzo.ml")
+    record = to_record(Event(7, "audit", "acme/ann", "audit.call", {"event": "model.promoted", "seq": 1}, 0), "hanzo.ml")
     assert (record.topic, record.key) == ("hanzo.ml.audit", "acme/ann")
     assert record.value == b'{"event":"audit.call","seq":7}'
 
@@ -198,9 +197,9 @@ def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of
 
 
 def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "relay" not in [service.name for service in services(Settings.load())]
+    assert "relay" not in [service.name for service in list_services(Settings.load())]
     monkeypatch.setenv("HANZO_ML_STREAM_BROKERS", "kafka:9092")
-    assert "relay" in [service.name for service in services(Settings.load())]
+    assert "relay" in [service.name for service in list_services(Settings.load())]
 
 
 @pytest.mark.parametrize(

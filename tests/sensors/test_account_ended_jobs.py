@@ -6,18 +6,17 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.training_plan import make_plan
+from hanzo_ml_assets.training_plan import make_training_plan
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import Machine
-from recipes.contracts.recovery_log import OutOfMemory, write_incident
-from recipes.usage import Usage, write_usage
+from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
+from recipes.contracts.results import Usage, write_usage
 from resources.jobs.command import submit_command
 from resources.metadata.outbox import read_after
-from resources.metadata.totals import read_totals
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.monitoring.usage_totals import gpu_hours_of
+from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment
 from sensors.account_ended_jobs import account_ended_jobs
 from tests.sensors.test_decisions import MODEL, House, house, repository
 
@@ -51,7 +50,7 @@ def training(house: House, id: str, usage: Usage) -> str:
     """A job that trains, and has used that so far."""
     house.submit(id, parameters={"hardware": GPUS, "distributed": {"gpus_per_node": 2}})
     house.plane.jobs.start(id)
-    make_plan(dry_run.definition(MODEL), id, house.plane)
+    make_training_plan(dry_run.load_definition(MODEL), id, house.plane)
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{id}", usage)
     return id
 
@@ -83,14 +82,14 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
     house.tick(account_ended_jobs)
     assert said(house, job) == {}, "its program may still write more"
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", HALF_AN_HOUR)
-    write_incident(house.plane.store, f"s3://hanzo-ml/checkpoints/{job}", HEALED)
+    add_recovery_event(house.plane.store, f"s3://hanzo-ml/checkpoints/{job}", HEALED)
     house.instance.report_run_canceled(run)
     for _ in range(2):
         house.reset()
         house.tick(account_ended_jobs)
         assert said(house, job) == TOLD
     tags = RunData(house.plane.database).tags(job)
-    assert tags["health/incident_1"] == HEALED.words, "since somebody looked at it last"
+    assert tags["health/incident_1"] == HEALED.message, "since somebody looked at it last"
     with house.plane.database.read() as connection:
         assert [event.key for event in read_after(connection, 0, ["job.out_of_memory"])] == [job]
     assert {key: tags[key] for key in ("environment/gpus", "environment/torch")} == {
@@ -99,7 +98,7 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
     }
     experiment = Runs(house.plane.database).get(job).experiment_id
     with house.plane.database.read() as connection:
-        assert gpu_hours_of(connection, [experiment]) == {experiment: 1.0}
+        assert sum_gpu_hours_by_experiment(connection, [experiment]) == {experiment: 1.0}
         assert read_totals(connection).gpu_hours == {("nvidia-a100-80gb", "default"): 1.0}
 
 

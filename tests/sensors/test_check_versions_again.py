@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sqlalchemy import delete
 
-from resources.datasets.validations import CHECK_REQUESTED
+from resources.datasets.validations import CHECK_REQUESTED_EVENT
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions
@@ -18,7 +18,7 @@ __all__ = ["house", "repository"]
 
 def request(house: House, version: DatasetVersion) -> int:
     with house.plane.database.write() as connection:
-        return emit(connection, "datasets", CHECK_REQUESTED, version.name, {"dataset_id": version.id})
+        return emit(connection, "datasets", CHECK_REQUESTED_EVENT, version.name, {"dataset_id": version.id})
 
 
 def test_a_blocked_version_is_not_split_by_a_reset_cursor(house: House) -> None:

@@ -7,20 +7,25 @@ import dagster as dg
 import pytest
 from sqlalchemy import update
 
-from hanzo_ml_assets.command import PARTITIONS
+from hanzo_ml_assets.command import COMMAND_PARTITIONS
 from recipes.contracts.command_job import CommandJob
-from recipes.usage import Usage, write_usage
+from recipes.contracts.results import Usage, write_usage
 from resources.jobs.command import submit_command
 from resources.metadata.jobs import JobRecord
 from resources.metadata.outbox import Event, now_ms, read_after
 from resources.metadata.tables import events
-from sensors.decisions.retry_policy import RETRY_TAG, is_retried
+from sensors.decisions.retry_policy import (
+    FAILURE_REASON_TAG,
+    RETRY_TAG,
+    can_retry_dead_worker,
+    is_retried,
+    make_retry_request,
+)
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.retries import FAILURE_REASON, may_be_retried, retry
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from sensors.watch_training import look_at_command, watch_training
+from sensors.watch_training import check_command, watch_training
 from tests.sensors.test_decisions import House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
@@ -35,7 +40,7 @@ def test_it_starts_once_in_the_partition_of_its_id(house: House) -> None:
     job = submit(house)
     (request,) = house.tick(start_submitted_jobs)
     assert (request.run_key, request.partition_key, keys(request)) == (job.id, job.id, ["jobs/command"])
-    assert house.instance.has_dynamic_partition(PARTITIONS, job.id)
+    assert house.instance.has_dynamic_partition(COMMAND_PARTITIONS, job.id)
     assert house.tick(start_submitted_preparations) == []
     house.plane.jobs.start(job.id)
     assert house.tick(start_submitted_jobs) == []
@@ -74,7 +79,7 @@ def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str
         state = Path(house.plane.store.local_path(f"{place}/state-1-0123456789ab/manifest.json") or "")
         os.utime(state, times=(began / 1000 + 1800, began / 1000 + 1800))
     for minutes in (1, 89, late_at - 2, late_at, late_at + 100):
-        look_at_command(house.plane.jobs.read(job.id), house.plane, began + minutes * 60_000)
+        check_command(house.plane.jobs.read(job.id), house.plane, began + minutes * 60_000)
         if minutes < late_at:
             assert stale_events(house, job) == []
     assert len(stale_events(house, job)) == 1
@@ -99,7 +104,7 @@ def test_one_that_waits_for_gpus_or_has_nothing_to_save_is_not_late(house: House
     job = submit(house, type=type)
     house.plane.jobs.start(job.id)
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=seconds))
-    look_at_command(house.plane.jobs.read(job.id), house.plane, now_ms() + 86_400_000)
+    check_command(house.plane.jobs.read(job.id), house.plane, now_ms() + 86_400_000)
     assert house.tick(watch_training) == []
     assert stale_events(house, job) == []
 
@@ -141,15 +146,15 @@ def test_the_run_of_a_cancelled_one_is_ended(house: House, monkeypatch: pytest.M
 def test_one_whose_worker_died_goes_on_in_a_new_run(house: House) -> None:
     job = submit(house)
     run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE)
-    assert may_be_retried(run)
-    request = retry(run)
+    assert can_retry_dead_worker(run)
+    request = make_retry_request(run)
     assert (request.partition_key, keys(request)) == (job.id, ["jobs/command"])
 
 
 def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
-    run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
+    run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     assert not is_retried(house.instance, run, house.plane)
     found = house.plane.jobs.read(job.id)
     assert found.status == "failed" and run.run_id in found.reason
@@ -158,12 +163,12 @@ def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
 def test_one_that_was_launched_again_by_hand_and_failed_again_has_failed(house: House) -> None:
     """It has the tags of the first, and what was decided of that: nobody told its job, and another sensor began it anew."""
     job = submit(house)
-    first = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
+    first = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     assert not is_retried(house.instance, first, house.plane)
     tags = house.instance.get_run_by_id(first.run_id).tags
     house.plane.jobs.start(job.id)
     again = dagster_run(
-        house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE", RETRY_TAG: tags[RETRY_TAG]}
+        house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE", RETRY_TAG: tags[RETRY_TAG]}
     )
     assert not is_retried(house.instance, again, house.plane)
     found = house.plane.jobs.read(job.id)

@@ -11,19 +11,18 @@ from hanzo_ml_assets.datasets import SPLITS
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from hanzo_ml_assets.run_tags import tags_of
-from recipes.canonical_json import canonical_json
+from hanzo_ml_assets.run_tags import version_tags
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration
 from recipes.storage.buckets import StoreUnavailable
+from recipes.storage.manifest import canonical_json
 from resources.compute.base import JobFailed
 from resources.ingest.version_creation import create_version
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import PREPARATION
 from sensors import retry_dead_runs as sensor
 from sensors.decisions import retry_policy
-from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
-from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -68,7 +67,7 @@ def fail(house: House, keys: list[str], error: Exception, partition: str | None 
     if partition:
         house.instance.add_dynamic_partitions(f"{MODEL}-runs", [partition])
     job = dg.Definitions(assets=[failing(key) for key in keys]).get_implicit_global_asset_job_def()
-    tags = {FAILURE_REASON: "STEP_FAILURE", **tags}
+    tags = {FAILURE_REASON_TAG: "STEP_FAILURE", **tags}
     done = job.execute_in_process(
         instance=house.instance,
         partition_key=partition,
@@ -80,26 +79,28 @@ def fail(house: House, keys: list[str], error: Exception, partition: str | None 
 
 
 def split(house: House, version: DatasetVersion, error: Exception, **tags: str) -> str:
-    return fail(house, STEPS, error, **tags_of(version), **tags)
+    return fail(house, STEPS, error, **version_tags(version), **tags)
 
 
 @CASES
 def test_a_version_is_split_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
     version = house.dataset(split=False)
-    run = split(house, version, error, **{RETRIES: str(tried)})
+    run = split(house, version, error, **{RETRIES_TAG: str(tried)})
     requests = house.tick(retry_dead_runs)
     assert [sorted(keys(request)) for request in requests] == [sorted(STEPS)] * again
-    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
-    assert all(request.tags.items() >= tags_of(version).items() for request in requests)
+    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+        (run, str(tried + 1))
+    ] * again
+    assert all(request.tags.items() >= version_tags(version).items() for request in requests)
 
 
 @CASES
 def test_a_preparation_goes_on_where_the_store_was_away(house: House, error: Exception, tried: int, again: bool) -> None:
     asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
     house.plane.jobs.start(asked.id)
-    run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES: str(tried)})
+    run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES_TAG: str(tried)})
     requests = house.tick(retry_dead_runs)
-    assert [(request.tags[RETRY_OF], request.tags[PREPARATION_TAG]) for request in requests] == [(run, asked.id)] * again
+    assert [(request.tags[RETRY_OF_TAG], request.tags[PREPARATION_TAG]) for request in requests] == [(run, asked.id)] * again
     job = house.plane.jobs.read(asked.id)
     assert job.status == ("running" if again else "failed")
     assert (run in job.reason) != again
@@ -126,7 +127,7 @@ def test_a_version_that_is_split_again_already_is_not_split_twice(house: House) 
     version = house.dataset(split=False)
     split(house, version, StoreUnavailable("no answer"))
     newer = split(house, version, StoreUnavailable("no answer"))
-    assert [request.tags[RETRY_OF] for request in house.tick(retry_dead_runs)] == [newer]
+    assert [request.tags[RETRY_OF_TAG] for request in house.tick(retry_dead_runs)] == [newer]
 
 
 def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: House) -> None:
@@ -138,7 +139,7 @@ def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: Hous
         assert house.tick(start_submitted_jobs) == []
         assert house.plane.jobs.read("job-1").status == "queued"
         assert house.tick(retry_dead_runs), "nobody takes it up in this test"
-    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES: str(MAX_ERROR_RETRIES)})
+    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
     assert house.tick(retry_dead_runs) == []
     assert house.tick(start_submitted_jobs) == []
     job = house.plane.jobs.read("job-1")
@@ -199,7 +200,7 @@ def test_a_real_split_goes_on_once_its_store_is_back(house: House) -> None:
         return job.execute_in_process(
             instance=house.instance,
             asset_selection=list(request.asset_selection or ()),
-            tags={**request.tags, FAILURE_REASON: "STEP_FAILURE"},
+            tags={**request.tags, FAILURE_REASON_TAG: "STEP_FAILURE"},
             raise_on_error=False,
         )
 

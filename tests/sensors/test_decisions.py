@@ -17,7 +17,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.training import ensure_job
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import OutOfMemory, write_incident
+from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
 from recipes.contracts.validation_results import Leaks, ValidationFacts, Violations
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
@@ -29,31 +29,30 @@ from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
 from resources.lineage.run_record import RECORD_FILE, Environment, RunRecord, write_record
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.field_rules import MetricPoint
+from resources.metadata.job_record import ResumeHistory
 from resources.metadata.outbox import emit, now_ms, read_after
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import ModelVersion, Pointer
+from resources.metadata.registry.registry import ClientVersion, ModelVersion
 from resources.metadata.registry.undeployment import undeploy
-from resources.metadata.resumed import Resumed
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import MetricPoint
-from resources.monitoring.heartbeats import SENSORS
+from resources.monitoring.heartbeats import SENSORS_NAME
 from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.decisions.job_runs import PARTITION_TAG
-from sensors.decisions.retry_policy import is_retried
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIES_TAG, RETRY_OF_TAG, is_retried
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.record_launched_runs import list_clicked_runs
-from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from sensors.watch_training import look_at, watch_training
+from sensors.watch_training import check_training, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_registry import artifact, registration
@@ -158,13 +157,13 @@ class House:
 
     def begin_deployment(self, number: int, promotion: int, status: str) -> None:
         with self.plane.database.write() as connection:
-            row = deployments.begin(
+            row = deployments.begin_deployment(
                 connection, model_key(MODEL), version=number, promotion=promotion, url="u", sha256="0" * 64
             )
             if status == "serving":
-                deployments.succeed(connection, row)
+                deployments.mark_serving(connection, row)
             elif status == "failed":
-                deployments.fail(connection, row, "no answer")
+                deployments.mark_failed(connection, row, "no answer")
 
 
 @pytest.fixture
@@ -172,7 +171,9 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.Reposi
     for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(dead_runs, "SETTLED", timedelta(0))  # a second of each test; `test_data_again` has that of waiting
+    monkeypatch.setattr(
+        dead_runs, "SETTLING_TIME", timedelta(0)
+    )  # a second of each test; `test_data_again` has that of waiting
     house = House(tmp_path, repository)
     with house.instance:
         yield house
@@ -192,7 +193,7 @@ def test_a_look_at_the_submitted_jobs_is_a_sign_of_life(house: House) -> None:
         before = now_ms()
         house.tick(start_submitted_jobs)
         (heard,) = house.plane.heartbeats.list()
-        assert (heard.name, heard.beat_at >= before) == (SENSORS, True)
+        assert (heard.name, heard.beat_at >= before) == (SENSORS_NAME, True)
 
 
 def test_a_new_version_is_split_once(house: House) -> None:
@@ -378,7 +379,7 @@ def test_one_that_had_begun_before_its_name_was_a_definition_s_goes_on(house: Ho
     jobs = house.plane.jobs
     jobs.start("job-1")
     jobs.fail("job-1", "its node was lost")
-    jobs.resume("job-1", Resumed(times=1), {})
+    jobs.resume("job-1", ResumeHistory(times=1), {})
     (request,) = house.tick(start_submitted_jobs)
     assert keys(request) == ["models/sandbox/checkpoint"]
 
@@ -461,7 +462,7 @@ def test_another_stage_deploys_nothing(house: House) -> None:
 
 def test_a_client_s_pointer_in_production_deploys_nothing_and_holds_nothing_up(house: House) -> None:
     RegisteredModels(house.plane.database).create(model_key(MODEL))
-    house.plane.registry.create(model_key(MODEL), Pointer(source="runs:/elsewhere/model", created_by="ann"))
+    house.plane.registry.create(model_key(MODEL), ClientVersion(source="runs:/elsewhere/model", created_by="ann"))
     house.promote(1)
     house.register("run-1")
     seq = house.promote(2)
@@ -489,7 +490,7 @@ def test_what_left_production_is_withdrawn_once_the_engine_answers(house: House,
 
     def status() -> str:
         with house.plane.database.read() as connection:
-            found = deployments.of_promotion(connection, seq)
+            found = deployments.find_by_promotion(connection, seq)
         assert found is not None
         return found.status
 
@@ -557,7 +558,7 @@ def failed_run(
     run = house.instance.create_run_for_job(
         job,
         asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
-        tags={"dagster/partition": partition, FAILURE_REASON: "STEP_FAILURE", **tags},
+        tags={"dagster/partition": partition, FAILURE_REASON_TAG: "STEP_FAILURE", **tags},
         status=status,
     )
     return str(run.run_id)
@@ -651,13 +652,13 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
     record = RunRecord(run_id="run-1", model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
     write_record(house.plane.store, record, {})
     incident = OutOfMemory(step=5, batch_size=2, gradient_accumulation=2)
-    write_incident(house.plane.store, "s3://hanzo-ml/checkpoints/run-1", incident)
+    add_recovery_event(house.plane.store, "s3://hanzo-ml/checkpoints/run-1", incident)
     house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/run-1/4/manifest.json", b"{}")
     job, now = house.plane.jobs.read("run-1"), now_ms()
     data = RunData(house.plane.database)
     data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, 1, now)])
     for minutes in (1, 10, 20, 20, 30, 600, 700):
-        look_at(job, house.plane, now + minutes * 60_000)
+        check_training(job, house.plane, now + minutes * 60_000)
     house.tick(watch_training)
     with house.plane.database.read() as connection:
         told = [event for event in read_after(connection, 0) if event.type.startswith("job.") and event.key == "run-1"][2:]
@@ -665,7 +666,7 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
     assert told[0].payload["batch_size"] == 2
     assert set(data.tags("run-1")) >= {"health/incident_1", "health/stalled", "health/checkpoint_stale"}
     data.log_batch("run-1", metrics=[MetricPoint("train/loss", 1.9, 2, now + 701 * 60_000)])
-    look_at(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
+    check_training(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
     with house.plane.database.read() as connection:
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
 
@@ -688,7 +689,7 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
         connection.execute(update(events).values(created_at=now - 700 * 60_000))
 
     def told() -> list[str]:
-        look_at(job, house.plane, now_ms())
+        check_training(job, house.plane, now_ms())
         with house.plane.database.read() as connection:
             return [event.type for event in read_after(connection, 0, ["job.stalled", "job.checkpoint_stale"])]
 
@@ -712,7 +713,9 @@ def test_one_job_that_cannot_be_looked_at_keeps_nobody_from_the_others(
         house.plane.jobs.start(id)
         record = RunRecord(run_id=id, model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
         write_record(store, record, {})
-        write_incident(store, f"s3://hanzo-ml/checkpoints/{id}", OutOfMemory(step=5, batch_size=2, gradient_accumulation=2))
+        add_recovery_event(
+            store, f"s3://hanzo-ml/checkpoints/{id}", OutOfMemory(step=5, batch_size=2, gradient_accumulation=2)
+        )
     if spoilt == "record":
         (house.folder / "record").mkdir()
         (house.folder / "record" / RECORD_FILE).write_text('{"run_id": "run-1"}')
@@ -757,7 +760,7 @@ def test_a_checkpoint_is_late_by_the_interval_that_the_job_has(
 
     def told(after: int) -> list[str]:
         data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, after, now + after * 60_000)])  # or it had stalled
-        look_at(job, house.plane, now + after * 60_000)
+        check_training(job, house.plane, now + after * 60_000)
         with house.plane.database.read() as connection:
             return [event.type for event in read_after(connection, 0, late)]
 
@@ -798,9 +801,9 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     if status:
         house.begin_deployment(1, promotion, status)
     monkeypatch.setattr(dead_runs, "DEPLOYMENT_RETRY_PAUSE", timedelta(minutes=pause))
-    run = failed_run(house, ("deployment",), "job-1", **{RETRIES: str(before)})
+    run = failed_run(house, ("deployment",), "job-1", **{RETRIES_TAG: str(before)})
     requests = house.tick(retry_dead_runs)
-    assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried
+    assert [(request.partition_key, request.tags[RETRY_OF_TAG]) for request in requests] == [("job-1", run)] * tried
 
 
 def test_a_training_that_was_launched_in_dagster_is_listed_while_it_waits_and_begins_once(house: House) -> None:

@@ -13,8 +13,7 @@ from resources.compute.base import JobFailed, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.decisions.job_runs import PRIORITY_TAG
-from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
-from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from tests.recipes.command.test_program import House as Commands
 from tests.recipes.command.test_program import house as commands
@@ -39,7 +38,7 @@ def evaluate(house: House, error: Exception, **tags: str) -> str:
         partition_key="job-1",
         asset_selection=[KEY],
         raise_on_error=False,
-        tags={FAILURE_REASON: "STEP_FAILURE", **tags},
+        tags={FAILURE_REASON_TAG: "STEP_FAILURE", **tags},
     )
     return str(result.run_id)
 
@@ -63,11 +62,13 @@ def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ids=["killed", "store-away", "too-often", "users"],
 )
 def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: Exception, tried: int, again: bool) -> None:
-    run = evaluate(trained, error, **{RETRIES: str(tried), PRIORITY_TAG: "1"})
+    run = evaluate(trained, error, **{RETRIES_TAG: str(tried), PRIORITY_TAG: "1"})
     requests = trained.tick(retry_dead_runs)
     assert [request.tags[PRIORITY_TAG] for request in requests] == ["1"] * again
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
-    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
+    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+        (run, str(tried + 1))
+    ] * again
     reason = trained.plane.jobs.read("job-1").reason
     assert str(error) in reason and run in reason
     assert reason.endswith("which is tried again") == again

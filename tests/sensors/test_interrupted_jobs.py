@@ -14,10 +14,10 @@ import pytest
 
 from resources.compute.local.backend import LocalCompute
 from resources.compute.run_launcher import ProcessRunLauncher
-from resources.detached import LOG, is_running, lock, start, stop
-from resources.metadata.resumed import Resumed
+from resources.metadata.job_record import ResumeHistory
+from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, start_detached, stop_process
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIES_TAG, RETRY_OF_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -43,7 +43,7 @@ def run_of(house: House, job: str, status: dg.DagsterRunStatus, step: str = "che
 
 
 def resume(house: House, job: str, times: int = 1) -> None:
-    house.plane.jobs.resume(job, Resumed(times=times), {})
+    house.plane.jobs.resume(job, ResumeHistory(times=times), {})
     time.sleep(0.01)
 
 
@@ -56,15 +56,15 @@ def program(house: House) -> Iterator[Path]:
 def working(house: House, command: list[str]) -> Iterator[Path]:
     folder = house.plane.settings.home / "jobs" / "job-1" / "train"
     folder.mkdir(parents=True)
-    with lock(folder) as descriptor:
+    with lock_folder(folder) as descriptor:
         assert descriptor is not None
-        start(command, folder, descriptor, cwd=None, env={})
+        start_detached(command, folder, descriptor, cwd=None, env={})
     yield folder
-    stop(folder, 0)
+    stop_process(folder, 0)
 
 
 def is_deaf(folder: Path) -> bool:
-    return "deaf" in (folder / LOG).read_text()
+    return "deaf" in (folder / LOG_FILE).read_text()
 
 
 def ends(folder: Path) -> bool:
@@ -111,7 +111,7 @@ def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool,
     house.instance._run_launcher = launcher
     run = run_of(house, "job-1", dg.DagsterRunStatus.CANCELING)
     (house.folder / run).mkdir()
-    with lock(house.folder / run) if alive else nullcontext():
+    with lock_folder(house.folder / run) if alive else nullcontext():
         assert house.tick(start_submitted_jobs) == []
     found = house.instance.get_run_by_id(run)
     assert found is not None and found.status == status
@@ -167,7 +167,7 @@ def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) 
         house.submit(job)
         house.plane.jobs.start(job)
         dead = run_of(house, job, FAILURE)
-    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRY_OF: dead})
+    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRY_OF_TAG: dead})
     house.complete("completed")
     for job in ("cancelled", "resumed"):
         house.plane.jobs.cancel(job)
@@ -192,19 +192,19 @@ def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, 
     save(4, -2)
     house.submit("job-1")
     house.plane.jobs.start("job-1")
-    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    run_of(house, "job-1", FAILURE, **{RETRIES_TAG: "19"})
     if saved:
         save(8, 2)
     (request,) = house.tick(retry_dead_runs)
-    assert request.tags[RETRIES] == retries
+    assert request.tags[RETRIES_TAG] == retries
 
 
 def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
-    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    run_of(house, "job-1", FAILURE, **{RETRIES_TAG: "19"})
     (request,) = house.tick(retry_dead_runs)
-    assert is_running(program) and request.tags[RETRIES] == "1"
+    assert is_running(program) and request.tags[RETRIES_TAG] == "1"
 
 
 def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
     for job, tried in (("last", MAX_RETRIES - 1), ("often", MAX_RETRIES)):
         house.submit(job)
         house.plane.jobs.start(job)
-        run_of(house, job, FAILURE, **{RETRIES: str(tried)})
+        run_of(house, job, FAILURE, **{RETRIES_TAG: str(tried)})
     assert retried(house) == ["last"]
     job = house.plane.jobs.read("often")
     assert job.status == "failed" and job.reason.startswith("its run failed: its worker died (run ")
@@ -235,7 +235,7 @@ def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
 
 def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:
     house.submit("job-1")
-    run = run_of(house, "job-1", FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
+    run = run_of(house, "job-1", FAILURE, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     assert retried(house) == []
     job = house.plane.jobs.read("job-1")
     assert job.status == "failed" and run in job.reason
@@ -279,7 +279,7 @@ def test_a_job_ends_with_a_run_that_was_in_the_queue_as_it_was_resumed(house: Ho
     """Somebody launched a failed training again in the Dagster UI, and resumed its job as well: it was running for ever."""
     house.submit("job-1")
     house.plane.jobs.fail("job-1", "no room")
-    run = run_of(house, "job-1", dg.DagsterRunStatus.NOT_STARTED, **{FAILURE_REASON: "STEP_FAILURE"})
+    run = run_of(house, "job-1", dg.DagsterRunStatus.NOT_STARTED, **{FAILURE_REASON_TAG: "STEP_FAILURE"})
     resume(house, "job-1")
     house.instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "__ASSET_JOB"), run)
     house.plane.jobs.start("job-1")

@@ -9,18 +9,18 @@ from functools import partial
 import pytest
 from sqlalchemy import text
 
-from resources.detached import lock
 from resources.errors import HanzoError
-from resources.hpo.sweep_advance import advance, cancel
+from resources.hpo.sweep_advance import advance_sweep, cancel_sweep
 from resources.hpo.sweeps import Sweeps
 from resources.jobs.resume import Wish, resume_job
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import metric_point
+from resources.stack.detached_process import lock_folder
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url
@@ -159,7 +159,7 @@ def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(ho
     house.plane.jobs.start(job)
     folder = house.plane.settings.home / "jobs" / job / "train"
     folder.mkdir(parents=True)
-    with lock(folder):  # as the program holds it until its end
+    with lock_folder(folder):  # as the program holds it until its end
         house.plane.jobs.cancel(job)
         search.look()
         search.look()
@@ -214,7 +214,7 @@ def test_a_kill_at_any_statement_of_its_last_look_ends_a_sweep_once_and_with_its
     for place in range(200):
         try:
             with Cut(house.plane.database, place):
-                advance(house.plane.database, house.plane.store, search.id, lambda job: True)
+                advance_sweep(house.plane.database, house.plane.store, search.id, lambda job: True)
             break
         except Killed:
             assert search.events("sweep.completed") == []
@@ -274,7 +274,7 @@ def test_whoever_changes_a_job_or_run_of_a_sweep_at_the_same_time_is_waited_for_
     found, jobs, data = Sweeps(database), Jobs(database), RunData(database)
     config = sweep(max_trials=3, max_concurrent_trials=3, early_stopping=EARLY)
     identifier = found.start(config, user="ann", organization="default").id
-    advance(database, house.plane.store, identifier, lambda job: True)
+    advance_sweep(database, house.plane.store, identifier, lambda job: True)
     trials = found.snapshot(identifier).trials
     for trial in trials:
         jobs.start(trial.job_id)
@@ -286,9 +286,9 @@ def test_whoever_changes_a_job_or_run_of_a_sweep_at_the_same_time_is_waited_for_
     def end() -> None:
         try:
             if ends == "sweep is cancelled":
-                cancel(database, house.plane.store, identifier)
+                cancel_sweep(database, house.plane.store, identifier)
             else:
-                advance(database, house.plane.store, identifier, lambda job: True)
+                advance_sweep(database, house.plane.store, identifier, lambda job: True)
         except Exception as error:
             problems.append(error)
 

@@ -13,8 +13,7 @@ from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.compute.base import JobFailed
 from resources.jobs.sandbox import SANDBOX
 from sensors import retry_dead_runs as retries
-from sensors.decisions.retry_policy import MAX_ERROR_RETRIES
-from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 from tests.sensors.test_run_sweeps import Search
@@ -36,7 +35,7 @@ def train(
     checkpoint = dg.asset(key=key, partitions_def=partitions)(reports_exit_reason(fail) if reports else fail)
     house.instance.add_dynamic_partitions(f"{model}-runs", [id])
     job = dg.Definitions(assets=[checkpoint]).get_implicit_global_asset_job_def()
-    tags = {FAILURE_REASON: "STEP_FAILURE", **tags}
+    tags = {FAILURE_REASON_TAG: "STEP_FAILURE", **tags}
     done = job.execute_in_process(
         instance=house.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
     )
@@ -83,10 +82,12 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ],
 )
 def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
-    run = train(training, error, **{RETRIES: str(tried)})
+    run = train(training, error, **{RETRIES_TAG: str(tried)})
     requests = training.tick(retry_dead_runs)
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
-    assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
+    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+        (run, str(tried + 1))
+    ] * again
     job = training.plane.jobs.read("job-1")
     assert job.status == ("running" if again else "failed")
     assert str(error).splitlines()[0] in job.reason and run in job.reason
@@ -114,7 +115,7 @@ def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
     search.look()
     trial = search.trials[0].job_id
     house.plane.jobs.start(trial)
-    train(house, error, trial, SANDBOX, **{RETRIES: str(MAX_ERROR_RETRIES)})
+    train(house, error, trial, SANDBOX, **{RETRIES_TAG: str(MAX_ERROR_RETRIES)})
     assert [request.partition_key for request in house.tick(retry_dead_runs)] == [trial] * again
     assert search.look().jobs[0][1].endswith("which is tried again") == again
     assert search.statuses() == (["running"] if again else ["failed", "running"])

@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.partitions.context import partition_loading_context
 
-from hanzo_ml_assets.command import KEY as COMMANDS
+from hanzo_ml_assets.command import COMMAND_KEY as COMMANDS
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import COMMAND, PREPARATION
 from sensors.decisions.job_runs import RUN_KEY_TAG

@@ -9,10 +9,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.decisions.retry_policy import NO, RETRY_TAG
+from sensors.decisions.retry_policy import NO, RETRY_OF_TAG, RETRY_TAG
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.recover_restored_jobs import go_on_with_put_back_jobs
-from sensors.retries import RETRY_OF
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
@@ -67,9 +66,9 @@ def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.Dagster
     run = run_of(house, "job-1", status, **tags)
     run_of(house, "job-1", SUCCESS, step="evaluation")
     (request,) = house.tick(go_on_with_put_back_jobs)
-    assert (request.tags[RETRY_OF], request.partition_key) == (run, "job-1")
+    assert (request.tags[RETRY_OF_TAG], request.partition_key) == (run, "job-1")
     assert keys(request) == [f"models/{MODEL}/checkpoint"]
-    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_OF: run})
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_OF_TAG: run})
     assert house.tick(go_on_with_put_back_jobs) == []
 
 

@@ -5,7 +5,7 @@ import time
 import dagster as dg
 import pytest
 
-from resources.metadata.resumed import Resumed
+from resources.metadata.job_record import ResumeHistory
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.sensors.test_decisions import House, house, repository
@@ -21,7 +21,7 @@ def run_of(house: House, job: str, status: dg.DagsterRunStatus, **tags: str) -> 
 
 
 def resume(house: House, job: str, times: int = 1) -> None:
-    house.plane.jobs.resume(job, Resumed(times=times), {})
+    house.plane.jobs.resume(job, ResumeHistory(times=times), {})
 
 
 def run_keys(house: House) -> list[str | None]:

@@ -9,20 +9,20 @@ import pytest
 import yaml
 from sqlalchemy import event
 
-from hanzo_ml_assets.training_job import start_of
+from hanzo_ml_assets.training_plan import starting_weights
 from recipes.storage.manifest import Artifact
-from resources.hpo.sweep_advance import advance, cancel
+from resources.hpo.sweep_advance import advance_sweep, cancel_sweep
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.sweep_rows import Snapshot
-from resources.hpo.sweep_step import next_step
+from resources.hpo.sweep_step import decide_next_step
 from resources.hpo.sweeps import Sweeps
 from resources.hpo.trial import Observation, Trial
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MetricPoint
 from resources.metadata.outbox import read_after
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import MetricPoint
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.run_sweeps import run_sweeps
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -47,7 +47,7 @@ class Search:
         return self.sweeps.snapshot(self.id)
 
     def cancel(self) -> None:
-        cancel(self.house.plane.database, self.house.plane.store, self.id)
+        cancel_sweep(self.house.plane.database, self.house.plane.store, self.id)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -249,13 +249,13 @@ def test_a_member_of_a_population_starts_from_another_one_s_weights(house: House
     search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=3)
     search.look()
     for number, value in enumerate((0.5, 0.3, 0.4)):
-        assert start_of(house.plane.jobs.read(search.trials[number].job_id)) == {}
+        assert starting_weights(house.plane.jobs.read(search.trials[number].job_id)) == {}
         search.complete(number, value)
     search.look()
     assert [trial.start_from for trial in search.trials] == [None] * 3 + [1, 1, 2]
     for trial in search.trials[3:]:
         job = house.plane.jobs.read(trial.job_id)
-        assert start_of(job)["start"].digest == f"{trial.start_from:064d}"
+        assert starting_weights(job)["start"].digest == f"{trial.start_from:064d}"
         assert job.config["parameters"]["max_steps"] == 20
     assert search.trials[3].params["learning_rate"] != search.trials[1].params["learning_rate"]
 
@@ -301,7 +301,7 @@ def test_looking_from_everywhere_at_once_starts_each_trial_once(database: Databa
         together.wait()
         for _ in range(3):
             try:
-                advance(database, house.plane.store, identifier, lambda job: True)
+                advance_sweep(database, house.plane.store, identifier, lambda job: True)
             except Exception as error:
                 problems.append(error)
 
@@ -321,8 +321,8 @@ def test_what_changed_since_it_was_seen_is_not_decided_upon(house: House) -> Non
     search = Search(house, max_trials=2, max_concurrent_trials=2)
     before = search.look()
     search.complete(0, 0.5)
-    step = next_step(search.id, before.sweep.config, before.trials, {0: Observation("failed", "x")}, 1)
-    assert search.sweeps.take(before, step) is False
+    step = decide_next_step(search.id, before.sweep.config, before.trials, {0: Observation("failed", "x")}, 1)
+    assert search.sweeps.apply_step(before, step) is False
     assert search.statuses() == ["running", "running"]
 
 
@@ -354,7 +354,7 @@ def test_a_kill_at_any_statement_loses_no_trial_and_starts_none_twice(house: Hou
     for place in range(200):
         try:
             with Cut(house.plane.database, place):
-                advance(house.plane.database, house.plane.store, search.id, lambda job: True)
+                advance_sweep(house.plane.database, house.plane.store, search.id, lambda job: True)
             break
         except Killed:
             assert search.trials == ()

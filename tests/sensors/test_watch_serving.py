@@ -11,14 +11,14 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.deployment import deploy, newest_promotion
+from hanzo_ml_assets.deployment import deploy_version, find_last_promotion
 from recipes.export.gguf import export_gguf
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import deployments
 from resources.serving.messages import Served
+from sensors.decisions.retry_policy import RETRIES_TAG
 from sensors.deploy_promotions import deploy_promotions
-from sensors.retries import RETRIES
-from sensors.watch_serving import difference_of, watch_serving
+from sensors.watch_serving import find_difference, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
 from tests.resources.metadata.registry.test_registry import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port, wait_until
@@ -63,12 +63,12 @@ def serve(house: House) -> int:
 
 def lost(house: House) -> list[Event]:
     with house.plane.database.read() as connection:
-        return read_after(connection, 0, [deployments.LOST])
+        return read_after(connection, 0, [deployments.LOST_EVENT])
 
 
 def row(house: House, promotion: int) -> tuple[str, str]:
     with house.plane.database.read() as connection:
-        found = deployments.of_promotion(connection, promotion)
+        found = deployments.find_by_promotion(connection, promotion)
     assert found is not None
     return found.status, found.reason
 
@@ -98,7 +98,7 @@ def test_what_an_engine_lost_that_then_stayed_away_is_deployed_once_it_is_back(
     promotion = serve(house)
     gateway = start()
     house.tick(watch_serving)
-    failed_run(house, ("deployment",), "run-1", **{RETRIES: str(retries)})
+    failed_run(house, ("deployment",), "run-1", **{RETRIES_TAG: str(retries)})
     gateway.kill()
     house.tick(watch_serving)
     assert len(lost(house)) == 1, "the engine is away"
@@ -152,11 +152,11 @@ def test_what_is_served_as_recorded_differs_in_nothing(house: House, status: Lit
     """Also while an engine that was started anew still loads it."""
     promotion = serve(house)
     with house.plane.database.read() as connection:
-        recorded = deployments.of_promotion(connection, promotion)
+        recorded = deployments.find_by_promotion(connection, promotion)
     assert recorded is not None
     served = Served(name=MODEL, version=1, path=Path("/m.gguf"), sha256=SHA256, status=status, loaded_at=datetime.now(UTC))
-    assert difference_of(recorded, served) is None
-    assert difference_of(recorded, served.model_copy(update={"sha256": "1" * 64})) is not None
+    assert find_difference(recorded, served) is None
+    assert find_difference(recorded, served.model_copy(update={"sha256": "1" * 64})) is not None
 
 
 @pytest.mark.slow
@@ -173,9 +173,9 @@ def test_an_engine_that_lost_its_state_serves_again(house: House, start: Start) 
     def deployed() -> None:
         found = house.plane.registry.read(model_key(MODEL), 1)
         with house.plane.database.read() as connection:
-            promotion = newest_promotion(connection, found)
+            promotion = find_last_promotion(connection, found)
         assert promotion is not None
-        deploy(definition, found, promotion, house.plane)
+        deploy_version(definition, found, promotion, house.plane)
 
     gateway = start()
     deployed()
@@ -194,10 +194,10 @@ def test_what_was_given_up_and_is_served_all_the_same_is_recorded(house: House, 
     """The engine that was away came back with its state."""
     promotion = serve(house)
     with house.plane.database.write() as connection:
-        (recorded,) = deployments.in_production(connection)
-        assert deployments.lost(connection, recorded, "the engine does not know it")
-        assert not deployments.lost(connection, recorded, "the engine does not know it"), "somebody else saw it first"
-    failed_run(house, ("deployment",), "run-1", **{RETRIES: "20"})
+        (recorded,) = deployments.list_in_production(connection)
+        assert deployments.mark_lost(connection, recorded, "the engine does not know it")
+        assert not deployments.mark_lost(connection, recorded, "the engine does not know it"), "somebody else saw it first"
+    failed_run(house, ("deployment",), "run-1", **{RETRIES_TAG: "20"})
     name = recorded.model.served_name
     served = Served(name=name, version=1, path=house.folder / "model.gguf", sha256=recorded.sha256, status="serving")
     monkeypatch.setattr(type(house.plane.engine), "served", lambda engine: [served])

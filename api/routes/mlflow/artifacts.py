@@ -21,7 +21,7 @@ from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.requests import RunIdParameter
 from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.tracking.run_data import check_run_active
 
 MAX_WEB_UPLOAD_BYTES = 10 * 1024 * 1024
@@ -38,7 +38,7 @@ def list_artifacts(
 ) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
     run = tracking.runs.get(run_id)
-    check_here(run.artifact_uri)
+    check_proxied(run.artifact_uri)
     files = [file_message(entry) for entry in artifacts.entries(run.id, folder)]
     return mlflow_response(root_uri=run.artifact_uri, files=files)
 
@@ -50,7 +50,7 @@ def file_of_run(
     """FastTrackML's path; MLflow's is /get-artifact."""
     checked_path(path)
     run = tracking.runs.get(run_id)
-    check_here(run.artifact_uri)
+    check_proxied(run.artifact_uri)
     return artifact_response(artifacts, run.id, path, request)
 
 
@@ -128,7 +128,7 @@ async def upload_small(
         raise invalid("Request must specify data.")
     run = await run_in_threadpool(tracking.runs.get, run_uuid)
     check_run_active(run.id, run.lifecycle_stage)
-    check_here(run.artifact_uri)
+    check_proxied(run.artifact_uri)
     await store_body(request, artifacts, run.id, path)
     return mlflow_response()
 

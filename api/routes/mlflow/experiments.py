@@ -15,7 +15,7 @@ from api.routing import Router
 from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, Required, Tag, View
-from resources.metadata.artifacts.artifact_locations import in_folder
+from resources.metadata.artifacts.locations import absolute_location
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 
@@ -57,7 +57,7 @@ class SearchExperiments(Message):
 def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.ExperimentIdAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
-    location = in_folder(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
+    location = absolute_location(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
     made = tracking.experiments.create(body.name, caller.organization, artifact_location=location, tags=tags)
     return mlflow_response(experiment_id=str(made.id))
 

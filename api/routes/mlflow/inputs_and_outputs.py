@@ -14,9 +14,9 @@ from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, OfRun, Required
 from resources.errors import invalid
+from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, DatasetSummary
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import MAX_INT64
 
 router = Router("/mlflow", tag="mlflow")
 paths_without_slash = Router(tag="mlflow")

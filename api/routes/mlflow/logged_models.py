@@ -17,10 +17,10 @@ from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import experiment_number, metric_message, mlflow_response, pairs
 from api.schemas.mlflow.requests import Message, Required
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.filters.parser import Condition, parse_filter
+from resources.metadata.tracking.logged_model_records import ModelDetails, ModelMetric
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
-from resources.metadata.tracking.logged_model_states import ModelDetails, ModelMetric
 
 router = Router("/mlflow/logged-models", tag="mlflow")
 
@@ -171,7 +171,7 @@ def list_artifacts(
 ) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(artifact_directory_path)
     model = tracking.logged_models.get(model_id)
-    check_here(model.artifact_uri)
+    check_proxied(model.artifact_uri)
     files = [file_message(entry) for entry in artifacts.entries(model.id, folder)]
     return mlflow_response(root_uri=model.artifact_uri, files=files)
 
@@ -188,7 +188,7 @@ def download(
         raise HanzoError(ErrorCode.BAD_REQUEST, 'Request must include the "artifact_file_path" query parameter.')
     checked_path(artifact_file_path)
     model = tracking.logged_models.get(model_id)
-    check_here(model.artifact_uri)
+    check_proxied(model.artifact_uri)
     return artifact_response(artifacts, model.id, artifact_file_path, request)
 
 

@@ -17,9 +17,8 @@ from api.schemas.mlflow.messages import metric_message, mlflow_response
 from api.schemas.mlflow.requests import Required, RunIdParameter
 from api.schemas.mlflow.runs import point_messages
 from resources.errors import invalid
-from resources.metadata.tracking.metric_sampling import PointOfRun, Steps
-from resources.metadata.tracking.metrics import HistoryPage, Metrics
-from resources.metadata.tracking_rules import MAX_INT64
+from resources.metadata.field_rules import MAX_INT64
+from resources.metadata.tracking.metrics import HistoryPage, Metrics, RunPoint, StepRange
 
 MAX_HISTORY = 25_000
 """Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
@@ -117,15 +116,15 @@ def check_count(refusal: str, runs: int) -> None:
         raise invalid(f"{refusal} {MAX_RUNS} run_ids. Received {runs} run_ids.")
 
 
-def step_interval(start: int | None, end: int | None) -> Steps | None:
+def step_interval(start: int | None, end: int | None) -> StepRange | None:
     if start is None and end is None:
         return None
     if start is None or end is None:
         raise invalid("If either start step or end step are specified, both must be specified.")
     if start > end:
         raise invalid(f"end_step must be greater than start_step. Found start_step={start} and end_step={end}.")
-    return Steps(start, end)
+    return StepRange(start, end)
 
 
-def point_message(found: PointOfRun) -> dict[str, Any]:
+def point_message(found: RunPoint) -> dict[str, Any]:
     return {**metric_message(found.point), "run_id": found.run_id}

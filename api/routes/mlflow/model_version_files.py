@@ -22,7 +22,7 @@ from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_version_rules import version_number
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registry import Registry
-from resources.metadata.registry.source_uris import is_stored
+from resources.metadata.registry.source_uris import is_own_store_uri
 
 router = Router("/mlflow-artifacts/artifacts", tag="mlflow")
 
@@ -71,11 +71,11 @@ def version_entries(database: Database, store: Store, proxied: str, organization
 
 def stored_version(database: Database, model: ModelKey, number: str) -> ModelVersion:
     version = Registry(database).read(model, version_number(number))
-    if not is_stored(version.source):
+    if not is_own_store_uri(version.source):
         raise not_found(f"{version.reference} has no files here: ask get-download-uri where they are")
     return version
 
 
 def artifact_at(version: ModelVersion, uri: str) -> Artifact | None:
     """The recorded artifact of a version that a file belongs to: its manifest is known by its hash."""
-    return next((artifact for artifact in version.made_here.values() if uri.startswith(f"{artifact.uri}/")), None)
+    return next((artifact for artifact in version.own_artifacts.values() if uri.startswith(f"{artifact.uri}/")), None)

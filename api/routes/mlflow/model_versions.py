@@ -18,19 +18,14 @@ from api.schemas.mlflow.registry import ACTIVE_STAGES, mlflow_stage, stages_in_m
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid
 from resources.metadata.filters.parser import parse_filter, parse_orders
-from resources.metadata.registry.download_uri import download_uri
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_rules import is_prompt, version_number
-from resources.metadata.registry.model_version_sources import (
-    PROMPT_PLACEHOLDERS,
-    Sourced,
-    check_source,
-)
+from resources.metadata.registry.model_version_sources import PROMPT_PLACEHOLDERS, CheckedSource, check_source
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import Pointed, Pointer, Registry
+from resources.metadata.registry.registry import ClientVersion, Registry, SourceDescription
 from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
-from resources.metadata.registry.source_uris import bad_source
-from resources.registration.source_description import pointed_at
+from resources.metadata.registry.source_uris import download_uri, source_error
+from resources.registration.source_description import describe_source
 
 router = Router("/mlflow/model-versions", tag="mlflow")
 
@@ -88,15 +83,15 @@ def create(
     RegisteredModels(database).get(caller.model(body.name))
     if is_prompt(tags):
         if body.source not in PROMPT_PLACEHOLDERS:
-            raise bad_source(body.source, "Invalid prompt source: a prompt has no files, its text is a tag.")
-        sourced, pointed = Sourced(body.source, body.run_id or None, None), Pointed()
+            raise source_error(body.source, "Invalid prompt source: a prompt has no files, its text is a tag.")
+        sourced, pointed = CheckedSource(body.source, body.run_id or None, None), SourceDescription()
     else:
         with database.read() as connection:
             sourced = check_source(
                 connection, store, body.source, caller.organization, run_id=body.run_id, model_id=body.model_id
             )
-        pointed = pointed_at(database, store, sourced, caller.organization)
-    pointer = Pointer(
+        pointed = describe_source(database, store, sourced, caller.organization)
+    pointer = ClientVersion(
         **vars(sourced),
         **vars(pointed),
         created_by=caller.user_id,

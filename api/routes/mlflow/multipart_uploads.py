@@ -23,7 +23,7 @@ from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.requests import Message, Required
 from recipes.storage.artifact_store import Store
-from recipes.storage.signed_urls import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
+from recipes.storage.signed_urls import MAX_PARTS, SignedTransfers, UploadedPart, UploadRefused, multipart_etag
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 router = Router("/mlflow-artifacts", tag="mlflow")
@@ -87,7 +87,7 @@ def complete(
     check_supported(transfers, "Multipart upload")
     location.check_writable()
     location.artifacts.check_free(location.owner, location.path)
-    uri, parts = location_uri(location), [Part(part.part_number, part.etag) for part in body.parts]
+    uri, parts = location_uri(location), [UploadedPart(part.part_number, part.etag) for part in body.parts]
     try:
         files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
     except UploadRefused:
@@ -127,13 +127,13 @@ def location_uri(location: ArtifactLocation) -> str:
 
 
 def check_supported(transfers: SignedTransfers, operation: str) -> None:
-    if not transfers.possible:
+    if not transfers.is_available:
         raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{operation} is not supported for the current artifact repository")
 
 
-def is_assembled_from(store: Store, uri: str, parts: Sequence[Part]) -> bool:
+def is_assembled_from(store: Store, uri: str, parts: Sequence[UploadedPart]) -> bool:
     """Whether operation lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
     try:
-        return store.open(uri).version.strip('"') == etag_of(parts)
+        return store.open(uri).version.strip('"') == multipart_etag(parts)
     except FileNotFoundError:
         return False

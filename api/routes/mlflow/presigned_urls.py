@@ -12,7 +12,7 @@ from api.dependencies import TrackingOf
 from api.routing import Router
 from api.schemas.mlflow.requests import Message, Required
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
+from resources.metadata.artifacts.locations import PROXY_SCHEME, is_proxied
 
 MAX_SECONDS = 604_800
 """Seven days: no S3 server takes a signature for longer."""
@@ -55,7 +55,7 @@ def presigned_download(body: DownloadUrl, tracking: TrackingOf) -> Response:
 def unsupported(operation: str, uri: str, where: str, needed: str) -> HanzoError:
     if is_proxied(uri):
         return invalid(
-            f"Presigned {operation} is not supported for {where} (artifact URI scheme: {PROXY}). "
+            f"Presigned {operation} is not supported for {where} (artifact URI scheme: {PROXY_SCHEME}). "
             f"This endpoint requires a {needed}."
         )
     return HanzoError(

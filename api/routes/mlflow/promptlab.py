@@ -19,7 +19,7 @@ from api.schemas.mlflow.messages import experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, Tag
 from api.schemas.mlflow.runs import run_message
 from resources.errors import invalid
-from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 
@@ -91,7 +91,7 @@ def create_run(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> 
             start_time=body.start_time,
             connection=writer,
         )
-        check_here(run.artifact_uri)
+        check_proxied(run.artifact_uri)
         tracking.run_data.log_batch(run.id, params=params, connection=writer)
     return run
 

@@ -15,7 +15,7 @@ from api.schemas.mlflow.registry import mlflow_stage, model_message, newest_by_s
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid, not_found
 from resources.metadata.filters.parser import parse_filter, parse_orders
-from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
+from resources.metadata.registry.model_version_rules import LATEST_ALIAS, checked_alias, version_number
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import MODEL_GRAMMAR, RegistrySearch
@@ -159,7 +159,7 @@ def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) 
     """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
     checked_alias(alias)
     model = RegisteredModels(database).get(caller.model(name))
-    if alias.lower() == LATEST:
+    if alias.lower() == LATEST_ALIAS:
         newest = max((version.version for version in model.latest), default=None)
         if newest is None:
             raise not_found(f"Latest version not found for model {name}.")

@@ -11,11 +11,11 @@ from api.routes.mlflow import artifacts
 from api.routes.mlflow import model_version_files as version_files
 from api.routes.mlflow.artifacts import artifact_response, location_response
 from api.routing import Router
-from resources.metadata.artifacts.artifact_locations import check_here, is_proxied, proxied_path
-from resources.metadata.registry.download_uri import download_uri
+from resources.metadata.artifacts.locations import check_proxied, is_proxied, proxied_path
+from resources.metadata.ownership import ObjectKind, Reference
 from resources.metadata.registry.model_version_rules import version_number
 from resources.metadata.registry.registry import Registry
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.registry.source_uris import download_uri
 
 router = Router(strict=False, include_in_schema=False)
 
@@ -46,9 +46,9 @@ def get_version_artifact(
         return version_files.download(stored, number, path, request, database, files, caller)
     if root.startswith("runs:/"):
         run_id, *folders = root.removeprefix("runs:/").split("/")
-        require_ownership(database, caller, Reference(Kind.RUN, run_id))
+        require_ownership(database, caller, Reference(ObjectKind.RUN, run_id))
         return artifact_response(run_artifacts, tracking.runs.get(run_id).id, "/".join([*folders, path]), request)
-    check_here(root)
+    check_proxied(root)
     return location_response(locations.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
 

@@ -22,10 +22,10 @@ from api.schemas.mlflow.registry import version_message
 from api.schemas.mlflow.runs import run_message, translate_status_conditions
 from api.strict_json import Body
 from resources.errors import invalid
-from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.filters.parser import parse_filter, parse_orders
+from resources.metadata.ownership import ObjectKind, Reference
 from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
-from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
@@ -82,12 +82,12 @@ class QueryRoot:
 
     def mlflow_get_run(self, given: Mapping[str, Any]) -> dict[str, Any]:
         run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
-        self._require_ownership(Reference(Kind.RUN, run.id))
+        self._require_ownership(Reference(ObjectKind.RUN, run.id))
         return {"run": self._run(self._tracking.run_search.get(run))}
 
     def mlflow_get_experiment(self, given: Mapping[str, Any]) -> dict[str, Any]:
         number = experiment_number(given.get("experimentId") or "")
-        self._require_ownership(Reference(Kind.EXPERIMENT, str(number)))
+        self._require_ownership(Reference(ObjectKind.EXPERIMENT, str(number)))
         return {"experiment": experiment_message(self._tracking.experiments.get(number))}
 
     def mlflow_search_runs(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,14 +106,14 @@ class QueryRoot:
         steps = step_interval(given.get("startStep"), given.get("endStep"))
         limit = page_limit(given, MAX_POINTS_PER_RUN)
         run_ids = (given.get("runIds") or ())[:MAX_SAMPLED]
-        self._require_ownership(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
+        self._require_ownership(*(Reference(ObjectKind.RUN, run_id) for run_id in run_ids))
         found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
         return {"metrics": [point_message(point) for point in found]}
 
     def mlflow_list_artifacts(self, given: Mapping[str, Any]) -> dict[str, Any]:
         run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
-        self._require_ownership(Reference(Kind.RUN, run.id))
-        check_here(run.artifact_uri)
+        self._require_ownership(Reference(ObjectKind.RUN, run.id))
+        check_proxied(run.artifact_uri)
         found = self._artifacts.entries(run.id, given.get("path") or "")
         files = [{"path": entry.path, "is_dir": entry.is_dir, "file_size": entry.size or 0} for entry in found]
         return {"root_uri": run.artifact_uri, "files": files}

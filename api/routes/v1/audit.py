@@ -9,8 +9,8 @@ from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf
 from api.responses import TypedResponse, json_response
 from api.routing import Router
-from resources.metadata.audit import calls_of
-from resources.metadata.tracking_rules import MAX_INT64
+from resources.metadata.audit_log import list_calls
+from resources.metadata.field_rules import MAX_INT64
 
 
 class AuditEvent(TypedDict):
@@ -46,5 +46,5 @@ def audit(
     Calls that log to a run stand there with their count, those of a minute together.
     """
     with database.read() as connection:
-        found = calls_of(connection, caller.organization, after=after, since=since, user=user, type=type, limit=limit)
+        found = list_calls(connection, caller.organization, after=after, since=since, user=user, type=type, limit=limit)
     return json_response(AuditLog(events=[cast(AuditEvent, vars(event)) for event in found]))

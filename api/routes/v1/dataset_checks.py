@@ -11,14 +11,14 @@ from api.dependencies import DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import CheckStatus, find_version, reporting_data_loss
-from recipes.contracts.validation_results import STATISTICS, Drift, Leaks, Statistics, Violations
+from recipes.contracts.validation_results import STATISTICS_FILE, Drift, Leaks, Statistics, Violations
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from resources.datasets.check_verdicts import Verdict
-from resources.datasets.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
+from resources.datasets.validations import CHECK_REQUESTED_EVENT, NOT_CHECKED, Validation, Validations
 from resources.errors import HanzoError, conflict
 from resources.metadata.database import Database
-from resources.metadata.dataset_problems import Problem, problems_of
+from resources.metadata.dataset_problems import DatasetProblem, find_problems
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
 
@@ -68,7 +68,7 @@ def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedData
     version = find_version(database, dataset_id)
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)
-        problem = problems_of(connection, [version.id]).get(version.id)
+        problem = find_problems(connection, [version.id]).get(version.id)
     return json_response(checks_json(version, found, problem))
 
 
@@ -78,7 +78,7 @@ def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckReq
     version = find_version(database, dataset_id)
     with database.write() as connection:
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
-        event = emit(connection, "datasets", CHECK_REQUESTED, version.name, facts)
+        event = emit(connection, "datasets", CHECK_REQUESTED_EVENT, version.name, facts)
     return json_response({"dataset_id": version.id, "event": event}, 202)
 
 
@@ -86,7 +86,7 @@ def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckReq
 def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
     # numpy and jinja2 are a part of a server's start that it need not wait for.
-    from resources.datasets.validation_report import SECURITY_POLICY, report
+    from resources.datasets.validation_report import SECURITY_POLICY, render_report
 
     version = find_version(database, dataset_id)
     with database.read() as connection:
@@ -95,7 +95,7 @@ def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Respon
         raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
     with reporting_data_loss(f"what was found of dataset {version.reference}"):
         statistics = read_statistics(store, found.statistics)
-    page = report(version, found, statistics, reference_statistics(database, store, version, found))
+    page = render_report(version, found, statistics, reference_statistics(database, store, version, found))
     return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})
 
 
@@ -113,11 +113,11 @@ def reference_statistics(database: Database, store: Store, version: DatasetVersi
 
 
 def read_statistics(store: Store, artifact: Artifact) -> Statistics:
-    return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
+    return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS_FILE}"))
 
 
 def checks_json(
-    version: DatasetVersion, found: Validation | None, problem: Problem | None
+    version: DatasetVersion, found: Validation | None, problem: DatasetProblem | None
 ) -> UncheckedDataset | CheckedDataset:
     about: dict[str, Any] = {
         "dataset_id": version.id,

@@ -30,8 +30,7 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Artifact, FileRecord
 from resources.errors import not_found
-from resources.lineage.record import find as find_artifact
-from resources.lineage.record import parents
+from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
@@ -171,7 +170,7 @@ def requested_artifact(database: Database, store: Store, version: DatasetVersion
 def source_artifact(database: Database, version: DatasetVersion) -> Artifact:
     """The files as they were uploaded."""
     with database.read() as connection:
-        digest = parents(connection, version.artifact.digest).get("source")
+        digest = parent_digests(connection, version.artifact.digest).get("source")
         found = find_artifact(connection, digest) if digest else None
     if found is None:
         raise not_found(f"dataset {version.reference} was not uploaded: ask for content=records (`--records`)")

@@ -23,11 +23,10 @@ from api.schemas.v1.datasets import KnownDatasetVersion, NewDatasetVersion, vers
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.errors import invalid
-from resources.ingest.formats import format_of
-from resources.ingest.new_version import NewVersion, not_taken
-from resources.ingest.query import allowed_query
-from resources.ingest.remote_sources import allowed_files
+from resources.ingest.formats import parse_format
+from resources.ingest.remote_sources import allowed_files, allowed_query_source
 from resources.ingest.source_files import SourceFile
+from resources.ingest.version_creation import NewVersion, find_unapplied_fields
 from resources.metadata.database import Database
 
 router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)
@@ -55,7 +54,7 @@ def create(
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
-    content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
+    content is one, with what that does not say of what was said here as `find_unapplied_fields`: PATCH sets its tags and metadata.
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(
@@ -64,9 +63,9 @@ def create(
         )
     wanted = new_version(name, format, caller, tags, metadata)
     if source is not None:
-        found = allowed_files(settings, source, format_of(format))
+        found = allowed_files(settings, source, parse_format(format))
     elif sql is not None and asked is not None:
-        found = [allowed_query(settings, asked, sql, format_of(format), caller.organization)]
+        found = [allowed_query_source(settings, asked, sql, parse_format(format), caller.organization)]
     else:
         found = [SourceFile(str(safe_name(file.filename or "")), reopened(file.file)) for file in files or ()]
     return create_version(database, store, wanted, found)
@@ -100,13 +99,13 @@ def create_version(
     database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     # numpy is a part of a server's start that it need not wait for.
-    from resources.ingest.version_creation import create_from
+    from resources.ingest.version_creation import create_from_files
 
-    version, is_new = create_from(database, store, wanted, files)
+    version, is_new = create_from_files(database, store, wanted, files)
     made: NewDatasetVersion = {**version_json(database, version), "created": is_new}
     if is_new:
         return json_response(made, 201)
-    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": not_taken(wanted, version)}))
+    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": find_unapplied_fields(wanted, version)}))
 
 
 async def spool_body(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:

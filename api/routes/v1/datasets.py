@@ -27,14 +27,14 @@ from api.schemas.v1.jobs import Job
 from api.strict_json import Body
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import PrepareParameters
-from recipes.contracts.tokenizer_reference import recipe_named
-from recipes.record_lines import record_lines
+from recipes.contracts.tokenizer_reference import find_recipe
+from recipes.records.record_reader import iterate_record_lines
 from resources.datasets.deletion import delete_version
-from resources.datasets.prepared_versions import refuse_unknown_columns, refuse_what_decides_nothing
+from resources.datasets.prepared_versions import refuse_ineffective_settings, refuse_unknown_columns
 from resources.errors import invalid
-from resources.lineage.dataset_lineage import Made, lineage
+from resources.lineage.dataset_lineage import LinkedArtifact, read_lineage
 from resources.metadata.datasets import MAX_PAGE, Datasets
-from resources.metadata.field_rules import checked_name
+from resources.metadata.field_rules import checked_dataset_name
 from resources.metadata.jobs import PREPARATION, Jobs
 
 
@@ -77,9 +77,9 @@ class DatasetLineage(TypedDict):
     parents: list[str]
     transform: Any
     origins: list[str]
-    made_from: list[Made]
+    made_from: list[LinkedArtifact]
     children: list[str]
-    made_into: list[Made]
+    made_into: list[LinkedArtifact]
 
 
 PREVIEW_BYTES = 16 << 20
@@ -121,7 +121,7 @@ def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[
     """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
     version = find_version(database, dataset_id)
     with reporting_data_loss(f"dataset {version.reference}"):
-        lines = b"".join(preview_lines(record_lines(store, version.artifact), n))
+        lines = b"".join(preview_lines(iterate_record_lines(store, version.artifact), n))
     return Response(lines, media_type="application/jsonl", headers=SAFE_HEADERS)
 
 
@@ -146,11 +146,11 @@ def compare(
 ) -> TypedResponse[DatasetDiff]:
     """What changed from `against` to this version."""
     # numpy is a part of a server's start that it need not wait for.
-    from resources.datasets.diff import diff
+    from resources.datasets.diff import diff_versions
 
     old, new = find_own_version(database, against, caller), find_version(database, dataset_id)
     with reporting_data_loss(f"dataset {old.reference} or {new.reference}"):
-        found = diff(store, old, new, key)
+        found = diff_versions(store, old, new, key)
     return json_response(cast(DatasetDiff, vars(found)))
 
 
@@ -159,7 +159,7 @@ def ancestry(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetLine
     """What the version was made of, and all that was made of it: versions, splits, runs, models."""
     with database.read() as connection:
         version = Datasets(database).get(dataset_id, connection)
-        found = lineage(connection, version)
+        found = read_lineage(connection, version)
     return json_response(cast(DatasetLineage, {"dataset": version.reference, **vars(found)}))
 
 
@@ -199,11 +199,11 @@ def prepare(
     """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
-    if known := Jobs(database).known(new_job_id):
+    if known := Jobs(database).find_by_id(new_job_id):
         return json_response(cast(Job, vars(known)), 201)
     parent = find_version(database, dataset_id)
-    name = checked_name(body.name or parent.name)
-    refuse_what_decides_nothing(body)
+    name = checked_dataset_name(body.name or parent.name)
+    refuse_ineffective_settings(body)
     refuse_unknown_columns(body, parent)
     refuse_unknown_recipe(body)
     config = {
@@ -228,6 +228,6 @@ def refuse_unknown_recipe(body: PrepareParameters) -> None:
     """Raises 400 for a tokenizer of a recipe that there is not. Of others only who fetches them knows whether they are."""
     try:
         if body.tokenize is not None:
-            recipe_named(body.tokenize.tokenizer)
+            find_recipe(body.tokenize.tokenizer)
     except BadConfiguration as problem:
         raise invalid(f"tokenize.tokenizer: {problem}") from None

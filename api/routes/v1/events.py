@@ -9,10 +9,10 @@ from api.auth.permissions import LOCAL, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
 from api.responses import TypedResponse, json_response
 from api.routing import Router
+from resources.metadata.field_rules import MAX_INT64
+from resources.metadata.job_record import mask_payload
 from resources.metadata.outbox import now_ms
-from resources.metadata.ownership import events_of
-from resources.metadata.told_config import told_payload
-from resources.metadata.tracking_rules import MAX_INT64
+from resources.metadata.ownership import list_events
 from resources.monitoring import heartbeats as recorded
 
 
@@ -64,8 +64,8 @@ def events(
     # Without sign-in, everybody sees everything, whichever organizations a database holds from other days.
     organization = None if caller is LOCAL else caller.organization
     with database.read() as connection:
-        found = events_of(connection, organization, after, type or (), limit)
-    events = [cast(Event, {**vars(event), "payload": told_payload(event.payload)}) for event in found]
+        found = list_events(connection, organization, after, type or (), limit)
+    events = [cast(Event, {**vars(event), "payload": mask_payload(event.payload)}) for event in found]
     return json_response(Events(events=events))
 
 

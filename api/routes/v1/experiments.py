@@ -24,7 +24,7 @@ from api.schemas.v1.runs import (
 from api.strict_json import Body
 from recipes.contracts.frozen_model import Name
 from resources.errors import not_found
-from resources.monitoring.usage_totals import gpu_hours_of
+from resources.monitoring.usage_totals import sum_gpu_hours_by_experiment
 
 router = Router("/v1/experiments", tag="v1", alias_prefix="/api/v1/experiments")
 
@@ -46,7 +46,7 @@ def list_experiments(
         page = tracking.experiment_search.search(
             caller.organization, limit=max_results, page_token=page_token or None, connection=connection
         )
-        hours = gpu_hours_of(connection, [experiment.id for experiment in page.experiments])
+        hours = sum_gpu_hours_by_experiment(connection, [experiment.id for experiment in page.experiments])
     found = [experiment_json(experiment, hours[experiment.id]) for experiment in page.experiments]
     return json_response({"experiments": found, "next_page_token": page.next_page_token})
 
@@ -63,7 +63,7 @@ def create(body: NewExperiment, tracking: TrackingOf, caller: CallerOf) -> Typed
 def get(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment]:
     with tracking.read() as connection:
         experiment = tracking.experiments.get(experiment_number(experiment_id), connection=connection)
-        hours = gpu_hours_of(connection, [experiment.id])
+        hours = sum_gpu_hours_by_experiment(connection, [experiment.id])
     return json_response(experiment_json(experiment, hours[experiment.id]))
 
 
@@ -74,7 +74,7 @@ def delete(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment
         number = experiment_number(experiment_id)
         tracking.experiments.delete(number, connection=connection)
         deleted = tracking.experiments.get(number, connection=connection)
-        hours = gpu_hours_of(connection, [number])
+        hours = sum_gpu_hours_by_experiment(connection, [number])
     return json_response(experiment_json(deleted, hours[number]))
 
 

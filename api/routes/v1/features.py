@@ -10,7 +10,7 @@ from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import reporting_data_loss
-from resources.datasets.feature_store import features_of, looked_up, version_with_features
+from resources.datasets.feature_store import find_features, find_version_with_features, open_feature_table
 
 Features = dict[str, float | None]
 
@@ -39,10 +39,10 @@ def get(
     request: Request, name: str, key: str, database: DatabaseOf, store: StoreOf, caller: CallerOf, version: Version = None
 ) -> TypedResponse[FeaturesOfKey]:
     """The features of a key, as its last record in the version has them."""
-    found = version_with_features(database, name, caller.organization, version)
+    found = find_version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
     with reporting_data_loss(f"dataset {found.reference}"):
-        features = looked_up(store, found, key)
+        features = find_features(store, found, key)
     return json_response({"dataset": found.reference, "key": key, "features": features})
 
 
@@ -57,8 +57,8 @@ def transform(
     version: Version = None,
 ) -> TypedResponse[FeaturesOfRows]:
     """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""
-    found = version_with_features(database, name, caller.organization, version)
+    found = find_version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
     with reporting_data_loss(f"dataset {found.reference}"):
-        features = features_of(store, found).of_rows(rows)
+        features = open_feature_table(store, found).transform_rows(rows)
     return json_response({"dataset": found.reference, "features": features})

@@ -22,21 +22,20 @@ from api.routing import Router
 from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
 from api.schemas.v1.sweeps import Sweeps as SweepsPage
 from recipes.contracts.job import Schedule
-from recipes.contracts.validation_errors import first_problem
+from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import HanzoError, invalid
-from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.shapes import shape_of_base
+from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
 from resources.hpo.search_space import Choice, Dimension, Params, Value
-from resources.hpo.sweep_advance import cancel as cancel_sweep
+from resources.hpo.sweep_advance import cancel_sweep
 from resources.hpo.sweep_config import SweepConfig, SweepRequest
 from resources.hpo.sweep_validation import check_recipe, check_sweep
 from resources.hpo.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
-from resources.hpo.trial_job import schedule_of, trial_job
+from resources.hpo.trial_job import build_trial_job, parse_schedule
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.scheduling.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job, refuse_oversized_sweep
 from resources.settings.sections import Hpo, Quota
 
 router = Router("/v1/hpo", tag="v1")
@@ -62,37 +61,37 @@ def start(
     """
     key = idempotency_key and sweep_id_from_key(idempotency_key, caller)
     sweeps = Sweeps(database)
-    if key and sweeps.is_there(key):
+    if key and sweeps.exists(key):
         return json_response(sweep_json(sweeps.snapshot(key)), 201)
     quota = settings.scheduler.quotas.get(caller.organization)
     config, version = with_pinned_dataset(with_server_limits(body, settings.hpo, quota), database, caller)
     config = with_schedule(config, quota)
-    refuse_zero_durations(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
+    refuse_zero_durations(Schedule.model_validate(parse_schedule(config.base_config.get("schedule"))))
     if (values := sum(len(probe_values(dimension)) for dimension in config.search_space.values())) > MAX_PROBES:
         raise invalid(f"search_space has {values} values to check, {MAX_PROBES} fit: give ranges for long choices")
-    first = trial_job(config, {})
+    first = build_trial_job(config, {})
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = find_recipe(first.get("recipe"))
     gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
     for params in probes(config):
-        job = trial_job(config, params)
+        job = build_trial_job(config, params)
         recipe = with_parameters(base, job["parameters"])
         allow_base_model(settings, recipe, base)
         allow_image(settings, recipe, base)
         if job["model"] == SANDBOX:
-            admit(recipe, shape_of_base(recipe, store))
+            admit_recipe(recipe, base_model_shape(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
             check_recipe(config, recipe)
             if version:
                 admit_dataset(recipe, version)
-            gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+            gpus = max(gpus, count_gpus(recipe.hardware, recipe.distributed))
         if recipe.base_model not in readable:
             refuse_unreadable_base(recipe, store)
             readable.add(recipe.base_model)
-    refuse_what_never_fits(quota, gpus)
+    refuse_impossible_job(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
-        refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
+        refuse_oversized_sweep(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
     found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
     return json_response(sweep_json(sweeps.snapshot(found.id)), 201)
 
@@ -118,7 +117,7 @@ def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> 
     try:
         config = body.completed(limits.default_strategy, places)
     except ValidationError as error:
-        raise invalid(first_problem(error, SweepConfig)) from None
+        raise invalid(explain_first_error(error, SweepConfig)) from None
     check_sweep(config)
     return config
 
@@ -138,7 +137,7 @@ def with_schedule(config: SweepConfig, quota: Quota | None) -> SweepConfig:
     """With the schedule that its trials have in the organization."""
     if quota is None:
         return config
-    schedule = under_quota(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))), quota)
+    schedule = apply_quota(Schedule.model_validate(parse_schedule(config.base_config.get("schedule"))), quota)
     given = schedule.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"base_config": {**config.base_config, "schedule": given}})
 

@@ -17,16 +17,15 @@ from api.routes.v1.job_submission import (
 )
 from api.routing import Router
 from recipes.contracts.recipe import Recipe
-from recipes.fit import Fit, hardware_words
-from recipes.planning.hardware_fit import disk_words
+from recipes.planning.hardware_fit import HardwareFit, describe_disk_usage, describe_hardware
 from recipes.planning.memory_budget import MemoryBudget
-from recipes.planning.recipe_checks import missing
+from recipes.planning.recipe_checks import unsupported_reason
 from recipes.planning.throughput import Range
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.job_estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
-from resources.estimate.past_runs import params_of_newest, past_runs
-from resources.estimate.shapes import is_assumed, shape_of_base
+from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape, is_shape_assumed
+from resources.estimate.job_estimate import COMPUTE_OPTIMAL_TOKENS_PER_PARAMETER, DatasetTokens, Estimate
+from resources.estimate.job_estimate import estimate_job as estimate
+from resources.estimate.past_runs import find_past_runs, newest_run_params
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -95,11 +94,11 @@ def estimate_job(
     base = find_recipe(body.recipe)
     recipe = with_parameters(base, body.parameters)
     allow_base_model(settings, recipe, base)
-    shape = shape_of_base(recipe, store)
-    memory = admit(recipe, shape)
-    if problem := missing(recipe):
+    shape = base_model_shape(recipe, store)
+    memory = admit_recipe(recipe, shape)
+    if problem := unsupported_reason(recipe):
         notes.append(problem)
-    if is_assumed(recipe):
+    if is_shape_assumed(recipe):
         notes.append(f"the shape of {recipe.base_model.uri} is assumed; give `architecture` in the parameters to correct it")
     version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
     if version and (body.recipe or body.model == SANDBOX):
@@ -109,7 +108,7 @@ def estimate_job(
         shape,
         memory=memory,
         dataset=count_dataset_tokens(version, recipe, store) if version else None,
-        past=past_runs(database, recipe, shape, caller.organization),
+        past=find_past_runs(database, recipe, shape, caller.organization),
         prices=settings.prices.gpu_hour,
         notes=notes,
     )
@@ -120,7 +119,7 @@ def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -
     """The body with the recipe and the dataset of its model definition, as the newest run of that used them."""
     if body.model == SANDBOX or (body.recipe and body.dataset):
         return body, []
-    used = params_of_newest(database, body.model, caller.organization)
+    used = newest_run_params(database, body.model, caller.organization)
     if "recipe" not in used:
         note = f"model '{body.model}' has no run yet that says which recipe it has: estimated with {DEFAULT_RECIPE}"
         return body, [] if body.recipe else [note]
@@ -130,7 +129,7 @@ def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -
 
 def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
     # Tokenizers and templates are a part of a server's start that it need not wait for.
-    from resources.estimate.token_count import dataset_tokens
+    from resources.estimate.token_count import count_dataset_tokens as dataset_tokens
 
     try:
         return dataset_tokens(version, recipe, store)
@@ -146,7 +145,7 @@ def estimate_json(found: Estimate) -> JobEstimate:
         "method": recipe.method,
         "objective": recipe.objective,
         "base_model": recipe.base_model.uri,
-        "hardware": hardware_words(recipe),
+        "hardware": describe_hardware(recipe),
         "gpus": found.gpus,
         "steps": found.steps,
         "tokens": found.tokens,
@@ -155,10 +154,10 @@ def estimate_json(found: Estimate) -> JobEstimate:
         "epochs": found.epochs,
         "trained_parameters": found.trained,
         "tokens_per_parameter": found.tokens_per_parameter,
-        "compute_optimal_tokens_per_parameter": COMPUTE_OPTIMAL,
+        "compute_optimal_tokens_per_parameter": COMPUTE_OPTIMAL_TOKENS_PER_PARAMETER,
         "memory": memory_json(found.memory) if found.memory else None,
         "checkpoint_bytes": found.checkpoint,
-        "disk": disk_words(recipe, found.checkpoint) if found.checkpoint is not None else None,
+        "disk": describe_disk_usage(recipe, found.checkpoint) if found.checkpoint is not None else None,
         "hours": found.hours,
         "dollars": found.dollars,
         "source": found.source,
@@ -168,7 +167,7 @@ def estimate_json(found: Estimate) -> JobEstimate:
     }
 
 
-def memory_json(found: Fit) -> NeededMemory:
+def memory_json(found: HardwareFit) -> NeededMemory:
     return {
         "needed": found.needed,
         "available": found.available,

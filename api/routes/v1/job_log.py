@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from resources.compute.base import Compute
 from resources.compute.job_key import JobKey
 from resources.metadata.database import Database
-from resources.metadata.jobs import ENDED, Jobs
+from resources.metadata.jobs import ENDED_STATUSES, Jobs
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 15.0
@@ -25,7 +25,7 @@ async def events(database: Database, compute: Compute, job: JobKey, follow: bool
     offset, sent_at = 0, time.monotonic()
     while True:
         status = (await run_in_threadpool(Jobs(database).read, job.id)).status
-        is_last = status in ENDED or not follow
+        is_last = status in ENDED_STATUSES or not follow
         while lines := await run_in_threadpool(new_lines, compute, job, offset, is_last):
             offset, sent_at = offset + len(lines), time.monotonic()
             yield "".join(f"data: {line.decode(errors='replace')}\n\n" for line in lines.splitlines())

@@ -8,19 +8,18 @@ from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_va
 from api.auth.permissions import Caller
 from recipes.contracts.frozen_model import Name
 from recipes.contracts.job import BadConfiguration, Schedule
-from recipes.contracts.quantities import no_time
+from recipes.contracts.quantities import explain_zero_duration
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.past_runs import params_of_newest
-from resources.estimate.shapes import shape_of_base
+from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
+from resources.estimate.past_runs import newest_run_params
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.scheduling.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
 from resources.settings.settings import Settings
 
 DEFAULT_RECIPE = "smollm2-135m-lora"
@@ -73,8 +72,8 @@ def queue_job(
     allow_base_model(settings, recipe, base)
     allow_image(settings, recipe, base)
     if body.recipe or body.model == SANDBOX:
-        admit(recipe, shape_of_base(recipe, store))
-        refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+        admit_recipe(recipe, base_model_shape(recipe, store))
+        refuse_impossible_job(quota, count_gpus(recipe.hardware, recipe.distributed))
     elif usual := newest_recipe(body, database, caller):
         admit_newest_recipe(usual, body.model, store)
     if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
@@ -83,7 +82,7 @@ def queue_job(
     if version and (body.recipe or body.model == SANDBOX):
         admit_dataset(recipe, version)
     if quota is not None:
-        body = body.model_copy(update={"schedule": under_quota(body.schedule or Schedule(), quota)})
+        body = body.model_copy(update={"schedule": apply_quota(body.schedule or Schedule(), quota)})
     config = body.model_dump(mode="json", exclude_none=True)
     if version:
         config["dataset"] = version.reference
@@ -104,7 +103,7 @@ def newest_recipe(body: NewJob, database: Database, caller: Caller) -> Recipe | 
 
     None before the first run, or where that recipe is not there, or otherwise, by now.
     """
-    used = params_of_newest(database, body.model, caller.organization)
+    used = newest_run_params(database, body.model, caller.organization)
     try:
         return Recipe.named(used["recipe"]).changed(body.parameters) if "recipe" in used else None
     except BadConfiguration:
@@ -114,7 +113,7 @@ def newest_recipe(body: NewJob, database: Database, caller: Caller) -> Recipe | 
 def admit_newest_recipe(recipe: Recipe, model: str, store: Store) -> None:
     """Raises HanzoError where it cannot fit, with a way past: the definition may have another recipe since."""
     try:
-        admit(recipe, shape_of_base(recipe, store))
+        admit_recipe(recipe, base_model_shape(recipe, store))
     except HanzoError as refused:
         raise invalid(
             f"{refused.message} (the recipe of the newest run of model '{model}': give `recipe` if it has another by now)"
@@ -140,7 +139,7 @@ def refuse_zero_durations(schedule: Schedule | None) -> None:
     """Of a job that was given no seconds, each start failed. Raises HanzoError."""
     for key in ("max_duration", "checkpoint_interval"):
         given = getattr(schedule, key, None)
-        if given is not None and (problem := no_time(f"schedule.{key}", given)):
+        if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
             raise invalid(problem)
 
 
@@ -154,7 +153,7 @@ def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
         return
     problem = base.problem
     if problem is None and base.is_folder and store.local_path(str(base.artifact_uri)):
-        problem = base.missing
+        problem = base.missing_folder_problem
     if problem:
         raise invalid(f"recipe '{recipe.name}': {problem}")
 

@@ -23,9 +23,9 @@ from recipes.contracts.command_job import CommandJob
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.metadata.job_record import MASK
 from resources.metadata.jobs import COMMAND, MAX_PAGE, Jobs
-from resources.metadata.told_config import MASK
-from resources.scheduling.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
 from resources.settings.settings import Settings
 
 router = Router("/v1/jobs", tag="v1", strict=False)
@@ -57,15 +57,15 @@ def submit(
     One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
     whatever the body says.
     """
-    if known := Jobs(database).known(new_job_id):
+    if known := Jobs(database).find_by_id(new_job_id):
         return json_response(job_json(known), 201)
     if isinstance(body, CommandJob):
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
         refuse_zero_durations(body.schedule)
-        refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
-        body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
+        refuse_impossible_job(quota, count_gpus(body.resources, body.distributed))
+        body = body.model_copy(update={"schedule": apply_quota(body.schedule, quota)})
         job = submit_command(database, store, body, caller.user_id, caller.organization, new_job_id)
     else:
         job = queue_job(body, database, store, settings, caller, new_job_id)

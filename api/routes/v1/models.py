@@ -25,19 +25,19 @@ from api.schemas.v1.models import (
     versions_json,
 )
 from resources.errors import EngineError
-from resources.lineage.proof import Proof, prove
-from resources.lineage.training_data import TrainingData, training_data
+from resources.lineage.proof import Proof, prove_version
+from resources.lineage.training_data import TrainingData, describe_training_data
 from resources.metadata.database import Database
 from resources.metadata.registry.model_version_rules import version_number
 from resources.metadata.registry.model_version_sources import check_source
+from resources.metadata.registry.registry import ClientVersion, Registry
 from resources.metadata.registry.registry import ModelVersion as VersionRecord
-from resources.metadata.registry.registry import Pointer, Registry
-from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
-from resources.metadata.registry.source_uris import named_in
+from resources.metadata.registry.search import MAX_PAGE, page_models, page_versions
+from resources.metadata.registry.source_uris import find_named_owner
 from resources.metadata.registry.undeployment import undeploy
 from resources.registration.run_registration import register_run
-from resources.registration.source_description import pointed_at
-from resources.serving.client import HttpEngine
+from resources.registration.source_description import describe_source
+from resources.serving.client import EngineClient
 
 router = Router("/v1/models", tag="v1", alias_prefix="/api/v1/models")
 
@@ -84,7 +84,7 @@ def list_models(
     database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[RegisteredModels]:
     """The caller's organization's models, by name."""
-    found, token = models_page(database, caller.organization, limit=limit, page_token=page_token)
+    found, token = page_models(database, caller.organization, limit=limit, page_token=page_token)
     page: RegisteredModels = {"models": cast(list[RegisteredModel], found)}
     if token:
         page["next_page_token"] = token
@@ -103,12 +103,12 @@ def register_pointer(
     body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf
 ) -> TypedResponse[ModelVersion]:
     """Row O6: the model is made when it is missing; the files must be there."""
-    named = named_in(body.artifact_uri)
+    named = find_named_owner(body.artifact_uri)
     with database.read() as connection:
         sourced = check_source(connection, store, body.artifact_uri, caller.organization, as_mlflow=False, **named)
-    pointed = vars(pointed_at(database, store, sourced, caller.organization))
+    pointed = vars(describe_source(database, store, sourced, caller.organization))
     measured = body.metrics or pointed["metrics"]
-    pointer = Pointer(
+    pointer = ClientVersion(
         **vars(sourced), **pointed | {"metrics": measured}, created_by=caller.user_id, label=body.version, tags=body.tags
     )
     registry, model = Registry(database), caller.model(body.name)
@@ -124,7 +124,7 @@ def list_versions(
     name: str, database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[ModelVersions]:
     """The versions of a model, newest first."""
-    found, token = versions_page(database, caller.model(name), limit=limit, page_token=page_token)
+    found, token = page_versions(database, caller.model(name), limit=limit, page_token=page_token)
     page: ModelVersions = {"versions": versions_json(found, database)}
     if token:
         page["next_page_token"] = token
@@ -175,21 +175,21 @@ def proof(
     """Every edge from what is served back to the raw files, hashed again now."""
     found = find_version(database, name, version, caller)
     with database.read() as connection:
-        return json_response(prove(connection, store, found, served_files(settings)))
+        return json_response(prove_version(connection, store, found, served_files(settings)))
 
 
 @router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
 def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[TrainingData]:
     """What data a version was trained on, and what is known of personal data in it."""
     found = find_version(database, name, version, caller)
-    return json_response(training_data(database, store, found, caller.organization))
+    return json_response(describe_training_data(database, store, found, caller.organization))
 
 
 def find_version_number(database: Database, name: str, version: str, caller: Caller) -> int:
     """A version's number, also by the one that its registrar gave it."""
     if not version.isdecimal():
         with database.read() as connection:
-            labelled = Registry(database).labelled(caller.model(name), version, connection)
+            labelled = Registry(database).find_by_label(caller.model(name), version, connection)
         if labelled is not None:
             return labelled.version
     return version_number(version)
@@ -204,7 +204,7 @@ def served_files(settings: SettingsOf) -> Any:
 
     def find(name: str) -> tuple[Path, str] | None:
         try:
-            served = {model.name: model for model in HttpEngine(settings.engine_url).served()}
+            served = {model.name: model for model in EngineClient(settings.engine_url).served()}
         except EngineError:
             return None
         model = served.get(name)

@@ -49,7 +49,7 @@ def run(
     """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
-    known = Jobs(database).known(new_job_id)
+    known = Jobs(database).find_by_id(new_job_id)
     job = known or queue_job(as_job(body), database, store, settings, caller, new_job_id)
     return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
 

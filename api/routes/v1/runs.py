@@ -23,18 +23,18 @@ from api.schemas.v1.runs import Comparison, RunArtifact, RunWithArtifacts, Store
 from api.strict_json import Body, Number
 from recipes.contracts.frozen_model import Name
 from resources.errors import invalid
+from resources.metadata.field_rules import metric_point
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.logged_runs import load_logged
 from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
-from resources.replay.environment import Difference
-from resources.replay.finished_run import read_finished
+from resources.replay.comparison import Difference
+from resources.replay.finished_run import read_finished_run
 from resources.replay.submission import submit_replay
 from resources.replay.verdict import Verdict, read_verdict
-from resources.scheduling.quotas import gpus_of, refuse_what_never_fits
-from resources.stack.services import SOURCE
+from resources.scheduling.quotas import count_gpus, refuse_impossible_job
+from resources.stack.services import SOURCE_ROOT
 
 
 class Replay(TypedDict):
@@ -195,10 +195,10 @@ def replay(
     """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
     Idempotency-Key it answers with the job that was queued.
     """
-    first = read_finished(database, store, run_id)
+    first = read_finished_run(database, store, run_id)
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
-    refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
-    made = submit_replay(database, store, first, SOURCE, caller.user_id, new_job_id)
+    refuse_impossible_job(quota, count_gpus(recipe.hardware, recipe.distributed))
+    made = submit_replay(database, store, first, SOURCE_ROOT, caller.user_id, new_job_id)
     return json_response(Replay(job=job_json(made.job), environment=list(made.environment)), 201)
 
 

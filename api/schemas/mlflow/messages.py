@@ -8,8 +8,8 @@ import msgspec
 from api.responses import TypedResponse
 from api.schemas.mlflow.responses import ExperimentMessage, PairMessage, PointMessage, State
 from resources.errors import HanzoError, invalid
+from resources.metadata.field_rules import MAX_INT64, MetricPoint, printable
 from resources.metadata.tracking.experiments import Experiment
-from resources.metadata.tracking_rules import MAX_INT64, MetricPoint, printable
 
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}
 

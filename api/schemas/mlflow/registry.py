@@ -8,9 +8,9 @@ from typing import Any
 
 from api.schemas.mlflow.messages import pairs
 from resources.errors import invalid
+from resources.metadata.field_rules import printable
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registered_model_rows import RegisteredModel
-from resources.metadata.tracking_rules import printable
 
 STAGES = {
     "none": "None",
@@ -40,7 +40,7 @@ def version_status(version: ModelVersion) -> str:
     """A version without an export is ready, unless one is on its way: a pointer is all that MLflow's registry keeps."""
     if version.status == "quarantined":
         return "FAILED_REGISTRATION"
-    return "PENDING_REGISTRATION" if version.awaits_export else "READY"
+    return "PENDING_REGISTRATION" if version.is_awaiting_export else "READY"
 
 
 def version_message(version: ModelVersion) -> dict[str, Any]:

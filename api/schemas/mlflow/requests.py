@@ -8,7 +8,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from api.errors import SEE_DOCS
 from api.strict_json import Body, Number, proto_fields
 from resources.errors import invalid
-from resources.metadata.tracking_rules import MetricPoint, metric_point
+from resources.metadata.field_rules import MetricPoint, metric_point
 
 
 async def find_run_id(run_id: Annotated[str | None, Query()] = None, run_uuid: Annotated[str | None, Query()] = None) -> str:

@@ -13,12 +13,12 @@ from sqlalchemy import Connection
 
 from api.schemas.mlflow.messages import pairs
 from resources.errors import invalid
+from resources.metadata.field_rules import MetricPoint
 from resources.metadata.filters.parser import Condition
 from resources.metadata.tracking.logged_runs import LoggedRun, load_logged
 from resources.metadata.tracking.run_inputs import DatasetInput
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import MetricPoint
 
 TO_MLFLOW = {
     "queued": "SCHEDULED",
@@ -127,7 +127,7 @@ def run_texts(tracking: Tracking, reader: Connection, found: Sequence[Run]) -> l
     def texts(missing: Sequence[Run]) -> Iterable[bytes]:
         return (_encode(log_message(logged)) for logged in load_logged(reader, missing))
 
-    logs = tracking.renderings.of(found, texts)
+    logs = tracking.renderings.get_or_render(found, texts)
     # Of two JSON objects one: the second goes on where the first would end.
     return [
         msgspec.Raw(b'{"info":' + _encode(info_message(run)) + b"," + log[1:]) for run, log in zip(found, logs, strict=True)

@@ -14,7 +14,7 @@ from recipes.storage.manifest import Artifact
 from resources.datasets.validations import Validations
 from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
-from resources.metadata.dataset_problems import problems_of
+from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import Datasets
 from resources.metadata.datasets import DatasetVersion as DatasetRecord
 
@@ -134,7 +134,7 @@ def versions_json(database: Database, versions: Sequence[DatasetRecord]) -> list
     identifiers = [version.id for version in versions]
     with database.read() as connection:
         standings = Validations(database).standings(identifiers, connection)
-        problems = problems_of(connection, identifiers)
+        problems = find_problems(connection, identifiers)
     reasons = {identifier: problem.problem for identifier, problem in problems.items()}
     return [
         cast(

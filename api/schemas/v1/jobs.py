@@ -7,8 +7,8 @@ from typing_extensions import TypedDict
 from api.schemas.v1.runs import Status
 from recipes.contracts.results import EvaluationReport
 from recipes.storage.manifest import Artifact
+from resources.metadata.job_record import mask_config
 from resources.metadata.jobs import JobRecord
-from resources.metadata.told_config import told_config
 
 JobType = Literal["training", "eval", "conversion", "preprocessing", "preparation"]
 
@@ -67,4 +67,4 @@ class PipelineRun(Job):
 
 def job_json(job: JobRecord) -> Job:
     """`type` as it was submitted; variables of a job with a command have no values."""
-    return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": told_config(job.config)})
+    return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": mask_config(job.config)})

@@ -114,7 +114,7 @@ def versions_json(versions: Sequence[VersionRecord], database: Database) -> list
     if not versions:
         return []
     with database.read() as connection:
-        deployed = deployments.newest_of(connection, versions[0].model, [version.version for version in versions])
+        deployed = deployments.newest_by_version(connection, versions[0].model, [version.version for version in versions])
     return [
         cast(
             ModelVersion,

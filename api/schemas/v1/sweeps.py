@@ -9,7 +9,7 @@ from resources.hpo.search_space import Value
 from resources.hpo.sweep_config import Objective, SweepConfig
 from resources.hpo.sweep_rows import JobState, Snapshot
 from resources.hpo.trial import Trial as TrialRecord
-from resources.hpo.trial import ranked
+from resources.hpo.trial import rank_trials
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
 TrialStatus = Literal["queued", "running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]
@@ -66,7 +66,7 @@ class Sweeps(TypedDict):
 
 def sweep_json(snapshot: Snapshot) -> Sweep:
     sweep, trials = snapshot.sweep, list(map(trial_json, snapshot.trials, snapshot.jobs))
-    best = next(iter(ranked(snapshot.trials, sweep.config.objective.direction)), None)
+    best = next(iter(rank_trials(snapshot.trials, sweep.config.objective.direction)), None)
     counts: dict[TrialStatus, int] = {}
     for trial in trials:
         counts[trial["status"]] = counts.get(trial["status"], 0) + 1

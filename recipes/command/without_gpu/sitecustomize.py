@@ -1,8 +1,4 @@
-"""Lets a script that was written for GPUs train on the processors of a machine that has none (row H6), as it is.
-
-`recipes.command` puts this folder on PYTHONPATH, and Python imports this file as it starts. It does nothing but wait for
-torch: when the script imports it, what names CUDA and NCCL is made to mean the processor and Gloo. It stands on nothing.
-"""
+"""Redirect CUDA and NCCL calls of a script to CPU and Gloo."""
 
 import os
 import sys
@@ -11,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 
-class WhenTorchIsImported:
+class TorchImportHook:
     """A finder that has the others find torch. Libraries look for it too without importing it, and more than once."""
 
     def __init__(self) -> None:
@@ -33,28 +29,28 @@ class WhenTorchIsImported:
             def load_and_adapt(module: ModuleType) -> None:
                 load(module)
                 if module.cuda.device_count() == 0:
-                    adapt(module)
+                    redirect_to_cpu(module)
 
             spec.loader.exec_module = load_and_adapt  # type: ignore[method-assign]
         return spec
 
 
-def adapt(torch: Any) -> None:
+def redirect_to_cpu(torch: Any) -> None:
     """Where a GPU is named, the processor is meant."""
     torch.cuda.set_device = lambda device: None
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *args, **kwargs: self
-    torch.Tensor.to = to_processor(torch, torch.Tensor.to)
-    torch.nn.Module.to = to_processor(torch, torch.nn.Module.to)
+    torch.Tensor.to = to_cpu(torch, torch.Tensor.to)
+    torch.nn.Module.to = to_cpu(torch, torch.nn.Module.to)
     if torch.distributed.is_available():
         from torch.distributed import distributed_c10d
 
-        start = over_gloo(distributed_c10d.init_process_group)
+        start = use_gloo(distributed_c10d.init_process_group)
         torch.distributed.init_process_group = distributed_c10d.init_process_group = start
         parallel = torch.nn.parallel.DistributedDataParallel
-        parallel.__init__ = without_devices(parallel.__init__)
+        parallel.__init__ = drop_device_ids(parallel.__init__)
 
 
-def to_processor(torch: Any, to: Any) -> Any:
+def to_cpu(torch: Any, to: Any) -> Any:
     def meant(value: Any) -> Any:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         is_named = isinstance(value, str | torch.device) and str(value).startswith("cuda")
@@ -69,7 +65,7 @@ def to_processor(torch: Any, to: Any) -> Any:
     return called
 
 
-def over_gloo(start: Any) -> Any:
+def use_gloo(start: Any) -> Any:
     @wraps(start)
     def called(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("device_id", None)
@@ -78,7 +74,7 @@ def over_gloo(start: Any) -> Any:
     return called
 
 
-def without_devices(init: Any) -> Any:
+def drop_device_ids(init: Any) -> Any:
     @wraps(init)
     def called(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any) -> None:
         init(self, module, None, None, *args, **kwargs)
@@ -86,7 +82,7 @@ def without_devices(init: Any) -> Any:
     return called
 
 
-def load_hidden() -> None:
+def load_shadowed_sitecustomize() -> None:
     """The environment's own file of this name, which this one hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -98,5 +94,5 @@ def load_hidden() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.meta_path.insert(0, WhenTorchIsImported())  # type: ignore[arg-type]
-    load_hidden()
+    sys.meta_path.insert(0, TorchImportHook())  # type: ignore[arg-type]
+    load_shadowed_sitecustomize()

@@ -1,18 +1,13 @@
-"""Where the assistant speaks in a turn that a chat template writes in another way once others follow it.
-
-Qwen3's puts thoughts into the last answer alone: of two answers, the conversation up to the first is not how the whole
-begins, and all such conversations were refused. Here marks are put behind the texts of the turn and of the one before it.
-What the template makes of them tells where those texts end; where it is the same but for the marks, they changed nothing.
-"""
+"""Locate assistant turns that a chat template rewrites once others follow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from recipes.records.layouts import Unfit
+from recipes.records.layouts import UnfitRecord
 
-BEFORE, OWN, PLAIN = "\u25c71\u25c7", "\u25c72\u25c7", "\u25c73\u25c7"
+BEFORE_MARK, OWN_MARK, PLAIN_MARK = "\u25c71\u25c7", "\u25c72\u25c7", "\u25c73\u25c7"
 """What is put behind the text of the turn before and behind that of the turn itself, and in the place of the whole turn."""
 
 TAG_ENDS = (">", "]", "\n")
@@ -35,7 +30,7 @@ class Render(Protocol):
     def __call__(self, messages: Sequence[Message], *, answer: bool = False) -> str: ...
 
 
-def find_turn(render: Render, given: Sequence[Message], number: int, whole: str, end_token: str) -> Span | None:
+def find_assistant_turn(render: Render, given: Sequence[Message], number: int, whole: str, end_token: str) -> Span | None:
     """What the assistant says in message `number` of a conversation that becomes `whole`; None where that is not sure.
 
     It begins behind the header that the template writes for an answer there, or behind as much of it as stands there: with
@@ -44,23 +39,23 @@ def find_turn(render: Render, given: Sequence[Message], number: int, whole: str,
     Raises:
         Unfit: a text that is needed to find it is empty, or the template refuses it.
     """
-    told = [*given]
-    told[number] = marked(given[number], OWN)
+    marked_messages = [*given]
+    marked_messages[number] = add_mark(given[number], OWN_MARK)
     if number:
-        told[number - 1] = marked(given[number - 1], BEFORE)
-    text = render(told)
-    if (text.count(BEFORE), text.count(OWN)) != (bool(number), 1):
+        marked_messages[number - 1] = add_mark(given[number - 1], BEFORE_MARK)
+    text = render(marked_messages)
+    if (text.count(BEFORE_MARK), text.count(OWN_MARK)) != (bool(number), 1):
         return None
-    head, _, rest = text.rpartition(BEFORE)
-    said, _, behind = rest.partition(OWN)
+    head, _, rest = text.rpartition(BEFORE_MARK)
+    said, _, behind = rest.partition(OWN_MARK)
     place = len(head + said)
-    tail = common_end(render(told[: number + 1]).rpartition(OWN)[2], whole[place:])
+    tail = find_turn_end(render(marked_messages[: number + 1]).rpartition(OWN_MARK)[2], whole[place:])
     if head + said + behind != whole or tail is None:
         return None
-    header = render(told[:number], answer=True).rpartition(BEFORE)[2]
+    header = render(marked_messages[:number], answer=True).rpartition(BEFORE_MARK)[2]
     if not said.startswith(header):
-        others = [*told[:number], {"role": "assistant", "content": PLAIN}, *told[number + 1 :]]
-        written = render(others).rpartition(BEFORE)[2].partition(PLAIN)[0]
+        others = [*marked_messages[:number], {"role": "assistant", "content": PLAIN_MARK}, *marked_messages[number + 1 :]]
+        written = render(others).rpartition(BEFORE_MARK)[2].partition(PLAIN_MARK)[0]
         if not (header.startswith(written) and said.startswith(written)):
             return None
         header = written
@@ -68,7 +63,7 @@ def find_turn(render: Render, given: Sequence[Message], number: int, whole: str,
     return Span(len(head + header), place + (len(tail) if end < 0 else end + len(end_token)))
 
 
-def common_end(last: str, followed: str) -> str | None:
+def find_turn_end(last: str, followed: str) -> str | None:
     """What ends a turn, of what stands behind it where it is the `last` one and where it is `followed` by others; None where
     nothing does. Phi-3's ends a conversation with a token more.
     """
@@ -78,7 +73,7 @@ def common_end(last: str, followed: str) -> str | None:
     return common[: max(map(common.rfind, TAG_ENDS)) + 1] or None
 
 
-def marked(message: Message, mark: str) -> Message:
+def add_mark(message: Message, mark: str) -> Message:
     """With a mark behind its last letter: whether a template strips white space is no matter then. Where it has no text, the
     mark stands behind the name of the last tool that it calls.
     """
@@ -90,4 +85,4 @@ def marked(message: Message, mark: str) -> Message:
             return {**message, "tool_calls": [*others, {**last, "function": {**function, "name": name + mark}}]}
         case [*others, {"name": str(name)} as last]:
             return {**message, "tool_calls": [*others, {**last, "name": name + mark}]}
-    raise Unfit("has an empty message beside one that the chat template writes in another way once others follow it")
+    raise UnfitRecord("has an empty message beside one that the chat template writes in another way once others follow it")

@@ -1,12 +1,4 @@
-"""Texts -> token ids, a word at a time: the ids that the tokenizer gives, for a fraction of its time.
-
-A tokenizer cuts a text into pieces, about a word each, and makes tokens of each by itself. Most pieces of a text stood in
-others before: here a text is cut by the same pattern, and the tokenizer's model is asked for a piece once.
-
-Cutting is what takes longest then, so it is done once for a word: what stands between two spaces. A word begins with the
-space before it; no pattern has a piece that goes on from anything else over a space, so that a word is cut by itself as it
-is within its text. Only where other white space stands before a space is a text cut as a whole.
-"""
+"""Encode texts word by word, with a cache of known pieces."""
 
 import re
 import unicodedata
@@ -16,37 +8,37 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from recipes.preparation.tokenization.pre_tokenizer_patterns import is_strange, pattern_of, stages
+from recipes.preparation.tokenization.pre_tokenizer_patterns import find_split_pattern, is_ambiguous, read_component_steps
 
-MOST = 1 << 17
+MAX_CACHED_TEXTS = 1 << 17
 """Pieces that are remembered, and words, in about 200 bytes each. When there are more, new ones begin to be collected beside
 them; when those are as many, the ones of before are forgotten that did not come again."""
-LONGEST = 48
+MAX_CACHED_CHARACTERS = 48
 """Characters of what is remembered: anything longer hardly comes again."""
 
-BYTES = 4
+TOKEN_ID_BYTES = 4
 """Of a token id."""
 
-AS_THEY_ARE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-OTHERS = iter(range(0x100, 0x200))
-LETTERS = tuple(chr(byte if byte in AS_THEY_ARE else next(OTHERS)) for byte in range(256))
+UNCHANGED_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+SUBSTITUTE_LETTERS = iter(range(0x100, 0x200))
+BYTE_LETTERS = tuple(chr(byte if byte in UNCHANGED_BYTES else next(SUBSTITUTE_LETTERS)) for byte in range(256))
 """What stands for each byte in the vocabulary of a byte-level model, since GPT-2."""
 
 
-def packed(ids: Iterable[int]) -> bytes:
+def pack_ids(ids: Iterable[int]) -> bytes:
     """Token ids as 32-bit numbers."""
     return array("i", ids).tobytes()
 
 
-class Strange(Exception):
+class AmbiguousCharacter(Exception):
     """A text holds a character that libraries may know differently."""
 
 
-class Uneven(Exception):
+class IrregularWhitespace(Exception):
     """A text has white space before a space."""
 
 
-class Remembered(dict[str, bytes]):
+class TokenCache(dict[str, bytes]):
     """The ids of texts, found where they are not known yet."""
 
     def __init__(self) -> None:
@@ -56,8 +48,8 @@ class Remembered(dict[str, bytes]):
         ids = self.before.get(text)
         if ids is None:
             ids = self.find(text)
-        if len(text) <= LONGEST:
-            if len(self) >= MOST:
+        if len(text) <= MAX_CACHED_CHARACTERS:
+            if len(self) >= MAX_CACHED_TEXTS:
                 self.before = dict(self)
                 self.clear()
             self[text] = ids
@@ -67,7 +59,7 @@ class Remembered(dict[str, bytes]):
         raise NotImplementedError
 
 
-class Pieces(Remembered):
+class PieceCache(TokenCache):
     """Pieces, as the tokenizer's model has them."""
 
     def __init__(self, model: Any) -> None:
@@ -75,16 +67,16 @@ class Pieces(Remembered):
         self._model = model
 
     def find(self, text: str) -> bytes:
-        if len(text) == 1 and is_strange(text):
-            raise Strange
-        letters = "".join([LETTERS[byte] for byte in text.encode()])
-        return packed([token.id for token in self._model.tokenize(letters)])
+        if len(text) == 1 and is_ambiguous(text):
+            raise AmbiguousCharacter
+        letters = "".join([BYTE_LETTERS[byte] for byte in text.encode()])
+        return pack_ids([token.id for token in self._model.tokenize(letters)])
 
 
-class Words(Remembered):
+class WordCache(TokenCache):
     """Words, without what stands before each of them: a space, or nothing at the beginning of a text."""
 
-    def __init__(self, space: str, pattern: re.Pattern[str], pieces: Pieces) -> None:
+    def __init__(self, space: str, pattern: re.Pattern[str], pieces: PieceCache) -> None:
         super().__init__()
         self._space = space
         self._pattern = pattern
@@ -92,7 +84,7 @@ class Words(Remembered):
 
     def find(self, text: str) -> bytes:
         if (text or self._space)[-1:].isspace():
-            raise Uneven
+            raise IrregularWhitespace
         return b"".join([self._pieces[piece] for piece in self._pattern.findall(self._space + text)])
 
 
@@ -101,38 +93,38 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._composes = bool(stages(tokenizer.normalizer))
+        self._normalizes_nfc = bool(read_component_steps(tokenizer.normalizer))
         added = tokenizer.get_added_tokens_decoder().values()
         # The longest first, as the tokenizer looks for them.
         contents = sorted((token.content for token in added), key=len, reverse=True)
-        self._added = re.compile(f"({'|'.join(map(re.escape, contents)) or '(?!)'})")
+        self._added_pattern = re.compile(f"({'|'.join(map(re.escape, contents)) or '(?!)'})")
         # Where a text does not even hold what all of them begin with, it need not be looked through for them.
         first = min(contents, default="")[:1]
-        self._mark = first if all(content.startswith(first) for content in contents) else ""
+        self._first_letter = first if all(content.startswith(first) for content in contents) else ""
         self._has_spaces = any(" " in content for content in contents)
-        self._constant = dict(zip(contents, self._whole(contents), strict=True))
-        self._pattern = pattern_of(tokenizer)
+        self._constant = dict(zip(contents, self._encode_whole(contents), strict=True))
+        self._pattern = find_split_pattern(tokenizer)
         if self._pattern is not None:
-            self._pieces = Pieces(tokenizer.model)
-            self._first = Words("", self._pattern, self._pieces)
-            self._others = Words(" ", self._pattern, self._pieces)
+            self._pieces = PieceCache(tokenizer.model)
+            self._first_words = WordCache("", self._pattern, self._pieces)
+            self._other_words = WordCache(" ", self._pattern, self._pieces)
 
-    def expect(self, text: str) -> None:
+    def add_constant(self, text: str) -> None:
         """Take what stands between added tokens here, such as a system prompt, for one piece: many texts will have it."""
-        parts = [part for part in self._added.split(text) if len(part) > 1]
-        self._constant.update(zip(parts, self._whole(parts), strict=True))
+        parts = [part for part in self._added_pattern.split(text) if len(part) > 1]
+        self._constant.update(zip(parts, self._encode_whole(parts), strict=True))
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, packed."""
         if self._pattern is None:
-            return self._whole(texts)
+            return self._encode_whole(texts)
         found = [self._encode(text) for text in texts]
         left = [number for number, ids in enumerate(found) if ids is None]
-        for number, ids in zip(left, self._whole([texts[number] for number in left]), strict=True):
+        for number, ids in zip(left, self._encode_whole([texts[number] for number in left]), strict=True):
             found[number] = ids
         return found  # type: ignore[return-value]  # every place was filled above
 
-    def parts_at(self, text: str, place: int) -> bool:
+    def splits_cleanly_at(self, text: str, place: int) -> bool:
         """Whether the text becomes the same ids as its two parts, up to `place` and from there on."""
         if self._pattern is None or self._has_spaces:
             return False
@@ -141,20 +133,20 @@ class PieceTokenizer:
         if (start and text[start - 1].isspace()) or (end < len(text) and text[end - 1].isspace()):
             return False
         around, before, behind = text[start:end], text[start:place], text[place:end]
-        beside = text[max(start - 1, 0) : end]
-        if not beside.isascii() and (not self._is_composed(around) or any(map(is_strange, beside))):
+        surroundings = text[max(start - 1, 0) : end]
+        if not surroundings.isascii() and (not self._is_composed(around) or any(map(is_ambiguous, surroundings))):
             return False
-        return self._cut(around) == self._cut(before) + self._cut(behind)
+        return self._split_pieces(around) == self._split_pieces(before) + self._split_pieces(behind)
 
     def _is_composed(self, text: str) -> bool:
         """Whether the tokenizer takes a text as it stands."""
-        return not self._composes or text.isascii() or unicodedata.is_normalized("NFC", text)
+        return not self._normalizes_nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
-    def _cut(self, text: str) -> list[str]:
+    def _split_pieces(self, text: str) -> list[str]:
         """The pieces of a text, added tokens among them."""
         assert self._pattern is not None
         pieces: list[str] = []
-        for number, part in enumerate(self._added.split(text)):
+        for number, part in enumerate(self._added_pattern.split(text)):
             pieces += [part] if number % 2 else self._pattern.findall(part)
         return pieces
 
@@ -163,21 +155,21 @@ class PieceTokenizer:
         if not self._is_composed(text):
             return None
         try:
-            if self._mark not in text:
-                return self._plain(text)
+            if self._first_letter not in text:
+                return self._encode_plain(text)
             constant = self._constant
-            return b"".join([constant.get(part) or self._plain(part) for part in self._added.split(text)])
-        except Strange:
+            return b"".join([constant.get(part) or self._encode_plain(part) for part in self._added_pattern.split(text)])
+        except AmbiguousCharacter:
             return None
 
-    def _plain(self, text: str) -> bytes:
+    def _encode_plain(self, text: str) -> bytes:
         """The ids of a text that holds no added token."""
         assert self._pattern is not None
         first, *others = text.split(" ")
         try:
-            return self._first[first] + b"".join(map(self._others.__getitem__, others))
-        except Uneven:
+            return self._first_words[first] + b"".join(map(self._other_words.__getitem__, others))
+        except IrregularWhitespace:
             return b"".join([self._pieces[piece] for piece in self._pattern.findall(text)])
 
-    def _whole(self, texts: Sequence[str]) -> list[bytes]:
-        return [packed(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _encode_whole(self, texts: Sequence[str]) -> list[bytes]:
+        return [pack_ids(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]

@@ -1,9 +1,4 @@
-"""How byte-level tokenizers cut a text before they look anything up, as patterns of Python's `re`.
-
-A tokenizer's own pattern knows Unicode's categories, which `re` does not: here they are spelled out, for the characters of
-the Basic Multilingual Plane whose category is what it was in Unicode 3.2, and so the same in every library. Any other
-character is cut off by itself, and whoever meets one leaves the text to the tokenizer.
-"""
+"""Split patterns of byte-level pre-tokenizers as Python regular expressions."""
 
 import json
 import re
@@ -15,35 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-SUFFIX, SPACES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+CONTRACTIONS, WHITESPACE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = rf"{SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
-QWEN2 = rf"{SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
-QWEN3_5 = rf"{SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
-O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SUFFIX}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SUFFIX}?|"
-    rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{WHITESPACE}"
+QWEN2 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{WHITESPACE}"
+QWEN3_5 = (
+    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{WHITESPACE}"
 )
-KNOWN = frozenset({GPT2, LLAMA3, QWEN2, QWEN3_5, O200K})
-GPT2_OF_DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?|"
+    rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{WHITESPACE}"
+)
+KNOWN_PATTERNS = frozenset({GPT2, LLAMA3, QWEN2, QWEN3_5, O200K})
+GPT2_INDIVIDUAL_DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 """GPT-2's where another step has cut off every digit before: no space is taken with one, and spaces end at one."""
 
-CLASS = re.compile(r"\[\^?(?:\\p\{\w+\}|\\\w|[^\]\\])+\]|\\p\{\w+\}|\\[sS]")
-MEMBER = re.compile(r"\\p\{(\w+)\}|(\\s)|(.)", re.DOTALL)
-CONTROLS = "\t\n\v\f\r\x85"
+CHARACTER_CLASS = re.compile(r"\[\^?(?:\\p\{\w+\}|\\\w|[^\]\\])+\]|\\p\{\w+\}|\\[sS]")
+CLASS_MEMBER = re.compile(r"\\p\{(\w+)\}|(\\s)|(.)", re.DOTALL)
+CONTROL_WHITESPACE = "\t\n\v\f\r\x85"
 """Those that are spaces."""
-FOLDED = "\u017f\u212a"
+AMBIGUOUS_CASE_LETTERS = "\u017f\u212a"
 """A long s and the sign of Kelvin: where capitals do not matter, some take them for an s and a k."""
 
 
-def pattern_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+def find_split_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """What cuts a text into pieces that a tokenizer encodes each by itself.
 
     The text must be in Unicode's form NFC and hold no added token. None where no such pattern is known.
     """
-    steps = stages(tokenizer.pre_tokenizer)
-    normal = {step["type"] for step in stages(tokenizer.normalizer)}
+    steps = read_component_steps(tokenizer.pre_tokenizer)
+    normal = {step["type"] for step in read_component_steps(tokenizer.normalizer)}
     added = tokenizer.get_added_tokens_decoder().values()
     wide = any(token.lstrip or token.rstrip or token.single_word or (token.normalized and normal) for token in added)
     if not normal <= {"NFC"} or wide or len({token.normalized for token in added}) > 1:
@@ -56,16 +53,16 @@ def pattern_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     found = GPT2 if last["use_regex"] else None
     for step in reversed(before):
         whole = (step.get("behavior"), step.get("invert")) in (("Isolated", False), ("Removed", True))
-        if step["type"] == "Split" and whole and not found and step["pattern"].get("Regex") in KNOWN:
+        if step["type"] == "Split" and whole and not found and step["pattern"].get("Regex") in KNOWN_PATTERNS:
             found = str(step["pattern"]["Regex"])
         elif step["type"] == "Digits" and step["individual_digits"] and found == GPT2:
-            found = GPT2_OF_DIGITS
+            found = GPT2_INDIVIDUAL_DIGITS
         else:
             return None
-    return in_python(found) if found else None
+    return translate_pattern(found) if found else None
 
 
-def stages(component: Any) -> list[dict[str, Any]]:
+def read_component_steps(component: Any) -> list[dict[str, Any]]:
     """The steps of a tokenizer's component, as its file describes them."""
     if component is None:
         return []
@@ -75,39 +72,44 @@ def stages(component: Any) -> list[dict[str, Any]]:
 
 
 @cache
-def in_python(pattern: str) -> re.Pattern[str]:
+def translate_pattern(pattern: str) -> re.Pattern[str]:
     """A tokenizer's pattern in the syntax of `re`, with the characters of each class."""
     plain = pattern.replace("(?i:", "(?ai:").replace(r"\r", "\r").replace(r"\n", "\n")
-    spelled = CLASS.sub(lambda found: f"[{ranges(members(found[0]))}]", plain)
+    spelled = CHARACTER_CLASS.sub(lambda found: f"[{format_code_ranges(find_class_members(found[0]))}]", plain)
     return re.compile(f"{spelled}|.", re.DOTALL)
 
 
-def members(described: str) -> NDArray[np.bool_]:
+def find_class_members(described: str) -> NDArray[np.bool_]:
     """Which code points are in a class that is written as `\\p{L}`, `\\s`, `\\S`, `[...]` or `[^...]`."""
     inner = r"^\s" if described == r"\S" else described.removeprefix("[").removesuffix("]")
-    found = np.zeros(len(categories()), np.bool_)
-    for category, space, letter in MEMBER.findall(inner.removeprefix("^")):
-        found[[ord(each) for each in (CONTROLS if space else letter)]] = True
+    found = np.zeros(len(unicode_categories()), np.bool_)
+    for category, space, letter in CLASS_MEMBER.findall(inner.removeprefix("^")):
+        found[[ord(each) for each in (CONTROL_WHITESPACE if space else letter)]] = True
         if not letter:
-            found |= np.char.startswith(categories(), "Z" if space else category)
-    return (categories() != "") & ~found if inner.startswith("^") else found
+            found |= np.char.startswith(unicode_categories(), "Z" if space else category)
+    return (unicode_categories() != "") & ~found if inner.startswith("^") else found
 
 
 @cache
-def categories() -> NDArray[np.str_]:
+def unicode_categories() -> NDArray[np.str_]:
     """The category of each code point that all libraries know alike; none of the others."""
     then, now = unicodedata.ucd_3_2_0.category, unicodedata.category
     unlike = ("Cn", "Cs")  # not assigned, half a character
     names = [(now(letter), then(letter), letter) for letter in map(chr, range(0x10000))]
-    return np.array([new if new == old and new not in unlike and letter not in FOLDED else "" for new, old, letter in names])
+    return np.array(
+        [
+            new if new == old and new not in unlike and letter not in AMBIGUOUS_CASE_LETTERS else ""
+            for new, old, letter in names
+        ]
+    )
 
 
-def is_strange(letter: str) -> bool:
+def is_ambiguous(letter: str) -> bool:
     """Whether libraries may know a character differently: a pattern cuts it off by itself, and the tokenizer may not."""
-    return ord(letter) >= len(categories()) or not categories()[ord(letter)]
+    return ord(letter) >= len(unicode_categories()) or not unicode_categories()[ord(letter)]
 
 
-def ranges(chosen: NDArray[np.bool_]) -> str:
+def format_code_ranges(chosen: NDArray[np.bool_]) -> str:
     """Code points as `re` has them within a class."""
     edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False)).reshape(-1, 2)
     return "".join(rf"\u{start:04x}-\u{end - 1:04x}" for start, end in edges.tolist())

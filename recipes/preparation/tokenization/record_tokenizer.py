@@ -1,11 +1,4 @@
-"""Records -> tokens, and which of them the loss is taken on.
-
-Training that starts from records makes its tokens here too (`recipes.training.data.examples`): a model can't tell whether its data was
-prepared or tokenized when training began.
-
-A text that holds the name of a special token, such as `<|im_end|>`, becomes that token, as it does with transformers, TRL
-and Axolotl; what stands behind it in a question is not learned for that.
-"""
+"""Tokenize records, and mark the tokens that the loss is taken on."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -20,12 +13,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.conversation import ChatTemplate, said_by
 from recipes.preparation.tokenization.assistant_turns import Span
-from recipes.preparation.tokenization.chat_template import template_of
-from recipes.preparation.tokenization.piece_tokenizer import BYTES, PieceTokenizer, packed
-from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
-from recipes.records.layouts import Layout, Unfit, tools_of
+from recipes.preparation.tokenization.chat_template import ChatTemplate, make_chat_template, make_messages
+from recipes.preparation.tokenization.frozen_tokenizer import TOKENIZER_FILE, read_frozen_tokenizer
+from recipes.preparation.tokenization.piece_tokenizer import TOKEN_ID_BYTES, PieceTokenizer, pack_ids
+from recipes.records.layouts import Layout, UnfitRecord, read_tools
 
 TOKEN_FIELDS = (
     ("input_ids", pa.list_(pa.int32())),
@@ -40,14 +32,14 @@ on; `length` counts the tokens without padding."""
 class Tokens:
     """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on.
 
-    `packed` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than encoding.
+    `pack_ids` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than encoding.
     """
 
     packed: bytes
     runs: list[int]
 
     def __len__(self) -> int:
-        return len(self.packed) // BYTES
+        return len(self.packed) // TOKEN_ID_BYTES
 
     @property
     def ids(self) -> list[int]:
@@ -59,7 +51,7 @@ class Tokens:
         for run in self.runs:
             runs.append(min(run, left))
             left -= runs[-1]
-        return Tokens(self.packed[: length * BYTES], runs)
+        return Tokens(self.packed[: length * TOKEN_ID_BYTES], runs)
 
     @property
     def teaches(self) -> bool:
@@ -71,64 +63,66 @@ class RecordTokenizer:
     """Tokenizes batches of records."""
 
     def __init__(self, folder: Path, parameters: TokenizeParameters) -> None:
-        frozen = read_frozen(folder)
+        frozen = read_frozen_tokenizer(folder)
         self.parameters = parameters
         self.eos, self.padding = frozen.eos, frozen.padding
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._frozen = frozen
         self._template: ChatTemplate | None = None
-        self._pieces = PieceTokenizer(self._tokenizer)
+        self._piece_tokenizer = PieceTokenizer(self._tokenizer)
         around = self._tokenizer.encode("", add_special_tokens=True).ids
-        self._head = packed(around[:1] if around and around[0] != frozen.eos else [])
+        self._start_tokens = pack_ids(around[:1] if around and around[0] != frozen.eos else [])
         # Those of Llama 2 and Mistral put a space before each text: what goes on from another would begin with two.
-        self._continues = self._ids("\n") + self._ids("a") == self._ids("\na")
-        self._answers_alone = frozen.around is not None and self._continues
+        self._joins_cleanly = self._encode("\n") + self._encode("a") == self._encode("\na")
+        self._encodes_parts = frozen.around is not None and self._joins_cleanly
 
     @property
     def template(self) -> ChatTemplate:
         """Made when the first record needs it: a tokenizer for plain texts may have none."""
         if self._template is None:
-            self._template = template_of(self._frozen.template, self._frozen.special, self.parameters, self._frozen.around)
+            self._template = make_chat_template(
+                self._frozen.template, self._frozen.special, self.parameters, self._frozen.around
+            )
             for constant in self._frozen.around or ():
-                self._pieces.expect(constant)
+                self._piece_tokenizer.add_constant(constant)
         return self._template
 
     @cached_property
     def tool_template(self) -> ChatTemplate:
         """That of conversations with tools: another one, or the same."""
-        return template_of(self._frozen.template, self._frozen.special, self.parameters, tools=True)
+        return make_chat_template(self._frozen.template, self._frozen.special, self.parameters, tools=True)
 
-    def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | Unfit]:
+    def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | UnfitRecord]:
         """Each record's tokens in full length, or why it has none."""
-        found: list[Tokens | Unfit | None] = [None] * len(rows)
+        found: list[Tokens | UnfitRecord | None] = [None] * len(rows)
         texts: list[str] = []
         owners: list[tuple[int, bytes, int, bytes]] = []  # record, tokens before its texts, their number, tokens behind
-        end = packed([self.eos])
+        end = pack_ids([self.eos])
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
-                if layout is Layout.INSTRUCTION and self._answers_alone:
+                if layout is Layout.INSTRUCTION and self._encodes_parts:
                     texts += (self.template.question(row["instruction"]), row["answer"])
                     owners.append((number, b"", 2, end))
-                elif layout is Layout.COMPLETION and not self._continues:
-                    found[number] = self._completion(row["prompt"], row["completion"])
+                elif layout is Layout.COMPLETION and not self._joins_cleanly:
+                    found[number] = self._tokenize_completion(row["prompt"], row["completion"])
                 elif layout is Layout.COMPLETION:
                     texts += (row["prompt"], row["completion"])
-                    owners.append((number, self._head, 2, end))
+                    owners.append((number, self._start_tokens, 2, end))
                 elif layout is Layout.TEXT:
                     texts += ("", row["text"])
-                    owners.append((number, self._head, 2, end))
+                    owners.append((number, self._start_tokens, 2, end))
                 elif layout in (Layout.INSTRUCTION, Layout.MESSAGES):
-                    whole, spans = self._rendered(row, layout)
-                    if parts := self._parted(whole, spans):
+                    whole, spans = self._render_conversation(row, layout)
+                    if parts := self._split_at_spans(whole, spans):
                         texts += parts
                         owners.append((number, b"", len(parts), b""))
                     else:
-                        found[number] = self._conversation(whole, spans)
+                        found[number] = self._tokenize_text(whole, spans)
                 else:
-                    raise Unfit(f"{layout} is for preference training, which takes its texts as they are")
-            except Unfit as problem:
+                    raise UnfitRecord(f"{layout} is for preference training, which takes its texts as they are")
+            except UnfitRecord as problem:
                 found[number] = problem
-        encoded = iter(self._pieces.encode(texts))
+        encoded = iter(self._piece_tokenizer.encode(texts))
         for number, head, count, tail in owners:
             ids = list(islice(encoded, count))
             # Texts that others prepared may hold both already.
@@ -136,44 +130,46 @@ class RecordTokenizer:
                 ids[0] = head + ids[0]
             if not ids[-1].endswith(tail):
                 ids[-1] += tail
-            found[number] = Tokens(b"".join(ids), [len(part) // BYTES for part in ids])
+            found[number] = Tokens(b"".join(ids), [len(part) // TOKEN_ID_BYTES for part in ids])
         return found  # type: ignore[return-value]  # every place was filled above
 
-    def _rendered(self, row: Mapping[str, Any], layout: Layout) -> tuple[str, list[Span]]:
+    def _render_conversation(self, row: Mapping[str, Any], layout: Layout) -> tuple[str, list[Span]]:
         """A conversation as text. Of a question with its answer as much of it as teaches, and the end token in any case:
         where the template ends a turn with another, whoever generates may know that one alone.
         """
         if layout is Layout.INSTRUCTION:
-            whole, (said,) = self.template.conversation(said_by(("user", "assistant"), (row["instruction"], row["answer"])))
+            whole, (answer,) = self.template.conversation(
+                make_messages(("user", "assistant"), (row["instruction"], row["answer"]))
+            )
             end = str(self._frozen.special["eos_token"])
-            text = whole[: said.end].removesuffix(end) + end
-            return text, [Span(said.start, len(text))]
-        tools = tools_of(row)
+            text = whole[: answer.end].removesuffix(end) + end
+            return text, [Span(answer.start, len(text))]
+        tools = read_tools(row)
         template = self.tool_template if tools else self.template
         return template.conversation(row["messages"], tools)
 
-    def _ids(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _completion(self, prompt: str, completion: str) -> Tokens:
+    def _tokenize_completion(self, prompt: str, completion: str) -> Tokens:
         """Of both as one text."""
         text = prompt + completion
-        found = self._conversation(text, [Span(len(prompt), len(text))])
-        end = packed([self.eos])
-        head = b"" if found.packed.startswith(self._head) else self._head
+        found = self._tokenize_text(text, [Span(len(prompt), len(text))])
+        end = pack_ids([self.eos])
+        head = b"" if found.packed.startswith(self._start_tokens) else self._start_tokens
         tail = b"" if found.packed.endswith(end) else end
-        read, said, *_ = found.runs
-        return Tokens(head + found.packed + tail, [read + len(head) // BYTES, said + len(tail) // BYTES])
+        read, answer, *_ = found.runs
+        return Tokens(head + found.packed + tail, [read + len(head) // TOKEN_ID_BYTES, answer + len(tail) // TOKEN_ID_BYTES])
 
-    def _parted(self, text: str, spans: Sequence[Span]) -> list[str] | None:
+    def _split_at_spans(self, text: str, spans: Sequence[Span]) -> list[str] | None:
         """What is read only, what is learned, and so on; None where a token would reach from one to the next."""
         edges = [edge for span in spans for edge in (span.start, span.end)]
-        if all(self._pieces.parts_at(text, edge) for edge in edges):
+        if all(self._piece_tokenizer.splits_cleanly_at(text, edge) for edge in edges):
             return [*(text[start:end] for start, end in pairwise([0, *edges, len(text)])), ""]
         return None
 
-    def _conversation(self, text: str, spans: Sequence[Span]) -> Tokens:
+    def _tokenize_text(self, text: str, spans: Sequence[Span]) -> Tokens:
         """The tokens of a text as a whole; a token that is partly in a span is learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         starts, ends = [start for start, _ in encoding.offsets], [end for _, end in encoding.offsets]
@@ -183,14 +179,14 @@ class RecordTokenizer:
             if last > first:
                 runs += [first - done, last - first]
                 done = last
-        return Tokens(packed(encoding.ids), [*runs, len(encoding.ids) - done, 0])
+        return Tokens(pack_ids(encoding.ids), [*runs, len(encoding.ids) - done, 0])
 
 
-def token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:
+def build_token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:
     """The columns of `TOKEN_FIELDS`; with `pad_to`, every record gets that many tokens."""
     lengths = np.array([len(record) for record in records], dtype=np.int32)
     if pad_to is not None:
-        fill = packed([padding])
+        fill = pack_ids([padding])
         records = [
             Tokens(record.packed + fill * rest, [*record.runs, rest, 0])
             for record, rest in zip(records, (pad_to - lengths).tolist(), strict=True)

@@ -1,8 +1,4 @@
-"""One checkpoint that all processes of a run go on from, whatever each machine has in its folder.
-
-Where folders outlive a restart, the leader's newest may have been on its way to the store as all were killed, and others
-have none of it: they trained on from different checkpoints, until one waited for the other.
-"""
+"""Choose the checkpoint that a run resumes from, the same on all nodes."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,36 +7,151 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal
 
-from recipes.checkpoints.commit import content_of
-from recipes.checkpoints.local import leave_only
-from recipes.checkpoints.manager import Checkpoints
-from recipes.contracts.job import BadConfiguration
-from recipes.contracts.rewind import SentBack, way_from
-from recipes.training.checkpointing.checkpoint_assembly import bring_together
-from recipes.training.parallel.process_group import Group
-from recipes.training.resuming import where_to_resume
+from pydantic import JsonValue
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
-Found = tuple[int, Path]
+from recipes.checkpoints.commit import read_content_digest
+from recipes.checkpoints.local import keep_only_step
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import Rewind, rewind_folder
+from recipes.runner import log_line
+from recipes.storage.artifact_store import MANIFEST_FILE
+from recipes.storage.manifest import Manifest
+from recipes.training.checkpointing.checkpoint_assembly import assemble_checkpoints
+from recipes.training.data.sample_order import SAMPLES_SEEN
+from recipes.training.metrics.validation_loss import is_evaluation_due
+from recipes.training.parallel.process_group import ProcessGroup
+
+# Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
+# one that its user sent it back to. What several nodes make of that: `recipes.training.checkpointing.resume`.
+
+MADE_WITH_FACT = "made_with"
+"""The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""
+COMPILED_FACT = "compiled"
+"""The fact in a checkpoint's manifest: that blocks were compiled, which round otherwise; not there where they were not."""
+
+
+def find_resume_checkpoint(
+    checkpoints: CheckpointManager, resume_from: Literal["latest", "best"] | int, sent_back: Sequence[Rewind] = ()
+) -> tuple[CheckpointManager, tuple[int, Path] | None]:
+    """Where the run writes its checkpoints, and the one that it goes on from; None at the beginning.
+
+    Going back loses nothing: what follows is written below `from-STEP`, and the checkpoints of the first time stay. Killed
+    on its new way, the run goes on there, and does not go back once more.
+
+    Raises:
+        BadConfiguration: there is no valid checkpoint of that step.
+    """
+    branches = [checkpoints]
+    start = None
+    if resume_from != "latest":
+        start = checkpoints.best() if resume_from == "best" else find_checkpoint([checkpoints], resume_from)
+        begun_at = start[0] if start else 0
+        branches.append(checkpoints.branch(rewind_folder(begun_at), begun_at))
+    for back in sent_back:
+        branches.append(branches[-1].branch(rewind_folder(back.step), back.step))
+    *before, branch = branches
+    if (newest := branch.latest()) or not sent_back:
+        return branch, newest or start
+    return branch, find_checkpoint(before, sent_back[-1].step)
+
+
+def find_checkpoint(branches: Sequence[CheckpointManager], step: int) -> tuple[int, Path]:
+    """The checkpoint of `step`, of the last way that has one. Raises BadConfiguration: none has."""
+    for branch in reversed(branches):
+        if found := branch.find_step(step):
+            return found
+    known = sorted({known for branch in branches for known in (*branch.local_steps(), *branch.stored_steps())})
+    there = ", ".join(map(str, known)) or "none"
+    raise BadConfiguration(f"checkpoint.resume_from: there is no valid checkpoint {step}. There are: {there}")
+
+
+def describe_recipe(recipe: Recipe) -> dict[str, JsonValue]:
+    """In the words of the recipe. Targets have no order."""
+    stated = recipe.model_dump(mode="json", include={"method", "lora_rank", "lora_alpha", "optimizer"})
+    targets: list[JsonValue] = [*sorted(recipe.lora_target_modules)]
+    return {"base_model": recipe.base_model.sha256, **stated, "lora_target_modules": targets}
+
+
+def check_checkpoint_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
+    """A run keeps the recipe that it was started with, as its record has it; but that may be lost, or a job written by hand.
+
+    Raises:
+        BadConfiguration: the checkpoint was made with another one, or the run takes other samples for a step now.
+    """
+    step, folder = resume
+    facts = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).facts
+    stored, now = facts.get(MADE_WITH_FACT), describe_recipe(recipe)
+    if isinstance(stored, dict) and stored != now:  # those from before it was written down do not say
+        differing = ", ".join(f"{key} was {stored.get(key)} and is {now[key]}" for key in now if stored.get(key) != now[key])
+        raise BadConfiguration(
+            f"checkpoint {step} does not fit the recipe: {differing}: go on with the recipe as it was, or submit a new job"
+        )
+    seen, wanted = facts[SAMPLES_SEEN], step * recipe.samples_per_step
+    if seen != wanted:
+        raise BadConfiguration(
+            f"checkpoint {step} has seen {seen} of the samples, and with this recipe it would have seen {wanted}: keep "
+            "batch_size x gradient_accumulation x processes as it was"
+        )
+
+
+def warn_compilation_changed(resume: tuple[int, Path], compiled: bool) -> None:
+    """Say so where a run goes on otherwise than bit for bit: on a machine that lacks a compiler, or that has one again."""
+    step, folder = resume
+    stored = bool(Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).facts.get(COMPILED_FACT))
+    if stored != compiled:
+        then_text, now_text = ("were", "are not") if stored else ("were not", "are")
+        log_line(
+            f"blocks {then_text} compiled for checkpoint {step}, and {now_text} here: the run goes on, with other roundings"
+        )
+
+
+def is_finished(state: TrainerState, recipe: Recipe) -> bool:
+    """Whether a run has done its last step, and the evaluation after it."""
+    return state.global_step >= recipe.max_steps and not _needs_evaluation(state, recipe)
+
+
+def needs_evaluation(checkpoint: Path, recipe: Recipe) -> bool:
+    """Whether the run was asked to stop while it evaluated the weights of that checkpoint."""
+    return _needs_evaluation(TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)), recipe)
+
+
+def _needs_evaluation(state: TrainerState, recipe: Recipe) -> bool:
+    return is_evaluation_due(state.global_step, recipe.eval_steps, recipe.max_steps, state.log_history)
+
+
+# One checkpoint that all processes of a run go on from, whatever each machine has in its folder.
+#
+# Where folders outlive a restart, the leader's newest may have been on its way to the store as all were killed, and
+# others have none of it: they trained on from different checkpoints, until one waited for the other.
+
+FoundCheckpoint = tuple[int, Path]
 
 
 @dataclass(frozen=True)
-class Place:
+class ResumePlan:
     """Where the leader goes on, in terms that hold on every machine.
 
-    `left_at` are the steps at which the run left one way for the next. After the first `ways_before` of them lies the
+    `branch_steps` are the steps at which the run left one way for the next. After the first `num_branches_before` of them lies the
     checkpoint of `step`, with that `content`; none at the beginning.
     """
 
-    left_at: tuple[int, ...]
-    ways_before: int = 0
+    branch_steps: tuple[int, ...]
+    num_branches_before: int = 0
     step: int | None = None
     content: str = ""
 
 
-def resume_together(
-    checkpoints: Checkpoints, resume_from: Literal["latest", "best"] | int, sent_back: Sequence[SentBack], group: Group
-) -> tuple[Checkpoints, Found | None]:
-    """`where_to_resume` as the leader sees it, for all processes at once.
+def agree_on_checkpoint(
+    checkpoints: CheckpointManager,
+    resume_from: Literal["latest", "best"] | int,
+    sent_back: Sequence[Rewind],
+    group: ProcessGroup,
+) -> tuple[CheckpointManager, FoundCheckpoint | None]:
+    """`find_resume_checkpoint` as the leader sees it, for all processes at once.
 
     What lies in parts on their machines is made whole before. One process of each node looks for itself while the leader
     does, and nearly always has the same by then: it is the one that fetches.
@@ -50,47 +161,49 @@ def resume_together(
         Restart: the store has not what the leader goes on from.
     """
     asked = {back.step for back in sent_back} | ({resume_from} if isinstance(resume_from, int) else set())
-    bring_together(checkpoints, group, asked)
-    seen: Found | None = None
-    place: Place | None = None
-    if group.leads:
-        way, seen = where_to_resume(checkpoints, resume_from, sent_back)
-        place = place_of(way, seen, checkpoints)
-        if place.step is not None and group.size > group.on_this_node:
-            along(checkpoints, place.left_at[: place.ways_before]).offer(place.step)
+    assemble_checkpoints(checkpoints, group, asked)
+    seen: FoundCheckpoint | None = None
+    place: ResumePlan | None = None
+    if group.is_leader:
+        branch, seen = find_resume_checkpoint(checkpoints, resume_from, sent_back)
+        place = make_resume_plan(branch, seen, checkpoints)
+        if place.step is not None and group.size > group.local_size:
+            follow_branches(checkpoints, place.branch_steps[: place.num_branches_before]).ensure_uploaded(place.step)
     elif group.local_rank == 0:
         with suppress(BadConfiguration):  # what is not here may be with the leader
-            _, seen = where_to_resume(checkpoints, resume_from, sent_back)
-    place = group.share(place)
+            _, seen = find_resume_checkpoint(checkpoints, resume_from, sent_back)
+    place = group.broadcast(place)
     assert place is not None
-    way = along(checkpoints, place.left_at)
+    branch = follow_branches(checkpoints, place.branch_steps)
     if place.step is None:
-        if group.local_rank == 0 and not group.leads:
-            leave_only(way.folder, 0)
-        return way, None
-    holder = along(checkpoints, place.left_at[: place.ways_before])
+        if group.local_rank == 0 and not group.is_leader:
+            keep_only_step(branch.folder, 0)
+        return branch, None
+    holder = follow_branches(checkpoints, place.branch_steps[: place.num_branches_before])
     found = place.step, holder.folder / str(place.step)
-    if group.local_rank == 0 and not group.leads:
-        if seen != found or content_of(found[1]) != place.content:
-            holder.take(place.step, place.content)
-        leave_only(holder.folder, place.step)
-    group.collect(None)
-    return way, found
+    if group.local_rank == 0 and not group.is_leader:
+        if seen != found or read_content_digest(found[1]) != place.content:
+            holder.ensure_local(place.step, place.content)
+        keep_only_step(holder.folder, place.step)
+    group.all_gather(None)
+    return branch, found
 
 
-def place_of(way: Checkpoints, found: Found | None, checkpoints: Checkpoints) -> Place:
+def make_resume_plan(branch: CheckpointManager, found: FoundCheckpoint | None, checkpoints: CheckpointManager) -> ResumePlan:
     """Of a run whose first way is `checkpoints`."""
-    left_at: list[int] = []
-    last = way
-    while last.before:
-        last, step = last.before
-        left_at.insert(0, step)
+    branch_steps: list[int] = []
+    last = branch
+    while last.origin:
+        last, step = last.origin
+        branch_steps.insert(0, step)
     if found is None:
-        return Place(tuple(left_at))
+        return ResumePlan(tuple(branch_steps))
     step, folder = found
-    return Place(tuple(left_at), len(folder.relative_to(checkpoints.folder).parts) - 1, step, content_of(folder))
+    return ResumePlan(
+        tuple(branch_steps), len(folder.relative_to(checkpoints.folder).parts) - 1, step, read_content_digest(folder)
+    )
 
 
-def along(checkpoints: Checkpoints, left_at: Sequence[int]) -> Checkpoints:
+def follow_branches(checkpoints: CheckpointManager, branch_steps: Sequence[int]) -> CheckpointManager:
     """The way that a run is on after it left those before at these steps."""
-    return reduce(lambda way, step: way.below(way_from(step), step), left_at, checkpoints)
+    return reduce(lambda branch, step: branch.branch(rewind_folder(step), step), branch_steps, checkpoints)

@@ -1,7 +1,4 @@
-"""When a checkpoint is saved: by time, by steps, at the end, and whenever the model is better than it ever was.
-
-Only of the end of a step, where weights, optimizer and data position agree. One that is broken off leaves them as they were.
-"""
+"""Decide when a checkpoint is saved: by time, steps, best loss, or at the end."""
 
 import math
 import time
@@ -9,20 +6,20 @@ from collections.abc import Callable
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import CheckpointPolicy
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.quantities import parse_duration
 from recipes.training.checkpointing.staging import Staging
-from recipes.training.metrics.validation_loss import EVALUATED
-from recipes.training.parallel.process_group import Group
+from recipes.training.metrics.validation_loss import EVAL_LOSS_KEY
+from recipes.training.parallel.process_group import ProcessGroup
 
 
-class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
+class SaveOnSchedule(TrainerCallback):  # type: ignore[misc]
     """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
 
-    def __init__(self, policy: CheckpointPolicy, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, policy: CheckpointPolicy, group: ProcessGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self.group = group
-        self.interval = seconds_of(policy.interval)
+        self.interval = parse_duration(policy.interval)
         self.interval_steps = policy.interval_steps
         self.clock = clock
         self.saved_at = clock()
@@ -30,14 +27,14 @@ class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        late = self.group.share(self.clock() - self.saved_at >= self.interval)  # no two clocks agree
+        late = self.group.broadcast(self.clock() - self.saved_at >= self.interval)  # no two clocks agree
         if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
             self.saved_at = self.clock()
             control.should_save = True
         return control
 
 
-class SaveTheBest(TrainerCallback):  # type: ignore[misc]
+class SaveBestCheckpoint(TrainerCallback):  # type: ignore[misc]
     """A checkpoint of every step whose validation loss is the lowest of the run so far (row I7)."""
 
     def on_evaluate(
@@ -50,19 +47,19 @@ class SaveTheBest(TrainerCallback):  # type: ignore[misc]
         return control
 
 
-class NoticeWhatFailed(TrainerCallback):  # type: ignore[misc]
+class RaiseWriteErrors(TrainerCallback):  # type: ignore[misc]
     """A checkpoint that could not be written, or not be made whole, ends the run at the end of a step."""
 
-    def __init__(self, staging: Staging, checkpoints: Checkpoints) -> None:
+    def __init__(self, staging: Staging, checkpoints: CheckpointManager) -> None:
         self.staging = staging
         self.checkpoints = checkpoints
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self.staging.notice()
-        self.checkpoints.notice()
+        self.staging.raise_if_failed()
+        self.checkpoints.raise_if_failed()
 
 
 def validation_losses(state: TrainerState) -> dict[int, float]:
     """Step -> validation loss, of every evaluation of the run that gave a finite one."""
-    found = {entry["step"]: entry[EVALUATED] for entry in state.log_history if EVALUATED in entry}
+    found = {entry["step"]: entry[EVAL_LOSS_KEY] for entry in state.log_history if EVAL_LOSS_KEY in entry}
     return {step: loss for step, loss in found.items() if math.isfinite(loss)}

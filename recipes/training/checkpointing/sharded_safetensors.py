@@ -1,55 +1,184 @@
-"""A whole model's files from the rows of a sharded checkpoint, a piece at a time: nobody ever holds all weights.
-
-Byte for byte what transformers would have saved of that model: a digest says what was trained, not on how many processes.
-"""
+"""Read and write tensors split by rows over safetensors files, and consolidate them."""
 
 import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
-from recipes.training.row_files import RowFiles
+from recipes.checkpoints.shard_selection import PLACES_KEY, ROWS_MARKER
+from recipes.contracts.quantities import pluralize
+from recipes.training.checkpointing.staging import Staging
+from recipes.training.parallel.process_group import ProcessGroup
 
-LARGEST = "50GB"
+# Tensors in several safetensors files, each of which has some of their rows: whoever reads takes the rows that it needs.
+#
+# The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
+# transformers has saved in several files is read too: there one file has all rows of a tensor. Where files say so, some
+# are enough for whoever reads the rows that they have (`recipes.checkpoints.shard_selection`).
+
+FIRST_ROWS_KEY = "first_rows"
+"""In the metadata of files of an earlier version: the number of the first of its rows, by tensor."""
+MAX_PIECE_ELEMENTS = 16 << 20
+"""Numbers of a tensor that `iter_pieces` holds at a time; one row may be more."""
+
+
+class TensorPiece(NamedTuple):
+    """Some rows of a tensor, in one file; `first` counts from 0."""
+
+    first: int
+    shape: Sequence[int]
+    opened: Any
+
+
+class RowRange(NamedTuple):
+    """Which rows of a tensor a process writes: from `first` on, of `total`."""
+
+    first: int
+    total: int
+
+
+class ShardedTensors:
+    """Only what is asked for is read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        found: dict[str, list[TensorPiece]] = defaultdict(list)
+        self._totals: dict[str, int] = {}
+        for file in files:
+            opened: Any = safe_open(file, framework="pt")
+            metadata = opened.metadata() or {}
+            places = json.loads(metadata.get(PLACES_KEY, "{}"))
+            first_rows = {name: first for name, (first, _) in places.items()} | json.loads(
+                metadata.get(FIRST_ROWS_KEY, "{}")
+            )
+            self._totals |= {name: total for name, (_, total) in places.items()}
+            for name in opened.offset_keys():
+                shape = opened.get_slice(name).get_shape()
+                before = sum(piece.shape[0] for piece in found[name] if shape)
+                found[name].append(TensorPiece(first_rows.get(name, before), shape, opened))
+        self._pieces = {name: sorted(pieces, key=lambda piece: piece.first) for name, pieces in found.items()}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._pieces)
+
+    def shape(self, name: str) -> torch.Size | None:
+        """Of a whole tensor; none where there is no such tensor."""
+        if name not in self._pieces:
+            return None
+        return torch.Size([self._total(name), *shape[1:]] if (shape := self._pieces[name][0].shape) else [])
+
+    def _total(self, name: str) -> int:
+        return self._totals.get(name, sum(piece.shape[0] for piece in self._pieces[name]))
+
+    def read(self, name: str, rows: range | None = None) -> torch.Tensor:
+        """Some rows of a tensor, or all that there is of it.
+
+        Raises:
+            ValueError: they are in none of the files.
+        """
+        pieces = self._pieces[name]
+        if not pieces[0].shape or (rows is None and len(pieces) == 1 and name not in self._totals):
+            return pieces[0].opened.get_tensor(name)  # type: ignore[no-any-return]
+        wanted = range(self._total(name)) if rows is None else rows
+        found = []
+        for first, shape, opened in pieces:
+            start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
+            if start < stop:
+                found.append(opened.get_slice(name)[start:stop])
+        read = torch.cat(found) if found else opened.get_slice(name)[:0]
+        if len(read) != len(wanted):
+            raise ValueError(f"of {name}, rows {wanted.start} to {wanted.stop} are not all in the files that are here")
+        return read
+
+    def iter_pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor from its beginning to its end, in whole rows: one after the other, none of them large.
+
+        Raises:
+            ValueError: some are in none of the files.
+        """
+        read = 0
+        for _, (rows, *rest), opened in self._pieces[name]:
+            some = max(1, MAX_PIECE_ELEMENTS // torch.Size(rest).numel())
+            for first in range(0, rows, some):
+                yield opened.get_slice(name)[first : first + some]
+            read += rows
+        if read != self._total(name):
+            raise ValueError(f"of {name}, {read} of {pluralize(self._total(name), 'row')} are in the files that are here")
+
+
+def write_rows(
+    tensors: Mapping[str, torch.Tensor],
+    stem: str,
+    folder: Path,
+    group: ProcessGroup,
+    staging: Staging,
+    places: Mapping[str, RowRange] | None = None,
+) -> None:
+    """A file from each process, with its rows. All call it at once; when `staging` is done, those of a node are in the
+    `folder` of its first process.
+
+    `places` are needed where rows are not in the order of the processes, or are to be read without all files.
+    """
+    name = f"{stem}{ROWS_MARKER}{group.rank + 1:05}-of-{group.size:05}.safetensors"
+    file = Path(group.broadcast_on_node(str(folder))) / name
+    metadata = {PLACES_KEY: json.dumps(places)} if places else None
+
+    def write(rows: dict[str, torch.Tensor]) -> None:
+        save_file(rows, file, metadata)
+        group.barrier_on_node()
+
+    staging.stage(dict(tensors), write)
+
+
+# A whole model's files from the rows of a sharded checkpoint, a piece at a time: nobody ever holds all weights.
+#
+# Byte for byte what transformers would have saved of that model: a digest says what was trained, not on how many
+# processes.
+
+MAX_FILE_SIZE = "50GB"
 """Of one file, as `save_pretrained` has it."""
-INDEX = "model.safetensors.index.json"
-TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-ALIGNMENT = 8
+INDEX_FILE = "model.safetensors.index.json"
+SAFETENSORS_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+HEADER_ALIGNMENT_BYTES = 8
 
 
-def write_whole(rows: RowFiles, model: PreTrainedModel, folder: Path, largest: str = LARGEST) -> None:
+def consolidate_weights(rows: ShardedTensors, model: PreTrainedModel, folder: Path, largest: str = MAX_FILE_SIZE) -> None:
     """The weights of `model`, which needs no bytes itself (the meta device), in the type that it has."""
     named = dict(model.named_parameters())  # each tied one once, as it is saved
     weights = {name: named[name] for name in sorted(named, key=dot_natural_key)}
     split = split_torch_state_dict_into_shards(weights, filename_pattern="model{suffix}.safetensors", max_shard_size=largest)
-    for name, held in split.filename_to_tensors.items():
-        write_file({weight: weights[weight] for weight in held}, rows, folder / name)
+    for name, names in split.filename_to_tensors.items():
+        write_safetensors({weight: weights[weight] for weight in names}, rows, folder / name)
     if split.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), **split.metadata}
         index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def write_file(weights: Mapping[str, torch.Tensor], rows: RowFiles, file: Path) -> None:
+def write_safetensors(weights: Mapping[str, torch.Tensor], rows: ShardedTensors, file: Path) -> None:
     """A safetensors file: the length of its header, the header, then the bytes of one tensor after the other."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in sorted(weights):
         begin, end = end, end + weights[name].nbytes
-        shape, dtype = list(weights[name].shape), TYPES[weights[name].dtype]
+        shape, dtype = list(weights[name].shape), SAFETENSORS_DTYPES[weights[name].dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    words = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    words += b" " * (-len(words) % ALIGNMENT)
+    header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    header_bytes += b" " * (-len(header_bytes) % HEADER_ALIGNMENT_BYTES)
     with file.open("wb") as target:
-        target.write(len(words).to_bytes(8, "little") + words)
+        target.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
         for name in sorted(weights):
-            for piece in rows.pieces(name):
-                target.write(bytes_of(piece.to(weights[name].dtype)))
+            for piece in rows.iter_pieces(name):
+                target.write(tensor_bytes(piece.to(weights[name].dtype)))
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data

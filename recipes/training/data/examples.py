@@ -10,51 +10,51 @@ from typing import TYPE_CHECKING
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.counted import counted
-from recipes.preparation.tokenization.frozen_tokenizer import write_frozen
+from recipes.contracts.quantities import pluralize
+from recipes.preparation.tokenization.frozen_tokenizer import write_tokenizer_files
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
-from recipes.records.layouts import Unfit
+from recipes.records.layouts import UnfitRecord
 from recipes.records.record_reader import Record
-from recipes.runner import say
+from recipes.runner import log_line
 
 if TYPE_CHECKING:  # the library takes a second to load
     from transformers import PreTrainedTokenizerBase
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """The label that the loss leaves out (torch.nn.CrossEntropyLoss)."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED`; both have the same length."""
+    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED_LABEL`; both have the same length."""
 
     tokens: tuple[int, ...]
     labels: tuple[int, ...]
 
 
-def record_tokenizer(tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> RecordTokenizer:
+def make_record_tokenizer(tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> RecordTokenizer:
     """What makes the tokens of records, as preparation does."""
     with TemporaryDirectory() as folder:
         parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
-        write_frozen(tokenizer, Path(folder), parameters)
+        write_tokenizer_files(tokenizer, Path(folder), parameters)
         return RecordTokenizer(Path(folder), parameters)
 
 
-def tokenize(
+def tokenize_records(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
-) -> list[Tokens | Unfit]:
+) -> list[Tokens | UnfitRecord]:
     """Each record's tokens in full length, as preparation makes them too; or why it has none."""
-    encoder = record_tokenizer(tokenizer, system_prompt)
+    encoder = make_record_tokenizer(tokenizer, system_prompt)
     return encoder.tokenize([record.row for record in records], [record.layout for record in records])
 
 
-def example_of(tokens: Tokens) -> Example:
+def build_example(tokens: Tokens) -> Example:
     mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
-    labels = (token if taught else IGNORED for token, taught in zip(tokens.ids, mask, strict=True))
+    labels = (token if taught else IGNORED_LABEL for token, taught in zip(tokens.ids, mask, strict=True))
     return Example(tuple(tokens.ids), tuple(labels))
 
 
-def encode(
+def encode_examples(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None, max_length: int
 ) -> list[Example]:
     """Tokenize records for training; the loss is taken on what the assistant says and its end tokens alone.
@@ -65,14 +65,17 @@ def encode(
     Raises:
         BadConfiguration: no record is left.
     """
-    tally = Tally(max_length)
-    examples = [example_of(tokens) for tokens in tally.kept(tokenize(tokenizer, records, system_prompt) if records else ())]
-    tally.tell()
+    tally = ExampleTally(max_length)
+    examples = [
+        build_example(tokens)
+        for tokens in tally.kept(tokenize_records(tokenizer, records, system_prompt) if records else ())
+    ]
+    tally.report_losses()
     return examples
 
 
 @dataclass
-class Tally:
+class ExampleTally:
     """Cuts records at `max_length` tokens, and counts what becomes of them."""
 
     max_length: int
@@ -80,13 +83,13 @@ class Tally:
     num_kept: int = 0
     cut: int = 0
     refused: int = 0
-    first_refused: Unfit | None = None
+    first_refused: UnfitRecord | None = None
 
-    def kept(self, found: Iterable[Tokens | Unfit]) -> Iterator[Tokens]:
+    def kept(self, found: Iterable[Tokens | UnfitRecord]) -> Iterator[Tokens]:
         """Those that teach something."""
         for each in found:
             self.records += 1
-            if isinstance(each, Unfit):
+            if isinstance(each, UnfitRecord):
                 self.refused += 1
                 self.first_refused = self.first_refused or each
             elif (tokens := each.cut(self.max_length)).teaches:
@@ -94,31 +97,31 @@ class Tally:
                 self.cut += len(tokens) < len(each)
                 yield tokens
 
-    def tell(self) -> None:
+    def report_losses(self) -> None:
         """Say what was left out and cut. Raises BadConfiguration where nothing is left."""
         if not self.records:
             raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
         if self.refused:
-            say(f"{self.refused} of {counted(self.records, 'record')} left out: the first {self.first_refused}")
+            log_line(f"{self.refused} of {pluralize(self.records, 'record')} left out: the first {self.first_refused}")
         if not self.num_kept and self.refused:
             raise BadConfiguration(f"no record can be trained on: the first {self.first_refused}")
         if not self.num_kept:
             raise BadConfiguration(f"no answer fits into sequence_length {self.max_length}: raise it in the recipe")
         if left_out := self.records - self.num_kept - self.refused:
-            say(f"{left_out} of {counted(self.records, 'record')} {filled_by_prompts(self.max_length)}")
+            log_line(f"{left_out} of {pluralize(self.records, 'record')} {describe_prompt_overflow(self.max_length)}")
         if self.cut:
-            say(f"{self.cut} of {counted(self.records, 'record')} {cut_at(self.max_length)}")
+            log_line(f"{self.cut} of {pluralize(self.records, 'record')} {describe_truncation(self.max_length)}")
 
 
-def cut_at(length: int) -> str:
+def describe_truncation(length: int) -> str:
     return f"cut at sequence_length {length}: what is said behind it is not learned"
 
 
-def filled_by_prompts(length: int) -> str:
+def describe_prompt_overflow(length: int) -> str:
     return f"left out: a prompt alone fills sequence_length {length}"
 
 
-def prompt_of(tokens: Tokens) -> list[int]:
+def prompt_tokens(tokens: Tokens) -> list[int]:
     """What stands before the last thing that the assistant says."""
     runs = tokens.runs if tokens.runs[-1] else tokens.runs[:-2]  # a conversation may end with what is read only
     return tokens.ids[: sum(runs[:-1])]

@@ -1,9 +1,7 @@
-"""Packed rows over tokens that stay in their Arrow files: a row is made when it is asked for (row B18).
+"""Pack short examples side by side into rows of one length."""
 
-Which records share a row is a function of their lengths alone, so that a resumed run sees the same rows in the same order.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,14 +10,91 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from recipes.contracts.job import BadConfiguration
-from recipes.training.data.examples import IGNORED
-from recipes.training.packing import first_fit
+from recipes.training.data.examples import IGNORED_LABEL, Example
+
+# Packing: short examples side by side in rows of one length, so that no compute goes into padding.
+#
+# Padding was the biggest loss measured on long-tailed data. Positions restart with each example: from that, transformers
+# builds the mask that keeps neighbours from seeing each other.
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """One packed row; all three tensors are int64 of shape [sequence_length]."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices of items, none longer than `capacity`, in bins: longest first, each into the first bin with room.
+
+    The order is a function of the lengths alone (ties keep their order), so equal data packs equally everywhere.
+    """
+    bins: list[list[int]] = [[] for _ in lengths]
+    # A tree finds that bin in logarithmic time: leaf `leaves + n` is the room of bin n, a node the most room below it.
+    leaves = 1 << len(lengths).bit_length()
+    room = [capacity] * (2 * leaves)
+    for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        node = 1
+        while node < leaves:
+            node = 2 * node if room[2 * node] >= lengths[item] else 2 * node + 1
+        bins[node - leaves].append(item)
+        room[node] -= lengths[item]
+        while node := node // 2:
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return [chosen for chosen in bins if chosen]
+
+
+def pack_examples(examples: Sequence[Example], sequence_length: int, padding: int) -> list[PackedRow]:
+    """Examples -> rows of exactly `sequence_length` tokens; the rest of a row is `padding`, as an example of its own."""
+    bins = first_fit([len(example.tokens) for example in examples], sequence_length)
+    return [pack_row([examples[index] for index in chosen], sequence_length, padding) for chosen in bins]
+
+
+def pack_row(examples: Sequence[Example], sequence_length: int, padding: int) -> PackedRow:
+    """Examples that fit into one row, side by side."""
+    tokens = [token for example in examples for token in example.tokens]
+    # The first token of an example has no predecessor to be predicted from.
+    labels = [label for example in examples for label in (IGNORED_LABEL, *example.labels[1:])]
+    positions = [position for example in examples for position in range(len(example.tokens))]
+    rest = sequence_length - len(tokens)
+    return PackedRow(
+        input_ids=torch.tensor(tokens + [padding] * rest),
+        labels=torch.tensor(labels + [IGNORED_LABEL] * rest),
+        position_ids=torch.tensor(positions + list(range(rest))),
+    )
+
+
+def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Rows -> a batch of tensors of shape [batch, sequence_length], and what transformers needs to compute less.
+
+    `logits_to_keep` are the places [places] before a token that is learned in any of the rows, and `shift_labels` what
+    follows there, [batch, places]: prompts and padding get no logits, which a large vocabulary makes costly.
+    """
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    places, next_tokens = find_learned_positions(batch["labels"])
+    return batch | {"logits_to_keep": places, "shift_labels": next_tokens}
+
+
+def find_learned_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places before a token that is learned in any of the rows, and what follows there."""
+    next_tokens = labels[:, 1:]
+    places = (next_tokens != IGNORED_LABEL).any(dim=0).nonzero().squeeze(1)
+    return places, next_tokens[:, places]
+
+
+# Packed rows over tokens that stay in their Arrow files: a row is made when it is asked for (row B18).
+#
+# Which records share a row is a function of their lengths alone, so that a resumed run sees the same rows in the same
+# order.
 
 TOKEN_BYTES = 4
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of `length` tokens; each item is what `recipes.training.packing.Row` holds, bit for bit as `row_of` makes it.
+    """Rows of `length` tokens; each item is what `recipes.training.data.packing.PackedRow` holds, bit for bit as `row_of` makes it.
 
     Raises:
         BadConfiguration: none of the records teaches anything within `length`.
@@ -31,14 +106,14 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         self._padding = padding
         whole = table.column("length").to_numpy()
         self._lengths = np.minimum(whole, length)
-        kept = np.flatnonzero(learned(self._masks, self._lengths) > 0)
+        kept = np.flatnonzero(count_learned_tokens(self._masks, self._lengths) > 0)
         if not len(kept):
             raise BadConfiguration(f"no answer fits into sequence_length {length}: raise it in the recipe")
         self.num_records = len(kept)
-        self.left_out = len(whole) - len(kept)
-        self.truncated = int((whole[kept] > length).sum())
+        self.num_left_out = len(whole) - len(kept)
+        self.num_truncated = int((whole[kept] > length).sum())
         self.num_tokens = int(self._lengths[kept].sum(dtype=np.int64))
-        self._addresses = addresses(self._ids)
+        self._addresses = token_addresses(self._ids)
         self._rows = [kept[chosen] for chosen in first_fit(self._lengths[kept].tolist(), length)]
 
     def __len__(self) -> int:
@@ -47,7 +122,7 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """In arrays, and not token by token: a model that is small, or fast, would wait for its rows."""
         tokens = np.full(self._length, self._padding, dtype=np.int64)
-        labels = np.full(self._length, IGNORED, dtype=np.int64)
+        labels = np.full(self._length, IGNORED_LABEL, dtype=np.int64)
         positions = np.empty(self._length, dtype=np.int64)
         first = 0
         for record in self._rows[index].tolist():
@@ -56,20 +131,20 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
             mask = self._masks[record].values[: end - first].to_numpy(zero_copy_only=False)
             tokens[first:end] = found
             labels[first:end][mask] = found[mask]
-            labels[first] = IGNORED  # the first token of an example has no predecessor to be predicted from
+            labels[first] = IGNORED_LABEL  # the first token of an example has no predecessor to be predicted from
             positions[first:end] = np.arange(end - first)
             first = end
         positions[first:] = np.arange(self._length - first)
         arrays = {"input_ids": tokens, "labels": labels, "position_ids": positions}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def place_of(self, index: int) -> Iterator[tuple[int, int]]:
+    def memory_ranges(self, index: int) -> Iterator[tuple[int, int]]:
         """Where the tokens of a row lie: addresses, and sizes in bytes. Nothing of them is read."""
         records = self._rows[index]
         return zip(self._addresses[records].tolist(), (self._lengths[records] * TOKEN_BYTES).tolist(), strict=True)
 
 
-def addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
+def token_addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
     """Of the first token of each record."""
     found = [np.zeros(0, dtype=np.int64)]
     for chunk in tokens.chunks:
@@ -80,7 +155,7 @@ def addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.concatenate(found)
 
 
-def learned(mask: pa.ChunkedArray, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+def count_learned_tokens(mask: pa.ChunkedArray, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
     """How many tokens are learned of the first `lengths` of each record; nothing predicts a record's first token."""
     counts = []
     done = 0

@@ -12,29 +12,29 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from recipes.contracts.job import BadConfiguration
+from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.counted import counted
-from recipes.records.layouts import Layout, Unfit
+from recipes.records.layouts import Layout, UnfitRecord
 from recipes.records.record_reader import Record, read_records
-from recipes.runner import say
+from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from recipes.training.data.examples import IGNORED, Example, example_of, tokenize
-from recipes.training.packing import learned
-from recipes.training.token_loss import token_losses
+from recipes.training.data.examples import IGNORED_LABEL, Example, build_example, tokenize_records
+from recipes.training.data.packing import find_learned_positions
+from recipes.training.token_loss import compute_token_losses
 
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two answers with their prompt."""
 
     chosen: Example
     rejected: Example
 
 
-def of_pairs(record: Record) -> tuple[Record, Record]:
+def split_pair(record: Record) -> tuple[Record, Record]:
     """A record of a pair as two records of one answer each, the chosen one first."""
     prompt = record.row["prompt"]
     chosen, rejected = (
@@ -43,7 +43,7 @@ def of_pairs(record: Record) -> tuple[Record, Record]:
     return chosen, rejected
 
 
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe) -> list[Pair]:
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe) -> list[PreferencePair]:
     """Both answers of each record, cut at sequence_length; a pair of which an answer is cut off altogether is left out.
 
     Raises:
@@ -56,39 +56,43 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], 
             raise BadConfiguration(
                 f"record {number} is {record.layout}: objective {recipe.objective} needs {Layout.PREFERENCE}"
             )
-    halves = [half for record in records for half in of_pairs(record)]
-    encoded = [found for found in tokenize(tokenizer, halves, recipe.system_prompt) if not isinstance(found, Unfit)]
+    halves = [half for record in records for half in split_pair(record)]
+    encoded = [
+        found for found in tokenize_records(tokenizer, halves, recipe.system_prompt) if not isinstance(found, UnfitRecord)
+    ]
     cut = [tokens.cut(recipe.sequence_length) for tokens in encoded]
     pairs = [
-        Pair(example_of(chosen), example_of(rejected))
+        PreferencePair(build_example(chosen), build_example(rejected))
         for chosen, rejected in zip(cut[::2], cut[1::2], strict=True)
         if chosen.teaches and rejected.teaches
     ]
     if not pairs:
         raise BadConfiguration(f"no answer fits into sequence_length {recipe.sequence_length}: raise it in the recipe")
     if left_out := len(records) - len(pairs):
-        say(f"{left_out} of {counted(len(records), 'pair')} left out: an answer is past sequence_length")
+        log_line(f"{left_out} of {pluralize(len(records), 'pair')} left out: an answer is past sequence_length")
     return pairs
 
 
-def read_pairs(split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> list[Pair]:
+def read_pairs(
+    split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> list[PreferencePair]:
     """All pairs of a split, in its order."""
     pairs = encode_pairs(tokenizer, read_records(store.fetch(split, cache)), recipe)
-    say(counted(len(pairs), "pair"))
+    log_line(pluralize(len(pairs), "pair"))
     return pairs
 
 
-def stack(pairs: Sequence[Pair]) -> Batch:
+def collate_pairs(pairs: Sequence[PreferencePair]) -> Batch:
     """`input_ids` and `labels` of shape [2 * pairs, longest]: the chosen answers, then the rejected ones.
 
     Padding stands at the right, where causal attention keeps everything else from seeing it, so there is no mask. Prompts
-    get no logits where they are prompts in all rows (`recipes.training.packing`).
+    get no logits where they are prompts in all rows (`recipes.training.data.packing`).
     """
     examples = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
     longest = max(len(example.tokens) for example in examples)
     rest = [longest - len(example.tokens) for example in examples]
-    labels = torch.tensor([[*e.labels, *[IGNORED] * missing] for e, missing in zip(examples, rest, strict=True)])
-    places, following = learned(labels)
+    labels = torch.tensor([[*e.labels, *[IGNORED_LABEL] * missing] for e, missing in zip(examples, rest, strict=True)])
+    places, following = find_learned_positions(labels)
     return {
         "input_ids": torch.tensor([[*e.tokens, *[0] * missing] for e, missing in zip(examples, rest, strict=True)]),
         "labels": labels,
@@ -101,7 +105,7 @@ def token_log_probabilities(model: Any, batch: Batch) -> tuple[torch.Tensor, tor
     """log p of each token of an answer, 0 elsewhere, and whether it is one; both of shape [rows, places]."""
     logits = model(input_ids=batch["input_ids"], logits_to_keep=batch["logits_to_keep"], use_cache=False).logits
     targets = batch["shift_labels"]
-    return -token_losses(logits.flatten(0, 1), targets.flatten()).view_as(targets), targets != IGNORED
+    return -compute_token_losses(logits.flatten(0, 1), targets.flatten()).view_as(targets), targets != IGNORED_LABEL
 
 
 def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:

@@ -1,40 +1,126 @@
-"""The rows to train on: packed, of one length, from records or from a prepared split."""
+"""Load a split as packed rows, from prepared tokens or from raw records."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import PrepareParameters
+from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.counted import counted
-from recipes.runner import say
+from recipes.preparation.plan import open_table, write_table
+from recipes.preparation.tokenization.frozen_tokenizer import fingerprint_tokenizer
+from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, build_token_columns
+from recipes.records.record_reader import iterate_records
+from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact
-from recipes.training.data.examples import cut_at, filled_by_prompts
+from recipes.storage.manifest import Artifact, Manifest
+from recipes.training.data.examples import ExampleTally, describe_prompt_overflow, describe_truncation, make_record_tokenizer
 from recipes.training.data.packing import PackedRows
-from recipes.training.prepared_rows import is_prepared, prepared_rows
-from recipes.training.raw_rows import raw_rows
+
+# A prepared split as rows for training: its tokens are read where they lie.
 
 
-def packed(split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> PackedRows:
+def is_prepared(folder: Path) -> bool:
+    """Whether a split holds tokens, not texts alone."""
+    return any(folder.glob("*.arrow"))
+
+
+def load_prepared_rows(
+    folder: Path, manifest: Manifest, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, padding: int
+) -> PackedRows:
+    """Rows of `sequence_length` tokens.
+
+    Raises:
+        BadConfiguration: the split was tokenized with another tokenizer or system prompt than the recipe's, or none of its
+            records teaches anything within sequence_length.
+    """
+    check_tokenization(manifest, tokenizer, recipe)
+    table = pa.concat_tables([open_table(file) for file in sorted(folder.glob("*.arrow"))])
+    return PackedRows(table, recipe.sequence_length, padding)
+
+
+def check_tokenization(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+    """Refuse tokens that mean something else to the model that is to be trained."""
+    prepared = PrepareParameters.model_validate(manifest.facts["parameters"]).tokenize
+    if manifest.facts.get("tokenizer") != fingerprint_tokenizer(tokenizer) or prepared is None:
+        raise BadConfiguration(
+            f"the dataset was prepared with the tokenizer '{prepared.tokenizer if prepared else None}', which is not the "
+            f"base model's: prepare it with `tokenizer: recipe:{recipe.name}`"
+        )
+    if prepared.system_prompt != recipe.system_prompt:
+        raise BadConfiguration(
+            f"the dataset was prepared with the system prompt {prepared.system_prompt!r}, the recipe's is "
+            f"{recipe.system_prompt!r}: they must be the same"
+        )
+
+
+# A split of records as rows for training: tokenized some at a time, into a file that nobody else sees (row B18).
+#
+# Memory holds neither the records nor their tokens, which took nine times as much of it as the file has.
+
+RECORDS_PER_BLOCK = 1000
+"""Records that are tokenized together."""
+TOKEN_SCHEMA = pa.schema(TOKEN_FIELDS)
+
+
+def tokenize_rows(
+    folder: Path, scratch: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, padding: int
+) -> PackedRows:
+    """The file, in `scratch`, has no name any more when this returns: it is gone with the process, however that ends.
+
+    Raises:
+        BadConfiguration: a record has no layout, or none can be trained on.
+    """
+    tally = ExampleTally(recipe.sequence_length)
+    with TemporaryDirectory(dir=scratch, prefix="tokens-") as place:
+        file = Path(place) / "tokens.arrow"
+        write_table(file, TOKEN_SCHEMA, tokenize_batches(folder, tokenizer, recipe, tally))
+        table = open_table(file)
+    tally.report_losses()
+    return PackedRows(table, recipe.sequence_length, padding)
+
+
+def tokenize_batches(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tally: ExampleTally
+) -> Iterator[pa.RecordBatch]:
+    encoder = make_record_tokenizer(tokenizer, recipe.system_prompt)
+    records = iterate_records(folder)
+    while block := list(islice(records, RECORDS_PER_BLOCK)):
+        found = encoder.tokenize([record.row for record in block], [record.layout for record in block])
+        if kept := list(tally.kept(found)):
+            yield pa.record_batch(build_token_columns(kept, None, 0), schema=TOKEN_SCHEMA)
+
+
+# The rows to train on: packed, of one length, from records or from a prepared split.
+
+
+def load_packed_rows(
+    split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> PackedRows:
     """The rows to train on: of a prepared split as they are stored, of any other tokenized and packed here."""
     folder = store.fetch(split, cache)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if is_prepared(folder):
         manifest = store.manifest(split)
-        prepared = prepared_rows(folder, manifest, tokenizer, recipe, padding)
-        say(f"{counted(prepared.num_records, 'prepared record')}, {size_of(prepared)}")
-        before = manifest.facts.get("truncated")
-        if isinstance(before, int) and before:
-            say(f"{counted(before, 'record')} of all splits, cut at tokenize.max_length by the preparation")
-        if prepared.truncated:
-            say(f"{counted(prepared.truncated, 'record')} {cut_at(recipe.sequence_length)}")
-        if prepared.left_out:
-            say(f"{counted(prepared.left_out, 'record')} {filled_by_prompts(recipe.sequence_length)}")
+        prepared = load_prepared_rows(folder, manifest, tokenizer, recipe, padding)
+        log_line(f"{pluralize(prepared.num_records, 'prepared record')}, {describe_size(prepared)}")
+        truncated_before = manifest.facts.get("truncated")
+        if isinstance(truncated_before, int) and truncated_before:
+            log_line(f"{pluralize(truncated_before, 'record')} of all splits, cut at tokenize.max_length by the preparation")
+        if prepared.num_truncated:
+            log_line(f"{pluralize(prepared.num_truncated, 'record')} {describe_truncation(recipe.sequence_length)}")
+        if prepared.num_left_out:
+            log_line(f"{pluralize(prepared.num_left_out, 'record')} {describe_prompt_overflow(recipe.sequence_length)}")
         return prepared
-    rows = raw_rows(folder, cache, tokenizer, recipe, padding)
-    say(f"{counted(rows.num_records, 'record')}, {size_of(rows)}")
+    rows = tokenize_rows(folder, cache, tokenizer, recipe, padding)
+    log_line(f"{pluralize(rows.num_records, 'record')}, {describe_size(rows)}")
     return rows
 
 
-def size_of(rows: PackedRows) -> str:
-    return f"{counted(rows.num_tokens, 'token')}, {counted(len(rows), 'row')}"
+def describe_size(rows: PackedRows) -> str:
+    return f"{pluralize(rows.num_tokens, 'token')}, {pluralize(len(rows), 'row')}"

@@ -1,8 +1,4 @@
-"""The order in which a run sees its samples: a function of seed and position alone, not of micro-batch or process count.
-
-The place in it is a number of samples, which a checkpoint states; so a run that goes on with another micro-batch, or on
-other processes, with the same effective batch, neither skips nor repeats one.
-"""
+"""The order in which a run sees its samples, independent of process count."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 NO_ROW = -1
 """In the place of a row: the processes cannot share the rows of a step evenly, and this is one of its last places."""
 NO_ROWS = torch.empty(0, dtype=torch.int64)
-BLOCK = 1 << 16
+IDS_PER_BLOCK = 1 << 16
 SAMPLES_SEEN = "samples_seen"
 """The fact in a checkpoint's manifest: how many samples its weights were trained on."""
 
@@ -45,7 +41,7 @@ class SampleOrder:
         epoch = 0
         while sample >= (count := self._count(epoch)):
             sample, epoch = sample - count, epoch + 1
-        place = sample if count == self.rows else int(self._kept(epoch).nonzero()[sample])
+        place = sample if count == self.rows else int(self._kept_mask(epoch).nonzero()[sample])
         return epoch * self.rows + place
 
     def ids(self) -> Iterator[int]:
@@ -53,33 +49,35 @@ class SampleOrder:
         for epoch in count_up():
             order = self._order(epoch)
             if self.skipped and self._count(epoch) < self.rows:
-                order = order[self._kept(epoch)]
-            for first in range(0, len(order), BLOCK):  # numbers of Python take four times as much memory as those of torch
-                yield from order[first : first + BLOCK].tolist()
+                order = order[self._kept_mask(epoch)]
+            for first in range(
+                0, len(order), IDS_PER_BLOCK
+            ):  # numbers of Python take four times as much memory as those of torch
+                yield from order[first : first + IDS_PER_BLOCK].tolist()
 
     def _order(self, epoch: int) -> torch.Tensor:
         return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
 
-    def _kept(self, epoch: int) -> torch.Tensor:
+    def _kept_mask(self, epoch: int) -> torch.Tensor:
         """Of each place in an epoch's order, whether its row is a sample."""
-        kept = torch.isin(self._order(epoch), self._left_out(epoch), invert=True)
-        kept[self._places.get(epoch, [])] = False
+        kept = torch.isin(self._order(epoch), self._skipped_before(epoch), invert=True)
+        kept[self._skipped_positions.get(epoch, [])] = False
         return kept
 
     def _count(self, epoch: int) -> int:
         """How many samples an epoch has."""
-        if epoch in self._places:
-            return int(self._kept(epoch).sum())
-        return self.rows - len(self._left_out(epoch))
+        if epoch in self._skipped_positions:
+            return int(self._kept_mask(epoch).sum())
+        return self.rows - len(self._skipped_before(epoch))
 
-    def _left_out(self, epoch: int) -> torch.Tensor:
+    def _skipped_before(self, epoch: int) -> torch.Tensor:
         """The rows that were skipped in an epoch before."""
-        found = [rows for before, rows in self._rows_skipped.items() if before < epoch]
+        found = [rows for before, rows in self._skipped_rows.items() if before < epoch]
         rows: torch.Tensor = torch.unique(torch.cat(found)) if found else NO_ROWS  # type: ignore[no-untyped-call]
         return rows if 2 * len(rows) <= self.rows else NO_ROWS
 
     @cached_property
-    def _places(self) -> Mapping[int, Sequence[int]]:
+    def _skipped_positions(self) -> Mapping[int, Sequence[int]]:
         """Epoch -> the places in its order that are skipped."""
         found: dict[int, list[int]] = {}
         for position in (position for first, stop in self.skipped for position in range(first, stop)):
@@ -88,12 +86,12 @@ class SampleOrder:
         return found
 
     @cached_property
-    def _rows_skipped(self) -> Mapping[int, torch.Tensor]:
+    def _skipped_rows(self) -> Mapping[int, torch.Tensor]:
         """Epoch -> the rows in those places."""
-        return {epoch: self._order(epoch)[places] for epoch, places in self._places.items()}
+        return {epoch: self._order(epoch)[places] for epoch, places in self._skipped_positions.items()}
 
 
-class SamplesOfRun(Sampler[int]):
+class RunSamples(Sampler[int]):
     """All samples that a run sees, as if they were one epoch: the trainer finds its place by their number."""
 
     def __init__(self, order: SampleOrder, per_step: int, steps: int) -> None:
@@ -107,28 +105,28 @@ class SamplesOfRun(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return islice(self.order.ids(), len(self))
 
-    def seen(self, step: int) -> int:
+    def count_seen(self, step: int) -> int:
         """How many samples the weights after `step` were trained on."""
         return step * self.per_step
 
-    def place_after(self, step: int) -> dict[str, int]:
+    def position_after(self, step: int) -> dict[str, int]:
         """For people who look into a checkpoint: in which epoch the next sample is, and after how many batches of that."""
-        position, _ = self.order.positions(self.seen(step), self.seen(step) + 1)
+        position, _ = self.order.positions(self.count_seen(step), self.count_seen(step) + 1)
         epoch, place = divmod(position, self.order.rows)
         return {"epoch": epoch, "batch_index": place // self.per_step}
 
-    def positions_of_steps(self, first: int, last: int) -> tuple[int, int]:
+    def step_positions(self, first: int, last: int) -> tuple[int, int]:
         """The range of positions from which steps `first` to `last`, both included, took their samples."""
-        return self.order.positions(self.seen(first - 1), self.seen(last))
+        return self.order.positions(self.count_seen(first - 1), self.count_seen(last))
 
 
-class OncePerProcess(Sampler[int]):
+class ProcessSampler(Sampler[int]):
     """Each micro-batch as often as there are processes that compute it together: the library gives each process the next.
 
     A step has `places`, of which the last ones have no row where they are more than its samples.
     """
 
-    def __init__(self, samples: SamplesOfRun, places: int, batch: int, processes: int) -> None:
+    def __init__(self, samples: RunSamples, places: int, batch: int, processes: int) -> None:
         self.samples = samples
         self.places = places
         self.batch = batch
@@ -146,7 +144,7 @@ class OncePerProcess(Sampler[int]):
                 yield from places[first : first + self.batch] * self.processes
 
 
-class RowsOrNone(Dataset[Any]):
+class OptionalRows(Dataset[Any]):
     """The rows of a split, and None in the place of `NO_ROW`."""
 
     def __init__(self, rows: Any) -> None:

@@ -1,6 +1,6 @@
-"""The numbers that training logs of its own, by the specification's names."""
+"""Names of the metrics that training logs."""
 
-OF_TRANSFORMERS = {
+TRANSFORMERS_NAMES = {
     "loss": "train/loss",
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
@@ -11,6 +11,6 @@ PERPLEXITY = "eval/perplexity"
 TOKENS_PER_SECOND = "train/tokens_per_second"
 MFU = "train/mfu"
 CHECKPOINT_SECONDS = "train/checkpoint_seconds"
-ALL = (*OF_TRANSFORMERS.values(), PERPLEXITY, TOKENS_PER_SECOND, MFU, CHECKPOINT_SECONDS)
-TAKEN = tuple(dict.fromkeys(name.partition("/")[2] for name in ALL))
+METRIC_NAMES = (*TRANSFORMERS_NAMES.values(), PERPLEXITY, TOKENS_PER_SECOND, MFU, CHECKPOINT_SECONDS)
+RESERVED_NAMES = tuple(dict.fromkeys(name.partition("/")[2] for name in METRIC_NAMES))
 """What no objective may call a number that it tells."""

@@ -1,25 +1,23 @@
-"""What a micro-batch tells of itself, which stays on the device until it is logged: a number that is read there is waited
-for, and a GPU that is waited for has nothing to do next.
-"""
+"""Metrics of a micro-batch, left on the device until they are logged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from recipes.training.metrics.validation_loss import Part
+from recipes.training.metrics.validation_loss import WeightedMeans
 
 
 @dataclass(frozen=True)
-class Told:
-    """A `Part` whose means may be on the device."""
+class MicrobatchMetrics:
+    """A `WeightedMeans` whose means may be on the device."""
 
     means: Mapping[str, float | torch.Tensor]
     weight: int
 
 
-def read(told: Sequence[Told], device: torch.device) -> list[Part]:
+def fetch_metrics(metrics: Sequence[MicrobatchMetrics], device: torch.device) -> list[WeightedMeans]:
     """All that was told, in one transfer; in float64, which changes no number."""
-    means = [torch.as_tensor(mean, dtype=torch.float64, device=device) for some in told for mean in some.means.values()]
+    means = [torch.as_tensor(mean, dtype=torch.float64, device=device) for batch in metrics for mean in batch.means.values()]
     found = iter(torch.stack(means).tolist() if means else ())
-    return [Part({name: next(found) for name in some.means}, some.weight) for some in told]
+    return [WeightedMeans({name: next(found) for name in batch.means}, batch.weight) for batch in metrics]

@@ -1,7 +1,4 @@
-"""What a run has used, over all its restarts, and how fast it is: seconds, memory, the time that checkpoints stop it for.
-
-None of it decides a number of the model, and none of it enters a digest of what is published.
-"""
+"""Meter a run's GPU time, memory, throughput and checkpoint stalls."""
 
 import json
 import resource
@@ -17,30 +14,30 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.results import Usage, write_usage
 from recipes.machine import read_machine
 from recipes.planning.architecture import Architecture
-from recipes.planning.gpus import peak_of_device
-from recipes.planning.throughput import flops_per_token
+from recipes.planning.gpus import find_device_peak
+from recipes.planning.throughput import estimate_flops_per_token
 from recipes.storage.artifact_store import Store
 from recipes.training.metrics.metric_names import MFU, TOKENS_PER_SECOND
-from recipes.usage import Usage, write_usage
 
-EVERY_SECONDS = 60.0
+WRITE_INTERVAL_SECONDS = 60.0
 """How much of a process is not counted at most when it dies, besides the step that it was in."""
-SIXTEEN_BITS = ("float16", "bfloat16")
+HALF_PRECISION = ("float16", "bfloat16")
 
 
-class Meter:
+class UsageMeter:
     """Counts on, on so many GPUs, from what the run had used before this process; they are held since it `began`."""
 
     def __init__(self, before: Usage, gpus: int, began: float | None = None) -> None:
-        self._before = before
-        self._gpus = gpus
+        self._previous = before
+        self._num_gpus = gpus
         self._machine = read_machine()
         self._stalls: list[float] = []
         self._peak = before.peak_memory
-        self._started = time.monotonic()
-        self._began = self._started if began is None else began
+        self._started_at = time.monotonic()
+        self._held_since = self._started_at if began is None else began
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
@@ -50,43 +47,43 @@ class Meter:
         self._stalls.append(time.monotonic() - started)
 
     @property
-    def newest_stall(self) -> float | None:
+    def last_stall_seconds(self) -> float | None:
         return self._stalls[-1] if self._stalls else None
 
-    def learn_peaks(self, bytes_of_processes: Sequence[int]) -> None:
+    def record_peaks(self, peak_bytes: Sequence[int]) -> None:
         """What each process of the run has held at most so far: they hold other parts of a model, and other rows."""
-        self._peak = max(self._peak, *bytes_of_processes)
+        self._peak = max(self._peak, *peak_bytes)
 
     def read(self, state: TrainerState) -> Usage:
         """By the end of the step that training stands at."""
         now = time.monotonic()
         return Usage(
-            seconds=self._before.seconds + now - self._started,
-            gpus=self._gpus,
-            gpu_seconds=self._before.gpu_seconds + (now - self._began) * self._gpus,
-            checkpoints=self._before.checkpoints + sum(self._stalls),
-            longest_checkpoint=max([self._before.longest_checkpoint, *self._stalls]),
-            num_checkpoints=self._before.num_checkpoints + len(self._stalls),
-            peak_memory=max(self._peak, peak_memory()),
+            seconds=self._previous.seconds + now - self._started_at,
+            gpus=self._num_gpus,
+            gpu_seconds=self._previous.gpu_seconds + (now - self._held_since) * self._num_gpus,
+            checkpoints=self._previous.checkpoints + sum(self._stalls),
+            longest_checkpoint=max([self._previous.longest_checkpoint, *self._stalls]),
+            num_checkpoints=self._previous.num_checkpoints + len(self._stalls),
+            peak_memory=max(self._peak, peak_memory_bytes()),
             steps=state.global_step,
             tokens=state.num_input_tokens_seen,
             machine=self._machine,
         )
 
 
-class WriteUsage(TrainerCallback):  # type: ignore[misc]
+class UsageWriter(TrainerCallback):  # type: ignore[misc]
     """Into the store: with each checkpoint, once a minute in between, and when the loop is over.
 
     In the background: no run waits for that.
     """
 
-    def __init__(self, meter: Meter, store: Store, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, meter: UsageMeter, store: Store, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._meter, self._store, self._folder, self._clock = meter, store, folder, clock
         self._written_at = clock()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="usage")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if self._clock() - self._written_at >= EVERY_SECONDS:
+        if self._clock() - self._written_at >= WRITE_INTERVAL_SECONDS:
             self._write(state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -100,13 +97,13 @@ class WriteUsage(TrainerCallback):  # type: ignore[misc]
         self._writer.submit(write_usage, self._store, self._folder, self._meter.read(state))
 
 
-def gpus_held(job: Job) -> int:
+def count_held_gpus(job: Job) -> int:
     """On all nodes, as many of those that the job asks for as are there: on a processor it may train without any."""
     nodes = job.distributed.num_nodes if job.distributed else 1
     return min(job.hardware.gpus, torch.cuda.device_count()) * nodes
 
 
-def peak_memory() -> int:
+def peak_memory_bytes() -> int:
     """The most bytes that this process has held: on the GPU where it trains on one, else of the host."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
@@ -114,7 +111,7 @@ def peak_memory() -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class TokenCost:
     """Of one token: the operations it costs, without those that are done twice to save memory (PaLM, appendix B); `peak`
     operations a second of all processes.
 
@@ -125,7 +122,7 @@ class Work:
     flops: float | None
     peak: float | None
 
-    def speed(self, tokens: int, seconds: float) -> dict[str, float]:
+    def throughput_metrics(self, tokens: int, seconds: float) -> dict[str, float]:
         """What a step of so many tokens in so many seconds means, by the name of the metric."""
         found = {TOKENS_PER_SECOND: tokens / seconds}
         if self.flops and self.peak:
@@ -133,15 +130,15 @@ class Work:
         return found
 
 
-def work_of_token(recipe: Recipe, model: Path) -> Work:
+def token_cost(recipe: Recipe, model: Path) -> TokenCost:
     """Of a recipe with the base model in that folder."""
     try:
         shape = Architecture.from_config(json.loads((model / "config.json").read_text()))
-        flops = flops_per_token(recipe, shape, recomputed=False)
+        flops = estimate_flops_per_token(recipe, shape, recomputed=False)
     except BadConfiguration:  # a family, or an adapter's target, that is not known here
         flops = None
     peak = None
-    if recipe.hardware.gpus and torch.cuda.is_available() and recipe.computing_dtype in SIXTEEN_BITS:
+    if recipe.hardware.gpus and torch.cuda.is_available() and recipe.computing_dtype in HALF_PRECISION:
         # Of what is there: where no cluster sees to it, that may be another type than the recipe asks for.
-        peak = peak_of_device(torch.cuda.get_device_name())
-    return Work(flops, peak and peak * recipe.processes)
+        peak = find_device_peak(torch.cuda.get_device_name())
+    return TokenCost(flops, peak and peak * recipe.processes)

@@ -7,23 +7,23 @@ from pairs, is an objective as good as these.
 from importlib.metadata import EntryPoints, entry_points
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import OBJECTIVES, PAIR_OBJECTIVES
+from recipes.contracts.objective_names import OBJECTIVES_GROUP, PAIR_OBJECTIVES_GROUP
 from recipes.contracts.recipe import Recipe
 from recipes.training.objectives.dpo import Dpo
 from recipes.training.objectives.objective import Objective
 from recipes.training.objectives.orpo import Orpo
 from recipes.training.objectives.sft import Sft
 
-BUILT_IN: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo": Orpo}
+BUILT_IN_OBJECTIVES: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo": Orpo}
 
 
-def objective_of(recipe: Recipe) -> Objective:
+def make_objective(recipe: Recipe) -> Objective:
     """The objective that a recipe names. Raises BadConfiguration where it is not installed, or cannot be made."""
-    if recipe.objective in BUILT_IN:
-        return BUILT_IN[recipe.objective](recipe)
-    found = EntryPoints((*entry_points(group=OBJECTIVES), *entry_points(group=PAIR_OBJECTIVES)))
+    if recipe.objective in BUILT_IN_OBJECTIVES:
+        return BUILT_IN_OBJECTIVES[recipe.objective](recipe)
+    found = EntryPoints((*entry_points(group=OBJECTIVES_GROUP), *entry_points(group=PAIR_OBJECTIVES_GROUP)))
     if recipe.objective not in found.names:
-        known = ", ".join([*BUILT_IN, *sorted(found.names)])
+        known = ", ".join([*BUILT_IN_OBJECTIVES, *sorted(found.names)])
         raise BadConfiguration(f"recipe '{recipe.name}': objective {recipe.objective} is not installed here: use {known}")
     entry = found[recipe.objective]
     try:

@@ -13,8 +13,14 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from recipes.training.data.preference_pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
-from recipes.training.model import load_reference
+from recipes.training.data.preference_pairs import (
+    PreferencePair,
+    collate_pairs,
+    log_probabilities,
+    read_pairs,
+    reward_metrics,
+)
+from recipes.training.model import load_reference_model
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
 
@@ -28,15 +34,17 @@ class Dpo(Objective):
     padded_behind = True
     _frozen: Any = None
 
-    def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
+    def rows(
+        self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[PreferencePair]:
         return read_pairs(split, store, cache, tokenizer, self.recipe)
 
-    def collate(self, rows: Sequence[Pair]) -> Batch:
-        return stack(rows)
+    def collate(self, rows: Sequence[PreferencePair]) -> Batch:
+        return collate_pairs(rows)
 
     def begin(self, model: Any) -> None:
         if not isinstance(model, PeftModel):
-            self._frozen = load_reference(model, self.recipe)
+            self._frozen = load_reference_model(model, self.recipe)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         reference = self._reference(model, batch)

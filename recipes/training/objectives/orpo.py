@@ -12,10 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from recipes.training.data.preference_pairs import Pair, read_pairs, reward_metrics, stack, token_log_probabilities
+from recipes.training.data.preference_pairs import (
+    PreferencePair,
+    collate_pairs,
+    read_pairs,
+    reward_metrics,
+    token_log_probabilities,
+)
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
-HIGHEST = -1e-7
+MAX_LOG_PROBABILITY = -1e-7
 """Of a mean log-probability: an answer that is certain in float32 has 0."""
 
 
@@ -29,21 +35,23 @@ class Orpo(Objective):
 
     padded_behind = True
 
-    def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
+    def rows(
+        self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[PreferencePair]:
         return read_pairs(split, store, cache, tokenizer, self.recipe)
 
-    def collate(self, rows: Sequence[Pair]) -> Batch:
-        return stack(rows)
+    def collate(self, rows: Sequence[PreferencePair]) -> Batch:
+        return collate_pairs(rows)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         found, inside = token_log_probabilities(model, batch)
         chosen, rejected = (found.sum(-1) / inside.sum(-1)).view(2, -1)
-        log_odds = log_odds_of(chosen) - log_odds_of(rejected)
+        log_odds = compute_log_odds(chosen) - compute_log_odds(rejected)
         value = -chosen.mean() - self.recipe.preference_beta * logsigmoid(log_odds).mean()
         return Loss(value, reward_metrics(chosen, rejected))
 
 
-def log_odds_of(log_probability: torch.Tensor) -> torch.Tensor:
+def compute_log_odds(log_probability: torch.Tensor) -> torch.Tensor:
     """log(p / (1 - p)), exact for p near 1; of p = 1, where it is infinite and has no slope, that of the p next to it."""
-    log_probability = log_probability.clamp(max=HIGHEST)
+    log_probability = log_probability.clamp(max=MAX_LOG_PROBABILITY)
     return log_probability - torch.log(-torch.expm1(log_probability))

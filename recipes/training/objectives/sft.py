@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the answers' tokens become likelier, in packed rows."""
+"""Supervised fine-tuning on packed rows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,16 +8,16 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from recipes.training.data.rows import packed
+from recipes.training.data.packing import collate
+from recipes.training.data.rows import load_packed_rows
 from recipes.training.objectives.objective import Batch, Objective, Rows
-from recipes.training.packing import collate
 
 
 class Sft(Objective):
     packed = True
 
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
-        return packed(split, store, cache, tokenizer, self.recipe)
+        return load_packed_rows(split, store, cache, tokenizer, self.recipe)
 
     def collate(self, rows: Sequence[dict[str, torch.Tensor]]) -> Batch:
         return collate(rows)

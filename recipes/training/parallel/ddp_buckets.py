@@ -1,10 +1,10 @@
-"""Sums of gradients that a run computes alike, however often it begins again (row I3)."""
+"""Fix the order of DDP's gradient buckets, so that resumed runs round alike."""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def settle_buckets(model: DistributedDataParallel) -> None:
+def fix_bucket_order(model: DistributedDataParallel) -> None:
     """Let DDP sort its buckets of gradients now, by the order of the weights from the last to the first.
 
     It would do so after a process's first step, by the order in which they came. A sum of three or more numbers depends on

@@ -1,7 +1,4 @@
-"""One stage of a model that is cut into stages of whole layers: how it is read, and what is left of the library's module.
-
-Names stay those of the whole model, so that a checkpoint does not tell how many stages made it.
-"""
+"""Load and save one pipeline stage of a model."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,11 +12,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from recipes.contracts.job import BadConfiguration
-from recipes.planning.parallel_layout import Stage, stage_of
-from recipes.training.row_files import RowFiles
+from recipes.planning.parallel_layout import PipelineStage, assign_stage
+from recipes.training.checkpointing.sharded_safetensors import ShardedTensors
 from recipes.training.token_loss import use_token_losses
 
-ADAPTER = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 def load_stage(
@@ -36,9 +33,9 @@ def load_stage(
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    stage = stage_of(rank, stages, config.num_hidden_layers, tied=config.tie_word_embeddings)
-    files = RowFiles(sorted(folder.glob("*.safetensors")))
-    names = [name for name, _ in model.named_parameters() if stage.has(name)]
+    stage = assign_stage(rank, stages, config.num_hidden_layers, tied=config.tie_word_embeddings)
+    files = ShardedTensors(sorted(folder.glob("*.safetensors")))
+    names = [name for name, _ in model.named_parameters() if stage.owns(name)]
     if missing := set(names) - {*files.names}:
         raise BadConfiguration(f"strategy pipeline reads weights by name, and {folder} has no {min(missing)}: use fsdp")
     model.load_state_dict({name: files.read(name).to(dtype) for name in names}, strict=False, assign=True)
@@ -47,22 +44,22 @@ def load_stage(
     model.eval()
     use_token_losses(model)
     adapted: PreTrainedModel | PeftModel = adapt(model)
-    keep(stage, causal_of(adapted))
+    drop_other_stages(stage, causal_model(adapted))
     return adapted
 
 
-def causal_of(model: PreTrainedModel | PeftModel) -> Any:
+def causal_model(model: PreTrainedModel | PeftModel) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def keep(stage: Stage, causal: Any) -> None:
+def drop_other_stages(stage: PipelineStage, causal: Any) -> None:
     """Drop what is of other stages. The decoder's own code runs through the layers that are left."""
     decoder = causal.model
     kept = nn.ModuleList()
     for place in stage.layers:
         kept.add_module(str(place), decoder.layers[place])
     decoder.layers = kept
-    decoder.config = config_of(stage, decoder.config)
+    decoder.config = stage_config(stage, decoder.config)
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)
     if not stage.embeds:
         decoder.embed_tokens = None
@@ -71,7 +68,7 @@ def keep(stage: Stage, causal: Any) -> None:
         causal.lm_head = None
 
 
-def config_of(stage: Stage, config: Any) -> Any:
+def stage_config(stage: PipelineStage, config: Any) -> Any:
     """Families whose layers differ look up by place in the list of them which one it is."""
     own = deepcopy(config)
     kinds = getattr(own, "layer_types", None)
@@ -83,7 +80,7 @@ def config_of(stage: Stage, config: Any) -> Any:
 
 def load_adapter(model: PeftModel, folder: Path) -> None:
     """The weights of this stage, of an adapter that was saved whole. Raises BadConfiguration: it is of another model."""
-    files = RowFiles(sorted(folder.glob(ADAPTER)))
+    files = ShardedTensors(sorted(folder.glob(ADAPTER_FILE)))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
@@ -98,7 +95,7 @@ def save_adapter(model: PeftModel, parts: list[dict[str, torch.Tensor]], folder:
     """The adapter of all stages, as the library saves it of one process; itself it saves no layers but those it sees."""
     model.save_pretrained(str(folder), save_embedding_layers=False)
     whole = {stored_name(name, model): weight for part in parts for name, weight in part.items()}
-    save_file(whole, folder / ADAPTER, {"format": "pt"})
+    save_file(whole, folder / ADAPTER_FILE, {"format": "pt"})
 
 
 def stored_name(name: str, model: PeftModel) -> str:
@@ -106,5 +103,5 @@ def stored_name(name: str, model: PeftModel) -> str:
     return name.replace(f".{model.active_adapter}.", ".")
 
 
-def trained_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def trained_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight.detach().cpu() for name, weight in model.named_parameters() if weight.requires_grad}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from recipes.contracts.command_job import Script
 from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.quantities import parse_duration
 from resources.compute.kubernetes.names import object_name
 from resources.settings.sections import Scheduler
 
@@ -69,7 +69,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         node_labels=node_labels,
         cpu=hardware.cpu,
         memory=hardware.memory,
-        max_seconds=math.ceil(seconds_of(job.schedule.max_duration)),
+        max_seconds=math.ceil(parse_duration(job.schedule.max_duration)),
         queue=scheduler.queue,
         priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
         namespace=scheduler.namespace,

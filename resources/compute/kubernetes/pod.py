@@ -9,7 +9,7 @@ from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
-from resources.jobs.credentials import TOKEN
+from resources.jobs.credentials import TOKEN_VARIABLE
 
 USER_ID = 10001
 """The user of deploy/Containerfile; given here too, so that no image can choose root."""
@@ -107,7 +107,7 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
     if gang.job.tracking is not None:
         # Optional: a job that is applied by hand has no token, and runs all the same.
         token = {"name": secret_name(gang), "key": KEY, "optional": True}
-        variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": token}})
+        variables.append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": token}})
     if gang.processes or gang.shares:
         name = "PET_NODE_RANK" if gang.job.program is Program.COMMAND else "NODE_RANK"
         variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": RANK}}})

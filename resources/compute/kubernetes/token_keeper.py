@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.token_secret import KEY, owned_by, secret_name, token_secret
-from resources.jobs.credentials import TOKEN
+from resources.jobs.credentials import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, V1Secret  # type: ignore[import-untyped]
@@ -37,7 +37,7 @@ class TokenKeeper:
         if found is not None and self._credentials.is_valid(gang.job, token_in(found)):
             self._credentials.renew(gang.job)
             return
-        if token := self._credentials.issue(gang.job).get(TOKEN):
+        if token := self._credentials.issue(gang.job).get(TOKEN_VARIABLE):
             secret = token_secret(gang, token)
             if found is None:
                 self._core.create_namespaced_secret(gang.namespace, secret)

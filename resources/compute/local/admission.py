@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.contracts.job import Job
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from resources.compute.job_key import JobKey
 from resources.compute.local.capacity import GPU_PROGRAMS, gpus_for
 from resources.compute.local.leases import Lease, Leases
-from resources.detached import lock, write_json
+from resources.stack.detached_process import lock_folder, write_json_atomic
 
 TICKET_SECONDS = 60.0
 """A ticket that was not renewed for so long is dropped: a supervisor polls its job several times a second."""
@@ -43,7 +43,7 @@ class Admission:
         self.leases.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             # One job at a time: two at once could each lock half of what both need.
-            is_alone = held.enter_context(lock(self.leases.folder)) is not None
+            is_alone = held.enter_context(lock_folder(self.leases.folder)) is not None
             lease = self.leases.acquire(held, self.required_gpus(job)) if is_alone and self._is_next(job) else None
             self._renew_ticket(job)  # also when admitted: if its start fails, it keeps its place in the queue
             if lease is None:
@@ -60,7 +60,7 @@ class Admission:
         """What a job waits for, for people."""
         running, slots, gpus = self.leases.running_jobs(), self.leases.slots, self.leases.gpus
         if slots is not None and (running >= slots or not gpus):
-            return f"waits for its turn: on this machine run {running} of at most {counted(slots, 'job')}"
+            return f"waits for its turn: on this machine run {running} of at most {pluralize(slots, 'job')}"
         return f"waits for GPUs of this machine: {self.required_gpus(job)} of {len(gpus or ())}"
 
     def withdraw(self, job: JobKey) -> None:
@@ -76,7 +76,7 @@ class Admission:
         try:
             os.utime(ticket)
         except FileNotFoundError:
-            write_json(ticket, time.time_ns())
+            write_json_atomic(ticket, time.time_ns())
 
     def _is_next(self, job: JobKey) -> bool:
         """Whether no job waits longer. Strict order: small jobs would otherwise take every GPU that a large one needs."""

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_document import ExitDocument
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import EXIT_FILE, MEMORY_RAN_OUT, BadConfiguration, Job, Program
-from recipes.job_processes import end_processes
+from recipes.contracts.job import EXIT_FILE, OUT_OF_MEMORY_FILE, BadConfiguration, Job, Program
+from recipes.job_processes import kill_job_processes
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Observation, Phase
 from resources.compute.credentials import Credentials
 from resources.compute.job_key import JobKey
@@ -32,9 +32,17 @@ from resources.compute.local.work_folder import (
     read_number,
     work_folder,
 )
-from resources.detached import LOG, ask_to_stop, is_running, lock, start, stop, write_json
 from resources.settings.settings import Settings
-from resources.stack.services import SOURCE
+from resources.stack.detached_process import (
+    LOG_FILE,
+    is_running,
+    lock_folder,
+    request_stop,
+    start_detached,
+    stop_process,
+    write_json_atomic,
+)
+from resources.stack.services import SOURCE_ROOT
 
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 KILL_MESSAGES = {
@@ -60,7 +68,7 @@ class LocalCompute(Compute):
         self,
         jobs: Path,
         *,
-        source: Path = SOURCE,
+        source: Path = SOURCE_ROOT,
         max_restarts: int = MAX_RESTARTS,
         grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
@@ -93,7 +101,7 @@ class LocalCompute(Compute):
         work.mkdir(parents=True, exist_ok=True)
         job = job.model_copy(update={"work_dir": str(work)})
         write_document(job, work / JOB_FILE)
-        with lock(work) as descriptor:
+        with lock_folder(work) as descriptor:
             # Checked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job) and not (work / QUEUED_START_FILE).exists():
                 self._start(job, work, descriptor, Start(attempt=1, faults=0))
@@ -106,7 +114,7 @@ class LocalCompute(Compute):
         over = is_time_over(job, work)
         if over and is_running(work):
             self.cancel(job)  # it may save a checkpoint, or end well, in its grace period
-        with lock(work) as descriptor:
+        with lock_folder(work) as descriptor:
             attempt = read_number(work / ATTEMPT_FILE)
             if descriptor is None:
                 return Observation(Phase.RUNNING, attempt)
@@ -132,28 +140,28 @@ class LocalCompute(Compute):
 
     def cancel(self, job: JobKey) -> None:
         work = self.folder(job)
-        stop(work, self.grace_seconds)
+        stop_process(work, self.grace_seconds)
         (work / QUEUED_START_FILE).unlink(missing_ok=True)
         self.admission.withdraw(job)
         terminate_leftovers(job)
 
     def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
         try:
-            with (self.folder(job) / LOG).open("rb") as file:
+            with (self.folder(job) / LOG_FILE).open("rb") as file:
                 file.seek(offset)
                 return file.read(max_bytes)
         except FileNotFoundError:
             return b""
 
     def log_size(self, job: JobKey) -> int:
-        log = self.folder(job) / LOG
+        log = self.folder(job) / LOG_FILE
         return log.stat().st_size if log.is_file() else 0
 
     def has_processes(self, job: JobKey) -> bool:
         return is_running(self.folder(job))
 
     def terminate_processes(self, job: JobKey) -> None:
-        ask_to_stop(self.folder(job), self.grace_seconds)
+        request_stop(self.folder(job), self.grace_seconds)
 
     def queued_until(self, job: JobKey) -> int:
         work = self.folder(job)
@@ -169,7 +177,7 @@ class LocalCompute(Compute):
             if lease is None:
                 if not queued.exists():
                     used = now - read_start(work) if begin.attempt > 1 else None
-                    write_json(queued, begin.model_copy(update={"used": used}).model_dump())
+                    write_json_atomic(queued, begin.model_copy(update={"used": used}).model_dump())
                 detail = "; ".join(filter(None, (self.admission.describe_wait(job), begin.detail)))
                 return Observation(Phase.PENDING, begin.attempt, detail, begin.reason)
             # Before any file changes: while the metadata is unavailable, this does not count as an attempt.
@@ -178,14 +186,16 @@ class LocalCompute(Compute):
                 record_start(work, start_time(job, work, now))
             elif begin.used is not None:
                 record_start(work, now - begin.used)
-            write_json(work / FAILED_ATTEMPTS_FILE, begin.faults)
+            write_json_atomic(work / FAILED_ATTEMPTS_FILE, begin.faults)
             if queued.exists():
                 (work / QUEUED_UNTIL_FILE).touch()
                 queued.unlink()
             (work / EXIT_FILE).unlink(missing_ok=True)
-            write_json(work / ATTEMPT_FILE, begin.attempt)
-            write_json(work / MEMORY_KILLS_FILE, memory_kills())
-            start(command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, besides=lease.locks)
+            write_json_atomic(work / ATTEMPT_FILE, begin.attempt)
+            write_json_atomic(work / MEMORY_KILLS_FILE, memory_kills())
+            start_detached(
+                command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, inherited_descriptors=lease.locks
+            )
         phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
         return Observation(phase, begin.attempt, begin.detail, begin.reason)
 
@@ -207,7 +217,7 @@ def write_document(job: Job, path: Path) -> None:
             return
     except (FileNotFoundError, ValidationError):
         pass
-    write_json(path, job.model_dump(mode="json"))
+    write_json_atomic(path, job.model_dump(mode="json"))
 
 
 def record_kill(work: Path) -> ExitDocument:
@@ -215,7 +225,7 @@ def record_kill(work: Path) -> ExitDocument:
     counted = work / MEMORY_KILLS_FILE
     if not counted.is_file() or memory_kills() <= int(counted.read_text()):
         return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
-    (work / MEMORY_RAN_OUT).touch()
+    (work / OUT_OF_MEMORY_FILE).touch()
     return record_exit(work, ExitReason.OOM_KILLED, KILL_MESSAGES[ExitReason.OOM_KILLED])
 
 
@@ -223,14 +233,14 @@ def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
     """Write why the supervisor counts the newest attempt as ended. On a full disk the answer alone has it."""
     document = ExitDocument(code=None, message=message, reason=reason)
     with suppress(OSError):
-        write_json(work / EXIT_FILE, document.model_dump(mode="json"))
+        write_json_atomic(work / EXIT_FILE, document.model_dump(mode="json"))
     return document
 
 
 def terminate_leftovers(job: JobKey) -> None:
     """Kill processes of a user's command that outlived its program, because that was killed."""
     if job.program is Program.COMMAND:
-        end_processes(job.id)
+        kill_job_processes(job.id)
 
 
 def read_exit(work: Path) -> ExitDocument | None:

@@ -1,7 +1,7 @@
 """Leases of job slots and GPUs, by lock files.
 
 A lease is held by whoever holds the lock of its folder. A program inherits the locks from the supervisor that starts it
-(`resources.detached`), so they are released when its last process ends, whichever supervisor died before. Dagster's pool
+(`resources.stack.detached_process`), so they are released when its last process ends, whichever supervisor died before. Dagster's pool
 cannot count this: a program outlives its killed run worker, whose pool slot is free then, and three jobs trained where two
 may.
 """
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.detached import is_running, lock
+from resources.stack.detached_process import is_running, lock_folder
 
 SLOT = "place-"
 """Prefix of the folders whose locks are slots, next to those of the GPUs."""
@@ -76,4 +76,4 @@ class Leases:
     def _lock(self, held: ExitStack, name: str) -> int | None:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        return held.enter_context(lock(folder))
+        return held.enter_context(lock_folder(folder))

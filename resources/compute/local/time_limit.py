@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from recipes.contracts.job import Job
-from recipes.contracts.quantities import seconds_of
+from recipes.contracts.quantities import parse_duration
 from resources.compute.local.work_folder import CLOCK_FILE, TIME_START_FILE
-from resources.detached import LOG, write_json
+from resources.stack.detached_process import LOG_FILE, write_json_atomic
 
 MIN_CLOCK_CHANGE_SECONDS = 10.0
 """A clock that is set by less changes little of what a job may take."""
@@ -22,15 +22,15 @@ def start_time(job: Job, work: Path, now: float) -> float:
 
     The log shows until when it ran: a stack that was down, or a job that failed yesterday, has used no time since.
     """
-    began, log = work / TIME_START_FILE, work / LOG
+    began, log = work / TIME_START_FILE, work / LOG_FILE
     if not began.is_file() or not log.is_file() or is_time_over(job, work):
         return now
     return read_start(work) + max(0.0, now - log.stat().st_mtime)
 
 
 def record_start(work: Path, start: float) -> None:
-    write_json(work / TIME_START_FILE, start)
-    write_json(work / CLOCK_FILE, {"boot": boot_id(), "offset": clock_offset()})
+    write_json_atomic(work / TIME_START_FILE, start)
+    write_json_atomic(work / CLOCK_FILE, {"boot": boot_id(), "offset": clock_offset()})
 
 
 def read_start(work: Path) -> float:
@@ -40,7 +40,7 @@ def read_start(work: Path) -> float:
 def is_time_over(job: Job, work: Path) -> bool:
     """Whether a job has used up its time."""
     started = (work / TIME_START_FILE).is_file()
-    return started and time.time() > read_start(work) + seconds_of(job.schedule.max_duration)
+    return started and time.time() > read_start(work) + parse_duration(job.schedule.max_duration)
 
 
 def follow_clock_change(work: Path) -> None:

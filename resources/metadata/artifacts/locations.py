@@ -1,18 +1,162 @@
-"""Whose files lie at a path of the artifact proxy: a run's or a logged model's, wherever its experiment keeps them.
+"""Artifact URIs of experiments, runs and logged models, and their owners."""
 
-What belongs here: the look-up, and the folders above those files. What does not: which places there can be
-(`artifact_locations`), and the files themselves.
-"""
-
+import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 
 from sqlalchemy import Connection, literal, select
 
-from resources.metadata.artifacts.artifact_locations import VERSIONS, proxied_uri
+from recipes.storage import uris
+from resources.errors import HanzoError, invalid
+from resources.metadata.field_rules import checked_text, printable
 from resources.metadata.tables import experiments, logged_models, runs
 
-FOLDER = "artifacts"
+# Where the files of an experiment, a run and a logged model are, as URIs that MLflow's clients read.
+#
+# Without a wish they are behind this server's artifact proxy, at `mlflow-artifacts:/EXPERIMENT/...`. A client may name
+# another place when it makes an experiment (`artifact_location`):
+#
+# - `mlflow-artifacts:/PATH` is behind the proxy too, under a name of the client's own; - any other is kept and given
+# back, as in MLflow: there the *client* reads and writes, with its own rights. This server never opens such a place, so
+# nobody makes it read a file or call a host (the SSRF and path classes of MLflow's past).
+#
+# What belongs here: which URIs there can be. What does not: whose files a path of the proxy is (`artifact_owners`).
+
+PROXY_SCHEME = "mlflow-artifacts"
+MODELS_PART = "models"
+"""The first part of a proxied path that names a registered model's files."""
+MAX_LOCATION_LENGTH = 2048
+REFUSED_SCHEMES = ("http", "https", "ftp", "sftp", "hdfs", "viewfs", "r2", "b2", "abfss")
+"""Schemes whose places MLflow 3.17 refuses too: whoever reads one is made to call that host."""
+REFERENCE_SCHEMES = ("runs", "models")
+"""Schemes that name things of a tracking server, and no place."""
+EXPERIMENT_ID_PATTERN = re.compile(r"\d+")
+"""Numbers are experiments."""
+UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?]")
+
+
+def default_location(experiment_id: int) -> str:
+    return proxied_uri(str(experiment_id))
+
+
+def run_files_uri(location: str, run_id: str) -> str:
+    """Where the files of a run of an experiment at `location` are."""
+    return join_uri(location, f"{run_id}/artifacts")
+
+
+def model_files_uri(location: str, model_id: str) -> str:
+    return join_uri(location, f"{MODELS_PART}/{model_id}/artifacts")
+
+
+def join_uri(location: str, path: str) -> str:
+    """A place below another: the path goes before the query, if there is one."""
+    if is_proxied(location):
+        root = proxied_path(location)
+        return proxied_uri(f"{root}/{path}" if root else path)
+    scheme, host, root, query, _ = urlsplit(location)
+    if not scheme:
+        return f"{location.rstrip('/')}/{path}"
+    return urlunsplit((scheme, host, f"{root.rstrip('/')}/{path}", query, ""))
+
+
+def is_proxied(uri: str) -> bool:
+    """Whether the files at a URI are in this server's store."""
+    return uri.partition(":")[0] == PROXY_SCHEME
+
+
+def proxied_uri(path: str) -> str:
+    """The URI of a path of the artifact proxy; `proxied_path` is its inverse."""
+    return f"{PROXY_SCHEME}:/{path}"
+
+
+def proxied_path(uri: str) -> str:
+    """The path of the artifact proxy that an `mlflow-artifacts:` URI names."""
+    return uri.partition(":")[2].strip("/")
+
+
+def check_proxied(uri: str) -> None:
+    """Raises a 400 where files are at a place that only their clients read."""
+    if not is_proxied(uri):
+        raise invalid(
+            f"These artifacts are at {printable(uri)}, where this server does not look: "
+            "read them with an MLflow client that may read there"
+        )
+
+
+def absolute_location(location: str, folder: str) -> str:
+    """A relative path as an absolute one, also that of a `file:` URI; everything else as it is."""
+    path = location.removeprefix("file:")
+    if not path or ":" in path or path.startswith("/"):
+        return location
+    return f"{'' if path == location else 'file://'}{posixpath.join(folder, path)}"
+
+
+def checked_location(location: str) -> str:
+    """The place of an experiment's files, as the client named it.
+
+    Raises:
+        HanzoError: 400 where it is no place for files, or a place that is not the client's to choose.
+    """
+    if len(location) > MAX_LOCATION_LENGTH:
+        raise invalid(
+            f"Invalid artifact path length. The length of the artifact path cannot be greater than {MAX_LOCATION_LENGTH} characters."
+        )
+    checked_text(location, "artifact_location")
+    if not location:
+        return location
+    try:
+        scheme, host, path, query, fragment = urlsplit(location)
+        params = urlparse(location).params
+    except ValueError:
+        raise location_error(location, "It is no URI") from None
+    if fragment or params:
+        raise invalid("'artifact_location' URL can't include fragments or params.")
+    if ".." in unquote_fully(query):
+        raise invalid("Invalid query string")
+    if scheme in REFERENCE_SCHEMES:
+        raise invalid(f"Artifact location cannot be a {scheme}:/ URI. Given: '{printable(location)}'")
+    if scheme in REFUSED_SCHEMES or (scheme == PROXY_SCHEME and host):
+        raise location_error(location, f"A {scheme} URI with a host names a server: use a bucket or {PROXY_SCHEME}:/PATH")
+    if scheme == PROXY_SCHEME:
+        return checked_proxy_path(location, path)
+    if scheme == "s3" and host in uris.BUCKETS:  # datasets, checkpoints and models are no client's to write to
+        raise location_error(location, f"It is this server's own store: leave it out, or use {PROXY_SCHEME}:/PATH")
+    if scheme in ("", "file") and not host and not path.startswith("/"):
+        raise location_error(location, f"A relative path names no place here: use a URI, such as {PROXY_SCHEME}:/PATH")
+    return location
+
+
+def checked_proxy_path(location: str, path: str) -> str:
+    parts = path.strip("/").split("/")
+    if (
+        UNSAFE_CHARACTERS.search(location)
+        or unquote(location) != location
+        or (path.strip("/") and {"", ".", ".."} & set(parts))
+    ):
+        raise location_error(location, "Its path must be one that means the same to everybody")
+    if parts[0] == MODELS_PART or EXPERIMENT_ID_PATTERN.fullmatch(parts[0]):
+        raise location_error(location, "Numbers and 'models' are taken: begin its path with another name")
+    return location
+
+
+def unquote_fully(text: str) -> str:
+    while (plain := unquote(text)) != text:
+        text = plain
+    return text
+
+
+def location_error(location: str, why: str) -> HanzoError:
+    return invalid(f"Invalid value '{printable(location)}' for parameter 'artifact_location' supplied: {why}")
+
+
+# Whose files lie at a path of the artifact proxy: a run's or a logged model's, wherever its experiment keeps them.
+#
+# What belongs here: the look-up, and the folders above those files. What does not: which places there can be
+# (`artifact_locations`), and the files themselves.
+
+ARTIFACTS_FOLDER = "artifacts"
 
 
 @dataclass(frozen=True)
@@ -26,21 +170,21 @@ class FilesOwner:
     path: str
 
 
-def files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
+def find_files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
     """The owner of the files at `LOCATION/RUN/artifacts[/PATH]` or `LOCATION/models/MODEL/artifacts[/PATH]`; None where no
     run and no model keeps its files there.
 
     Args:
         proxied: a path without empty parts.
     """
-    wanted = {(identifier, uri): path for identifier, uri, path in candidates(proxied)}
+    wanted = {(identifier, uri): path for identifier, uri, path in owner_candidates(proxied)}
     if not wanted:
         return None
     ids = {identifier for identifier, _ in wanted}
-    of_runs = select(
+    run_query = select(
         runs.c.id, runs.c.artifact_uri, runs.c.organization, runs.c.lifecycle_stage, literal(False).label("is_model")
     ).where(runs.c.id.in_(ids))
-    of_models = (
+    model_query = (
         select(
             logged_models.c.id,
             logged_models.c.artifact_uri,
@@ -51,41 +195,41 @@ def files_owner(connection: Connection, proxied: str) -> FilesOwner | None:
         .join(experiments, experiments.c.id == logged_models.c.experiment_id)
         .where(logged_models.c.id.in_(ids))
     )
-    for row in connection.execute(of_runs.union_all(of_models)):
+    for row in connection.execute(run_query.union_all(model_query)):
         path = wanted.get((row.id, row.artifact_uri))
         if path is not None:
             return FilesOwner(row.id, bool(row.is_model), row.organization, row.lifecycle_stage, path)
     return None
 
 
-def candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
+def owner_candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
     """Every id that a path may be of, the URI at which its files would be, and the path in them."""
     parts = proxied.split("/")
     for end in range(1, len(parts)):
-        if parts[end] == FOLDER and parts[end - 1] != VERSIONS:
+        if parts[end] == ARTIFACTS_FOLDER and parts[end - 1] != MODELS_PART:
             yield parts[end - 1], proxied_uri("/".join(parts[: end + 1])), "/".join(parts[end + 1 :])
 
 
-def folders_above(connection: Connection, proxied: str, organization: str) -> list[str] | None:
+def list_parent_folders(connection: Connection, proxied: str, organization: str) -> list[str] | None:
     """The folders directly below a path above the files of an organization's runs and logged models; None where it is not.
 
     As in MLflow those are `artifacts` of a run or a model, the runs and `models` of an experiment, and the models in there.
     They are known without a look into the store, so one of a run that logged no file is among them. Holds all their names.
     """
-    owner = files_owner(connection, f"{proxied}/{FOLDER}")
+    owner = find_files_owner(connection, f"{proxied}/{ARTIFACTS_FOLDER}")
     if owner is not None and not owner.path and owner.organization == organization:
-        return [FOLDER]
+        return [ARTIFACTS_FOLDER]
     place, _, last = proxied.rpartition("/")
-    if last == VERSIONS and (found := experiments_at(connection, place, organization)):
+    if last == MODELS_PART and (found := find_experiments_at(connection, place, organization)):
         return list(connection.scalars(select(logged_models.c.id).where(logged_models.c.experiment_id.in_(found))))
-    if not (found := experiments_at(connection, proxied, organization)):
+    if not (found := find_experiments_at(connection, proxied, organization)):
         return None
     any_model = select(logged_models.c.id).where(logged_models.c.experiment_id.in_(found)).limit(1)
-    of_models = [VERSIONS] if connection.scalar(any_model) else []
-    return [*connection.scalars(select(runs.c.id).where(runs.c.experiment_id.in_(found))), *of_models]
+    model_query = [MODELS_PART] if connection.scalar(any_model) else []
+    return [*connection.scalars(select(runs.c.id).where(runs.c.experiment_id.in_(found))), *model_query]
 
 
-def experiments_at(connection: Connection, proxied: str, organization: str) -> list[int]:
+def find_experiments_at(connection: Connection, proxied: str, organization: str) -> list[int]:
     """The experiments that keep their files at a path; several may be at one that their clients chose."""
     uri = proxied_uri(proxied)
     at_place = experiments.c.artifact_location.in_([uri, f"{uri}/"]) & (experiments.c.organization == organization)

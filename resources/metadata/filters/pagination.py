@@ -1,9 +1,9 @@
-"""Keyset pages: a page begins after the values that the last one ended with, not after a number of rows.
+"""Keyset pagination and its opaque page tokens."""
 
-So a page costs the same wherever it is, and rows that are inserted or deleted meanwhile shift nothing.
-"""
-
+import base64
+import binascii
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -11,8 +11,56 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, false, or_
 
-from resources.errors import invalid
-from resources.metadata.filters.page_token import Kind, checked_position, encode_token, not_ours, opened_token
+from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
+from resources.errors import HanzoError, invalid
+
+# Page tokens: where the next page begins, opaque to clients.
+
+ValueKind = type | tuple[type, ...]
+"""What one value of a position may be: exactly one type (true is no int), or one of several."""
+
+
+def encode_token(position: Sequence[Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(list(position)).encode()).decode()
+
+
+def decode_token(token: str, types: Sequence[ValueKind]) -> list[Any]:
+    """The position in a token of ours, checked value by value. Raises a 400 for any other token."""
+    return checked_position(open_token(token), types)
+
+
+def open_token(token: str) -> list[Any]:
+    """What is in a token, whatever it is, and whoever made it."""
+    try:
+        position = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError):
+        raise invalid("Invalid page token, could not base64-decode") from None
+    if not isinstance(position, list):
+        raise foreign_token_error()
+    return position
+
+
+def checked_position(position: Sequence[Any], types: Sequence[ValueKind]) -> list[Any]:
+    if len(position) != len(types) or not all(_fits(value, kind) for value, kind in zip(position, types, strict=True)):
+        raise foreign_token_error()
+    return list(position)
+
+
+def foreign_token_error() -> HanzoError:
+    return invalid("Invalid page token: it was not given out by this call")
+
+
+def _fits(value: Any, kind: ValueKind) -> bool:
+    if type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
+        return False
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return not (isinstance(value, str) and UNSTORABLE_CHARACTERS.search(value))
+
+
+# Keyset pages: a page begins after the values that the last one ended with, not after a number of rows.
+#
+# So a page costs the same wherever it is, and rows that are inserted or deleted meanwhile shift nothing.
 
 
 @dataclass(frozen=True)
@@ -21,10 +69,10 @@ class SortKey:
 
     column: ColumnElement[Any]
     ascending: bool
-    kind: Kind
+    kind: ValueKind
 
 
-def absent_last(
+def nulls_last(
     value: ColumnElement[Any], ascending: bool, kind: type, is_nan: ColumnElement[Any] | None = None
 ) -> list[SortKey]:
     """Numbers first, then NaN, then what has no value: in both directions, as in MLflow."""
@@ -34,12 +82,12 @@ def absent_last(
 
 class Keyset:
     """The order of a search, of which the last key must be unique. `scope` is whatever else a token must agree with;
-    `told` too, each by what a caller is told whose token does not."""
+    `mismatches` too, each by what a caller is told whose token does not."""
 
-    def __init__(self, keys: Sequence[SortKey], scope: object = (), told: Mapping[str, object] | None = None) -> None:
+    def __init__(self, keys: Sequence[SortKey], scope: object = (), mismatches: Mapping[str, object] | None = None) -> None:
         self._keys = keys
-        self._told = {refusal: hashed(asked) for refusal, asked in (told or {}).items()}
-        self._scopes = [*self._told.values(), hashed(scope)]
+        self._mismatches = {refusal: scope_hash(value) for refusal, value in (mismatches or {}).items()}
+        self._scopes = [*self._mismatches.values(), scope_hash(scope)]
 
     def page(self, query: Select[Any], limit: int, page_token: str | None) -> Select[Any]:
         """The query for one page and one row more, which tells whether there is another page."""
@@ -49,22 +97,22 @@ class Keyset:
         """The values of the keys that the last page ended with; None for the first page. Raises a 400 for a bad token."""
         if not page_token:
             return None
-        sent = opened_token(page_token)
+        sent = open_token(page_token)
         scopes, position = sent[: len(self._scopes)], sent[len(self._scopes) :]
         if len(scopes) != len(self._scopes):
-            raise not_ours()
+            raise foreign_token_error()
         # Before the position, whose values are others where the order is another.
-        for refusal, found in zip(self._told, scopes, strict=False):
-            if found != self._told[refusal]:
+        for refusal, found in zip(self._mismatches, scopes, strict=False):
+            if found != self._mismatches[refusal]:
                 raise invalid(refusal)
         if scopes != self._scopes:
-            raise not_ours()
+            raise foreign_token_error()
         return checked_position(position, [key.kind for key in self._keys])
 
     def ordered(self, query: Select[Any], position: Sequence[Any] | None) -> Select[Any]:
         """The query from a position on, with the keys as its last columns. A value may be a parameter for it."""
         if position is not None:
-            query = query.where(after(self._keys, position))
+            query = query.where(is_after(self._keys, position))
         order = [key.column if key.ascending else key.column.desc() for key in self._keys]
         return query.add_columns(*(key.column for key in self._keys)).order_by(*order)
 
@@ -75,11 +123,11 @@ class Keyset:
         return encode_token((*self._scopes, *rows[limit - 1][-len(self._keys) :]))
 
 
-def hashed(scope: object) -> str:
+def scope_hash(scope: object) -> str:
     return hashlib.sha256(repr(scope).encode()).hexdigest()[:12]
 
 
-def after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[bool]:
+def is_after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[bool]:
     """Whether a row comes after `position`.
 
     A value of None was NULL: the rank before it says so, and all rows of that rank are equal here.
@@ -88,9 +136,9 @@ def after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[boo
     for key, value in zip(reversed(keys), reversed(position), strict=True):
         if value is None:
             continue
-        beyond, upto = (
+        strictly_after, at_or_after = (
             (key.column > value, key.column >= value) if key.ascending else (key.column < value, key.column <= value)
         )
         # Not `beyond or (equal and ...)`: a bound that always holds is one that an index can be searched by.
-        clause = and_(upto, or_(beyond, clause))
+        clause = and_(at_or_after, or_(strictly_after, clause))
     return clause

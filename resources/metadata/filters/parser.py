@@ -7,24 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resources.errors import HanzoError, invalid
+from resources.metadata.field_rules import printable
 from resources.metadata.filters.tokenizer import (
     CLOSING,
     NUMBER,
     OPENING,
     Token,
     as_name,
-    comparator,
     is_word,
+    parse_comparator,
     tokenize,
-    unquoted,
+    unquote_name,
 )
-from resources.metadata.tracking_rules import printable
 
 NUMERIC = frozenset({">", ">=", "=", "!=", "<", "<="})
 TEXT = frozenset({"=", "!=", "LIKE", "ILIKE"})
 NULLABLE_TEXT = TEXT | {"IS NULL", "IS NOT NULL"}
 LISTABLE_TEXT = TEXT | {"IN", "NOT IN"}
-EVERYTHING = frozenset({"attribute", "metric", "param", "tag"})
+ALL_ENTITIES = frozenset({"attribute", "metric", "param", "tag"})
 MAX_CONDITIONS = 100
 MAX_ORDERS = 20
 MAX_VALUES = 30_000
@@ -74,7 +74,7 @@ class Grammar:
     quotable: frozenset[str] = frozenset()
     keyed_operators: frozenset[str] = NULLABLE_TEXT
     dataset_keys: frozenset[str] = frozenset()
-    sortable: frozenset[str] = EVERYTHING
+    sortable: frozenset[str] = ALL_ENTITIES
     malformed: str = "Invalid clause(s) in filter string"
     bad_comparator: str = "Invalid comparator"
     bad_order: str = "Invalid attribute key"
@@ -101,7 +101,7 @@ def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
     return conditions
 
 
-def refuse_too_many(experiment_ids: Sequence[int], conditions: Sequence[Condition]) -> None:
+def refuse_too_many_values(experiment_ids: Sequence[int], conditions: Sequence[Condition]) -> None:
     """Of the values of a search. Raises a 400: the database would fail, as it does when it is away, and be asked again."""
     named = sum(len(condition.value) for condition in conditions if isinstance(condition.value, tuple))
     if (count := len(experiment_ids) + named) > MAX_VALUES:
@@ -134,7 +134,7 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
 
 def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condition, int]:
     """The condition that begins at a token, and where the next one does. Its form is looked at before its names are."""
-    operator, position = comparator(tokens, start + 1)
+    operator, position = parse_comparator(tokens, start + 1)
     has_value = operator not in ("", "IS NULL", "IS NOT NULL")
     first = as_name(tokens[start]) if start < len(tokens) else Token("mark", "")
     if not operator or first.kind not in ("name", "number") or (has_value and not _is_value(tokens[position:], operator)):
@@ -143,7 +143,7 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
         raise invalid(f"Invalid comparison clause. Expected 'Identifier' found '{first.text}'")
     entity, key = _identifier(first.text, grammar, {**grammar.numbers, **grammar.texts}, "Invalid attribute key")
     # Refusals name an attribute as it was written: the column that it means, `name` of run_name, is not the client's word.
-    written = unquoted(first.text.partition(".")[2] or first.text) if entity == "attribute" else key
+    written = unquote_name(first.text.partition(".")[2] or first.text) if entity == "attribute" else key
     numeric = entity == "metric" or (entity == "attribute" and key in grammar.numbers.values())
     listable = entity in ("attribute", "dataset")
     allowed = NUMERIC if numeric else LISTABLE_TEXT if listable else grammar.keyed_operators
@@ -161,18 +161,18 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     if key in grammar.quotable and value.kind == "string" and NUMBER.fullmatch(value.text[1:-1]):
         value = Token("number", value.text[1:-1])
     if numeric:
-        what = "metric" if entity == "metric" else f"numeric attribute: {written}"
-        return Condition(entity, key, operator, _number(value, what)), position + 1
+        subject = "metric" if entity == "metric" else f"numeric attribute: {written}"
+        return Condition(entity, key, operator, _number(value, subject)), position + 1
     return Condition(entity, key, operator, _text(value, NOUNS[entity])), position + 1
 
 
 def _identifier(text: str, grammar: Grammar, attributes: Mapping[str, str], unknown: str) -> tuple[str, str]:
     name, dot, key = text.partition(".")
-    entity = grammar.entities.get(unquoted(name)) if dot else "attribute"
+    entity = grammar.entities.get(unquote_name(name)) if dot else "attribute"
     if entity is None:
         valid = ", ".join(sorted(set(grammar.entities.values())))
         raise invalid(f"Invalid entity type '{printable(name)}'. Valid values are {valid}")
-    key = unquoted(key if dot else text)
+    key = unquote_name(key if dot else text)
     if entity == "dataset" and key not in grammar.dataset_keys:
         valid = ", ".join(sorted(grammar.dataset_keys))
         raise invalid(f"Invalid dataset key '{printable(key)}' specified. Valid keys are '{valid}'")
@@ -194,9 +194,9 @@ def _is_value(following: list[Token], operator: str) -> bool:
     )
 
 
-def _number(token: Token, what: str) -> float:
+def _number(token: Token, subject: str) -> float:
     if token.kind != "number":
-        raise invalid(f"Expected numeric value type for {what}. Found {printable(token.text)}")
+        raise invalid(f"Expected numeric value type for {subject}. Found {printable(token.text)}")
     return float(token.text)
 
 

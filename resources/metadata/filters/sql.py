@@ -9,12 +9,12 @@ from sqlalchemy.sql.expression import FromClause
 from resources.metadata.filters.parser import Condition, Value
 
 Parameters = BindParameter[Any] | tuple[BindParameter[Any], ...]
-"""In the place of a value, or of several, that a statement is given when it is executed: `written` ones."""
+"""In the place of a value, or of several, that a statement is given when it is executed: `dialect_value` ones."""
 
 
 def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
     """One comparison. LIKE heeds case, ILIKE does not, and a backslash is an ordinary character."""
-    operand: Any = value if isinstance(value, BindParameter) else written(operator, value, dialect)
+    operand: Any = value if isinstance(value, BindParameter) else dialect_value(operator, value, dialect)
     if operator == "LIKE":
         # LIKE of SQLite does not heed case, GLOB does.
         return column.like(operand) if dialect == "postgresql" else column.op("GLOB")(operand)
@@ -34,29 +34,29 @@ def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters
 
 def compare_absent(column: Column[Any], operator: str, value: Value, dialect: str) -> ColumnElement[bool]:
     """`compare`, of a text that may be absent too: MLflow keeps an empty one then, which `!=` finds as it finds any."""
-    asked = value if isinstance(value, tuple) else (value,)
+    expected = value if isinstance(value, tuple) else (value,)
     # Of what is asked for by its value, an index is of use.
-    if not column.nullable or (operator in ("=", "IN") and "" not in asked):
+    if not column.nullable or (operator in ("=", "IN") and "" not in expected):
         return compare(column, operator, value, dialect)
     return compare(func.coalesce(column, ""), operator, value, dialect)
 
 
-def written(operator: str, value: Any, dialect: str) -> Any:
+def dialect_value(operator: str, value: Any, dialect: str) -> Any:
     """A value as the dialect's operator takes it: what differs is how a pattern is written."""
     if operator not in ("LIKE", "ILIKE"):
         return value
     if dialect == "postgresql":
         return str(value).replace("\\", "\\\\")
-    return as_glob(str(value)) if operator == "LIKE" else str(value)
+    return to_glob(str(value)) if operator == "LIKE" else str(value)
 
 
-def as_glob(pattern: str) -> str:
+def to_glob(pattern: str) -> str:
     """A LIKE pattern as one for GLOB, in which * ? [ would be special."""
     return re.sub(r"[*?\[]", r"[\g<0>]", pattern).replace("%", "*").replace("_", "?")
 
 
 def compare_keyed(
-    table: FromClause, owner: ColumnElement[bool], condition: Condition, dialect: str, asked: Parameters | None = None
+    table: FromClause, owner: ColumnElement[bool], condition: Condition, dialect: str, expected: Parameters | None = None
 ) -> ColumnElement[bool]:
     """A condition on a (key, value) table: one look-up by its primary key for each candidate.
 
@@ -66,10 +66,10 @@ def compare_keyed(
     row = and_(owner, table.c.key == condition.key)
     if condition.operator == "IS NULL":
         return not_(exists().where(row))
-    return exists().where(row, matches(table, condition, condition.value if asked is None else asked, dialect))
+    return exists().where(row, row_matches(table, condition, condition.value if expected is None else expected, dialect))
 
 
-def matches(table: FromClause, condition: Condition, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
+def row_matches(table: FromClause, condition: Condition, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
     """Whether a row of a (key, value) table that has the condition's key is one that the condition asks for."""
     if condition.operator == "IS NOT NULL":
         return true()

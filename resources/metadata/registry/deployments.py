@@ -1,7 +1,7 @@
-"""Deployments: one row for each promotion to production, and what became of it. The newest `serving` row is served.
+"""Deployments: one row for each promotion to production, and what became of it. The newest `find_serving` row is served.
 
 A version that leaves production without a successor is withdrawn in two steps, because the engine is another process: its
-rows are `withdrawing` in the transaction that moved it, and `withdrawn` once the engine was seen to serve them no more.
+rows are `list_withdrawing` in the transaction that moved it, and `mark_withdrawn` once the engine was seen to serve them no more.
 Whatever dies in between, the row says what is still to be done.
 
 Whoever decides by a row's status takes the lock of the registry first: on PostgreSQL another transaction could else change
@@ -20,8 +20,8 @@ from resources.metadata.tables import deployments as table
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.transactions import insert_into
 
-LEAVING = ("withdrawing", "withdrawn")
-LOST = "deployment.lost"
+LEAVING_STATUSES = ("withdrawing", "withdrawn")
+LOST_EVENT = "deployment.lost"
 """The event by which what the engine does not serve any more is deployed again."""
 
 
@@ -46,7 +46,9 @@ class Deployment:
         return ModelKey(self.organization, self.name)
 
 
-def begin(connection: Connection, model: ModelKey, *, version: int, promotion: int, url: str, sha256: str) -> Deployment:
+def begin_deployment(
+    connection: Connection, model: ModelKey, *, version: int, promotion: int, url: str, sha256: str
+) -> Deployment:
     """The deployment of a promotion, made when it is missing: a promotion is deployed once, however often it is seen."""
     now = now_ms()
     row = {**model.row, "version": version, "promotion": promotion, "url": url, "sha256": sha256}
@@ -54,24 +56,24 @@ def begin(connection: Connection, model: ModelKey, *, version: int, promotion: i
     # Not `rowcount`, which SQLAlchemy does not tell for every INSERT on PostgreSQL.
     if connection.execute(insert.on_conflict_do_nothing().returning(table.c.id)).first():
         emit_model(connection, "deployment.started", model, {"version": version})
-    found = of_promotion(connection, promotion)
+    found = find_by_promotion(connection, promotion)
     assert found is not None
     return found
 
 
-def of_promotion(connection: Connection, promotion: int) -> Deployment | None:
+def find_by_promotion(connection: Connection, promotion: int) -> Deployment | None:
     row = connection.execute(select(table).where(table.c.promotion == promotion)).mappings().first()
     return Deployment(**row) if row else None
 
 
-def serving(connection: Connection, model: ModelKey) -> Deployment | None:
+def find_serving(connection: Connection, model: ModelKey) -> Deployment | None:
     """What is served under a name."""
-    query = select(table).where(model.of(table), table.c.status == "serving").order_by(table.c.id.desc()).limit(1)
+    query = select(table).where(model.row_filter(table), table.c.status == "serving").order_by(table.c.id.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return Deployment(**row) if row else None
 
 
-def in_production(connection: Connection) -> Sequence[Deployment]:
+def list_in_production(connection: Connection) -> Sequence[Deployment]:
     """What is served and is to be: of all models, the deployments of the versions that are in production."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
     joined = select(table).join(versions, and_(*same, versions.c.version == table.c.version))
@@ -79,7 +81,7 @@ def in_production(connection: Connection) -> Sequence[Deployment]:
     return [Deployment(**row) for row in connection.execute(query).mappings()]
 
 
-def being_put_back(connection: Connection) -> Sequence[tuple[Deployment, str]]:
+def list_restoring(connection: Connection) -> Sequence[tuple[Deployment, str]]:
     """What was lost and is to serve again, each with the run that its version is of."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
     joined = select(table, versions.c.run_id).join(versions, and_(*same, versions.c.version == table.c.version))
@@ -88,27 +90,27 @@ def being_put_back(connection: Connection) -> Sequence[tuple[Deployment, str]]:
     return [(Deployment(**row), run_id) for row in rows for run_id in [row.pop("run_id")]]
 
 
-def lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
+def mark_lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
     """The engine does not serve this one, for that reason: it is deployed again. False where it is not to be any more, or is
     not as it was when it was looked at.
     """
     lock_registry(connection)
-    if deployment not in [*in_production(connection), *(left for left, _ in being_put_back(connection))]:
+    if deployment not in [*list_in_production(connection), *(left for left, _ in list_restoring(connection))]:
         return False
     values = {"status": "deploying", "reason": reason, "updated_at": now_ms()}
     connection.execute(update(table).where(table.c.id == deployment.id).values(**values))
-    mine = deployment.model.of(versions) & (versions.c.version == deployment.version)
-    run_id = connection.execute(select(versions.c.run_id).where(mine)).scalar_one()
+    version_filter = deployment.model.row_filter(versions) & (versions.c.version == deployment.version)
+    run_id = connection.execute(select(versions.c.run_id).where(version_filter)).scalar_one()
     facts = {"version": deployment.version, "run_id": run_id, "promotion": deployment.promotion, "reason": reason}
-    emit_model(connection, LOST, deployment.model, facts)
+    emit_model(connection, LOST_EVENT, deployment.model, facts)
     return True
 
 
-def served_again(connection: Connection, deployment: Deployment) -> None:
+def mark_restored(connection: Connection, deployment: Deployment) -> None:
     """What was lost and given up is served all the same, unless it was decided otherwise since it was looked at."""
     lock_registry(connection)
-    if deployment in [left for left, _ in being_put_back(connection)]:
-        succeed(connection, deployment)
+    if deployment in [left for left, _ in list_restoring(connection)]:
+        mark_serving(connection, deployment)
 
 
 def is_being_deployed(connection: Connection, run_id: str) -> bool:
@@ -119,31 +121,31 @@ def is_being_deployed(connection: Connection, run_id: str) -> bool:
     return connection.execute(left).first() is not None
 
 
-def newest_of(connection: Connection, model: ModelKey, numbers: Collection[int]) -> dict[int, Deployment]:
+def newest_by_version(connection: Connection, model: ModelKey, numbers: Collection[int]) -> dict[int, Deployment]:
     """The last deployment of each of a model's versions that has one, however it ended."""
-    mine = model.of(table) & table.c.version.in_(numbers)
-    last = select(func.max(table.c.id)).where(mine).group_by(table.c.version)
+    version_filter = model.row_filter(table) & table.c.version.in_(numbers)
+    last = select(func.max(table.c.id)).where(version_filter).group_by(table.c.version)
     found = connection.execute(select(table).where(table.c.id.in_(last))).mappings()
     return {row["version"]: Deployment(**row) for row in found}
 
 
-def succeed(connection: Connection, deployment: Deployment) -> bool:
+def mark_serving(connection: Connection, deployment: Deployment) -> bool:
     """This one serves from now on, and those before it are replaced; False where it was withdrawn meanwhile.
 
     One that a dead worker left half-way is among those: of another deployment the engine has nothing any more.
     """
-    if take_back(connection, deployment):
+    if withdraw_if_leaving(connection, deployment):
         return False
     now = now_ms()
     served = (table.c.status == "serving") & (table.c.id != deployment.id)
     left = (table.c.status == "deploying") & (table.c.id < deployment.id)
-    replaced = update(table).where(deployment.model.of(table), served | left)
+    replaced = update(table).where(deployment.model.row_filter(table), served | left)
     connection.execute(replaced.values(status="replaced", updated_at=now))
     _end(connection, deployment, "serving", "")
     return True
 
 
-def fail(connection: Connection, deployment: Deployment, reason: str) -> None:
+def mark_failed(connection: Connection, deployment: Deployment, reason: str) -> None:
     """This one does not serve; what served before it goes on.
 
     One that was lost did serve: the engine wants it still, and would have it back at its next start.
@@ -154,53 +156,53 @@ def fail(connection: Connection, deployment: Deployment, reason: str) -> None:
         _end(connection, deployment, "withdrawing", reason)
 
 
-def withdraw(connection: Connection, model: ModelKey) -> list[Deployment]:
+def withdraw_model(connection: Connection, model: ModelKey) -> list[Deployment]:
     """Nothing of a model is to be served any more: whoever follows the withdrawing rows tells the engine."""
     lock_registry(connection)
-    live = select(table).where(model.of(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
+    live = select(table).where(model.row_filter(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
     found = [Deployment(**row) for row in connection.execute(live).mappings()]
     for deployment in found:
         _end(connection, deployment, "withdrawing", "")
     return found
 
 
-def withdrawing(connection: Connection, model: ModelKey | None = None) -> Sequence[Deployment]:
+def list_withdrawing(connection: Connection, model: ModelKey | None = None) -> Sequence[Deployment]:
     """What the engine is still to be told of, oldest first."""
     query = select(table).where(table.c.status == "withdrawing").order_by(table.c.id)
     if model is not None:
-        query = query.where(model.of(table))
+        query = query.where(model.row_filter(table))
     return [Deployment(**row) for row in connection.execute(query).mappings()]
 
 
-def withdrawn(connection: Connection, deployment: Deployment) -> None:
+def mark_withdrawn(connection: Connection, deployment: Deployment) -> None:
     """The engine serves this one no more."""
     lock_registry(connection)
-    current = of_promotion(connection, deployment.promotion)
+    current = find_by_promotion(connection, deployment.promotion)
     if current is not None and current.status == "withdrawing":
         _end(connection, deployment, "withdrawn", current.reason)
 
 
-def take_back(connection: Connection, deployment: Deployment) -> bool:
+def withdraw_if_leaving(connection: Connection, deployment: Deployment) -> bool:
     """Whether a deployment was withdrawn while it was being made. The engine may have it all the same: it is told again."""
     lock_registry(connection)
-    current = of_promotion(connection, deployment.promotion)
-    if current is None or current.status not in LEAVING:
+    current = find_by_promotion(connection, deployment.promotion)
+    if current is None or current.status not in LEAVING_STATUSES:
         return False
     _end(connection, deployment, "withdrawing", "")
     return True
 
 
-def overtaken(connection: Connection, deployment: Deployment) -> None:
+def mark_overtaken(connection: Connection, deployment: Deployment) -> None:
     """Another version was promoted before this one was deployed: it is not to be tried again."""
-    if take_back(connection, deployment):
+    if withdraw_if_leaving(connection, deployment):
         return
-    current = of_promotion(connection, deployment.promotion)
+    current = find_by_promotion(connection, deployment.promotion)
     if current is not None and current.status == "deploying":
         _end(connection, deployment, "replaced", "")
 
 
 def _end(connection: Connection, deployment: Deployment, status: str, reason: str) -> None:
-    current = of_promotion(connection, deployment.promotion)
+    current = find_by_promotion(connection, deployment.promotion)
     if current is not None and current.status == status and current.reason == reason:
         return
     values = {"status": status, "reason": reason, "updated_at": now_ms()}

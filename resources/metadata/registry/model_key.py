@@ -21,7 +21,7 @@ class ModelKey:
     organization: str
     name: str
 
-    def of(self, table: Table) -> ColumnElement[bool]:
+    def row_filter(self, table: Table) -> ColumnElement[bool]:
         """The condition that a row of the registry is this model's."""
         return and_(table.c.organization == self.organization, table.c.name == self.name)
 
@@ -37,12 +37,12 @@ class ModelKey:
         return f"{quote(self.organization, safe='')}/{self.name}"
 
     @property
-    def place(self) -> str:
+    def folder_uri(self) -> str:
         """Where the exports of its versions lie."""
         return uris.model_folder(self.name, None if self.organization == DEFAULT_ORGANIZATION else self.organization)
 
 
-def organization_of_place(parts: Sequence[str]) -> str | None:
+def folder_organization(parts: Sequence[str]) -> str | None:
     """Whose a path in the bucket of models, or below the datasets, is; None for the bucket itself."""
     if not parts:
         return None

@@ -10,8 +10,8 @@ from resources.metadata.registry.model_version_rules import STAGE_TAG, TRAFFIC_T
 from resources.metadata.registry.model_versions import ModelVersion
 
 STAGES = ("none", "staging", "canary", "production", "archived")
-ACTIVE = ("staging", "canary", "production")
-CANARY_TRAFFIC = 10
+ACTIVE_STAGES = ("staging", "canary", "production")
+CANARY_TRAFFIC_PERCENT = 10
 """Percent of the traffic, where nobody says more."""
 
 
@@ -26,12 +26,12 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
     Raises:
         HanzoError: the version is quarantined (unless an admin forces it) or not exported yet.
     """
-    if version.status == "quarantined" and stage in ACTIVE:
+    if version.status == "quarantined" and stage in ACTIVE_STAGES:
         if not force:
             raise conflict(f"{version.reference} is quarantined: {version.reason}. An admin may promote it with --force")
         if not is_admin:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, f"only an admin may force {version.reference}")
-    if stage in ("canary", "production") and version.awaits_export:
+    if stage in ("canary", "production") and version.is_awaiting_export:
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
 
 
@@ -41,7 +41,7 @@ def check_usable(version: ModelVersion) -> None:
     Raises:
         HanzoError: it is quarantined, and no admin has moved it to a stage where it is used.
     """
-    if version.status == "quarantined" and version.stage not in ACTIVE:
+    if version.status == "quarantined" and version.stage not in ACTIVE_STAGES:
         raise conflict(f"{version.reference} is quarantined: {version.reason}. An admin may move it to staging with --force")
 
 
@@ -51,7 +51,7 @@ def stage_tags(stage: str, traffic_percent: int | None) -> dict[str, str]:
         if traffic_percent is not None:
             raise invalid(f"traffic_percent belongs to the stage canary, not to '{stage}'")
         return {}
-    percent = CANARY_TRAFFIC if traffic_percent is None else traffic_percent
+    percent = CANARY_TRAFFIC_PERCENT if traffic_percent is None else traffic_percent
     if not 1 <= percent <= 99:
         raise invalid(f"traffic_percent must be from 1 to 99, not {percent}")
     return {STAGE_TAG: stage, TRAFFIC_TAG: str(percent)}

@@ -11,10 +11,16 @@ from resources.metadata.registry.model_version_rules import (
     checked_model_name,
     checked_tag,
     checked_version_tag_key,
-    no_version,
+    version_not_found,
 )
 from resources.metadata.registry.model_versions import ModelVersion, find_version, read_versions
-from resources.metadata.registry.registered_model_rows import check_not_served, emit_model, lock_registry, repoint, touch
+from resources.metadata.registry.registered_model_rows import (
+    check_not_served,
+    emit_model,
+    lock_registry,
+    repoint_copy,
+    touch_model,
+)
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
@@ -30,29 +36,29 @@ class ModelVersionEdits:
     def describe(self, model: ModelKey, number: int, description: str) -> ModelVersion:
         checked_description(description)
         with self._database.write() as connection:
-            version = locked(connection, model, number)
-            where = model.of(versions) & (versions.c.version == number)
+            version = lock_version(connection, model, number)
+            where = model.row_filter(versions) & (versions.c.version == number)
             connection.execute(update(versions).where(where).values(description=description, updated_at=now_ms()))
-            emit_model(connection, "model.version_updated", model, facts(version))
-            return locked(connection, model, number)
+            emit_model(connection, "model.version_updated", model, version_facts(version))
+            return lock_version(connection, model, number)
 
     def set_tag(self, model: ModelKey, number: int, key: str, value: str) -> None:
         checked_tag(checked_version_tag_key(key), value)
         with self._database.write() as connection:
-            version = locked(connection, model, number)
+            version = lock_version(connection, model, number)
             row = insert_into(connection, version_tags).values(**model.row, version=number, key=key, value=value)
             keys = ["organization", "name", "version", "key"]
             connection.execute(row.on_conflict_do_update(index_elements=keys, set_={"value": value}))
-            emit_model(connection, "model.version_tag_set", model, {**facts(version), "key": key})
+            emit_model(connection, "model.version_tag_set", model, {**version_facts(version), "key": key})
 
     def delete_tag(self, model: ModelKey, number: int, key: str) -> None:
         """A tag that is not there is no error, as in MLflow."""
         checked_version_tag_key(key)
         with self._database.write() as connection:
-            version = locked(connection, model, number)
-            tag = model.of(version_tags) & (version_tags.c.version == number) & (version_tags.c.key == key)
+            version = lock_version(connection, model, number)
+            tag = model.row_filter(version_tags) & (version_tags.c.version == number) & (version_tags.c.key == key)
             if connection.execute(delete(version_tags).where(tag)).rowcount:
-                emit_model(connection, "model.version_tag_deleted", model, {**facts(version), "key": key})
+                emit_model(connection, "model.version_tag_deleted", model, {**version_facts(version), "key": key})
 
     def delete(self, model: ModelKey, number: int) -> None:
         """Delete a version and the aliases that point at it; its number stays used, and its copies keep its files.
@@ -61,28 +67,28 @@ class ModelVersionEdits:
             HanzoError: it is served, or promoted and about to be.
         """
         with self._database.write() as connection:
-            version = locked(connection, model, number)
+            version = lock_version(connection, model, number)
             check_not_served(connection, model, number, action="deleted")
             copied = versions.c.source == f"models:/{model.name}/{number}"
             own = versions.c.organization == model.organization
             for copy in read_versions(connection, select(versions).where(own, copied)):
-                repoint(connection, copy, version.source)
-            connection.execute(delete(aliases).where(model.of(aliases), aliases.c.version == number))
-            connection.execute(delete(versions).where(model.of(versions), versions.c.version == number))
-            touch(connection, model)
-            emit_model(connection, "model.version_deleted", model, {**facts(version), "source": version.source})
+                repoint_copy(connection, copy, version.source)
+            connection.execute(delete(aliases).where(model.row_filter(aliases), aliases.c.version == number))
+            connection.execute(delete(versions).where(model.row_filter(versions), versions.c.version == number))
+            touch_model(connection, model)
+            emit_model(connection, "model.version_deleted", model, {**version_facts(version), "source": version.source})
 
 
-def locked(connection: Connection, model: ModelKey, number: int) -> ModelVersion:
+def lock_version(connection: Connection, model: ModelKey, number: int) -> ModelVersion:
     """A version of a model that nobody else changes from here on."""
     lock_registry(connection)
     checked_model_name(model.name)
     known = 0 < number <= MAX_VERSION
-    version = find_version(connection, model.of(versions), versions.c.version == number) if known else None
+    version = find_version(connection, model.row_filter(versions), versions.c.version == number) if known else None
     if version is None:
-        raise no_version(model.name, number)
+        raise version_not_found(model.name, number)
     return version
 
 
-def facts(version: ModelVersion) -> dict[str, int | str | None]:
+def version_facts(version: ModelVersion) -> dict[str, int | str | None]:
     return {"version": version.version, "run_id": version.run_id}

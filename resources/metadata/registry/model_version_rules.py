@@ -8,19 +8,19 @@ import re
 from collections.abc import Mapping
 
 from resources.errors import HanzoError, already_exists, invalid, not_found
-from resources.metadata.tracking_rules import bad_value, check_key, check_length, checked_text, printable
+from resources.metadata.field_rules import check_key, check_length, checked_text, invalid_value, printable
 
 PROMPT_TAG = "mlflow.prompt.is_prompt"
 """MLflow keeps prompts as models with this tag."""
-PROMPT_TEXT = "mlflow.prompt.text"
+PROMPT_TEXT_TAG = "mlflow.prompt.text"
 MAX_MODEL_NAME = 250
 MAX_TAG_VALUE = 100_000
 MAX_ALIAS = 255
 MAX_DESCRIPTION = 5000
 MAX_VERSION = 2**31 - 1
-ALIAS = re.compile(r"[\w\-]*")
-VERSION_ALIAS = re.compile(r"[vV]\d+")
-LATEST = "latest"
+ALIAS_PATTERN = re.compile(r"[\w\-]*")
+VERSION_ALIAS_PATTERN = re.compile(r"[vV]\d+")
+LATEST_ALIAS = "latest"
 """An alias that nobody sets: it always names the newest version."""
 LABEL_TAG = "hanzo.version"
 """A version number of the caller's own, such as "3.1": ours are counted."""
@@ -37,7 +37,7 @@ def checked_model_name(name: str, path: str = "name") -> str:
         raise invalid(f"Invalid model name '{printable(name)}'. Names cannot contain '/' or ':'.")
     normal = posixpath.normpath(name)
     if normal != name or normal == "." or normal.startswith(".."):
-        raise bad_value(
+        raise invalid_value(
             path,
             name,
             "Names may be treated as files in certain cases, and must not resolve to other names when treated as such. "
@@ -50,7 +50,7 @@ def checked_model_name(name: str, path: str = "name") -> str:
 def checked_tag(key: str, value: str) -> tuple[str, str]:
     """The tag of a model or a version. Unlike a run's, a longer value is refused."""
     check_key(key, "key", "key")
-    if key == PROMPT_TEXT and len(value) > MAX_TAG_VALUE:  # in MLflow's own words, which its client's callers look for
+    if key == PROMPT_TEXT_TAG and len(value) > MAX_TAG_VALUE:  # in MLflow's own words, which its client's callers look for
         raise invalid(f"Prompt text exceeds max length of {MAX_TAG_VALUE} characters.")
     check_length("value", value, MAX_TAG_VALUE)
     return key, checked_text(value, "value")
@@ -78,7 +78,7 @@ def checked_alias(alias: str) -> str:
     """An alias that can be asked for."""
     if not alias:
         raise invalid("Registered model alias name cannot be empty.")
-    if not ALIAS.fullmatch(alias):
+    if not ALIAS_PATTERN.fullmatch(alias):
         rule = "Names may only contain alphanumerics, underscores (_), and dashes (-)."
         raise invalid(f"Invalid alias name: '{printable(alias)}'. {rule}")
     check_length("Registered model alias name", alias, MAX_ALIAS)
@@ -88,9 +88,9 @@ def checked_alias(alias: str) -> str:
 def checked_new_alias(alias: str) -> str:
     """An alias that may be set: not one that already means something."""
     checked_alias(alias)
-    if alias.lower() == LATEST:
+    if alias.lower() == LATEST_ALIAS:
         raise invalid("'latest' alias name (case insensitive) is reserved.")
-    if VERSION_ALIAS.fullmatch(alias):
+    if VERSION_ALIAS_PATTERN.fullmatch(alias):
         raise invalid(f"Version alias name '{alias}' is reserved.")
     return alias
 
@@ -106,25 +106,25 @@ def is_prompt(tags: Mapping[str, str]) -> bool:
     return tags.get(PROMPT_TAG, "").lower() == "true"
 
 
-def name_taken(name: str, *, old: Mapping[str, str], new: Mapping[str, str]) -> HanzoError:
+def name_conflict_error(name: str, *, old: Mapping[str, str], new: Mapping[str, str]) -> HanzoError:
     """MLflow's words where a model or a prompt has the name already. `old` and `new` are their tags."""
-    kind, theirs = ("Prompt" if is_prompt(tags) else "Registered Model" for tags in (new, old))
-    if kind == theirs:
+    kind, existing_kind = ("Prompt" if is_prompt(tags) else "Registered Model" for tags in (new, old))
+    if kind == existing_kind:
         return already_exists(f"{kind} (name={printable(name)}) already exists.")
     return already_exists(
         f"Tried to create a {kind.lower()} with name '{printable(name)}', but the name is already taken by a "
-        f"{theirs.lower()}. MLflow does not allow creating a model and a prompt with the same name."
+        f"{existing_kind.lower()}. MLflow does not allow creating a model and a prompt with the same name."
     )
 
 
-def no_model(name: str) -> HanzoError:
+def model_not_found(name: str) -> HanzoError:
     """MLflow's words, which its clients and their tests look for, then ours, which say what to do."""
     shown = printable(name)
     return not_found(f"Registered Model with name={shown} not found: there is no model '{shown}', see `hanzo-ml model list`")
 
 
-def no_version(name: str, number: int) -> HanzoError:
-    """As `no_model`."""
+def version_not_found(name: str, number: int) -> HanzoError:
+    """As `model_not_found`."""
     shown = printable(name)
     return not_found(
         f"Model Version (name={shown}, version={number}) not found: '{shown}' has no version {number}, "

@@ -32,26 +32,31 @@ from sqlalchemy import Connection, select
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import is_proxied
-from resources.metadata.artifacts.locations import files_owner
-from resources.metadata.registry.model_key import ModelKey, organization_of_place
+from resources.metadata.artifacts.locations import find_files_owner, is_proxied
+from resources.metadata.field_rules import checked_text, printable
+from resources.metadata.registry.model_key import ModelKey, folder_organization
 from resources.metadata.registry.model_stages import check_usable
-from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
+from resources.metadata.registry.model_version_rules import LATEST_ALIAS, is_prompt, model_not_found, version_not_found
 from resources.metadata.registry.model_versions import ModelVersion, find_version
-from resources.metadata.registry.models_of_runs import holds_files, model_of_run
-from resources.metadata.registry.source_uris import LOGGED_MODEL, bad_source, fully_unquoted, parse
+from resources.metadata.registry.source_uris import (
+    LOGGED_MODEL_PATTERN,
+    find_logged_model,
+    has_files,
+    parse_source,
+    source_error,
+    unquote_fully,
+)
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_models as models
-from resources.metadata.tracking_rules import checked_text, printable
 
 PROMPT_PLACEHOLDERS = ("dummy-source", "prompt-template")
 MAX_SOURCE = 2000
 
 
 @dataclass(frozen=True)
-class Sourced:
+class CheckedSource:
     """A source that was checked, with the run and the logged model that it turned out to belong to."""
 
     source: str
@@ -68,7 +73,7 @@ def check_source(
     run_id: str = "",
     model_id: str = "",
     as_mlflow: bool = True,
-) -> Sourced:
+) -> CheckedSource:
     """What a client's source is on this server. `as_mlflow` lets through what nobody here can look into as well: runs of
     another tracking server, and the root of one that has no files yet.
 
@@ -79,55 +84,55 @@ def check_source(
     if len(source) > MAX_SOURCE:
         raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
     checked_text(source, "source")
-    if kept_by_clients(connection, source, organization, run_id, model_id):
-        return Sourced(source, run_id or None, model_id or None)
-    scheme, parts = parse(source)
-    if scheme == "models" and not LOGGED_MODEL.fullmatch("/".join(parts)):
-        original = referred(connection, source, parts, organization)
+    if is_client_storage(connection, source, organization, run_id, model_id):
+        return CheckedSource(source, run_id or None, model_id or None)
+    scheme, parts = parse_source(source)
+    if scheme == "models" and not LOGGED_MODEL_PATTERN.fullmatch("/".join(parts)):
+        original = resolve_reference(connection, source, parts, organization)
         if is_prompt(original.tags):
-            raise bad_source(source, "Prompt versions cannot be used as model version sources.")
+            raise source_error(source, "Prompt versions cannot be used as model version sources.")
         check_usable(original)
         if run_id not in ("", original.run_id or "") or model_id not in ("", original.model_id or ""):
-            raise bad_source(source, "The run_id and model_id request parameters must match the referenced model version.")
-        return Sourced(f"models:/{original.name}/{original.version}", original.run_id, original.model_id)
+            raise source_error(source, "The run_id and model_id request parameters must match the referenced model version.")
+        return CheckedSource(f"models:/{original.name}/{original.version}", original.run_id, original.model_id)
     if model_id:
         root = logged_model_root(connection, model_id, organization)
-        if root is None or not within_model(scheme, parts, source, model_id, root.artifact_uri):
-            raise not_contained(source, "model_id")
-        return Sourced(source, run_id or root.source_run_id or None, model_id)
+        if root is None or not is_within_model(scheme, parts, source, model_id, root.artifact_uri):
+            raise wrong_owner_error(source, "model_id")
+        return CheckedSource(source, run_id or root.source_run_id or None, model_id)
     if scheme == "models":
-        raise not_contained(source, "model_id")
+        raise wrong_owner_error(source, "model_id")
     if scheme == "s3":
         check_stored(connection, store, source, parts, organization)
-        return Sourced(source, run_id or None, None)
+        return CheckedSource(source, run_id or None, None)
     return check_run_source(connection, store, source, scheme, parts, organization, run_id, as_mlflow)
 
 
-def referred(connection: Connection, source: str, parts: list[str], organization: str) -> ModelVersion:
+def resolve_reference(connection: Connection, source: str, parts: list[str], organization: str) -> ModelVersion:
     """The version that `models:/NAME/VERSION`, `/STAGE`, `/latest` or `@ALIAS` means now."""
     name, at, alias = parts[0].rpartition("@") if len(parts) == 1 else (parts[0], "", "")
     if len(parts) != (1 if at else 2) or not name:
-        raise not_contained(source, "model_id")
+        raise wrong_owner_error(source, "model_id")
     model = ModelKey(organization, name)
-    if connection.execute(select(models.c.name).where(model.of(models))).first() is None:
-        raise no_model(name)
-    mine = model.of(versions)
+    if connection.execute(select(models.c.name).where(model.row_filter(models))).first() is None:
+        raise model_not_found(name)
+    own_versions = model.row_filter(versions)
     if at:
-        pointed = select(aliases.c.version).where(model.of(aliases), aliases.c.alias == alias)
-        found = find_version(connection, mine, versions.c.version.in_(pointed))
+        pointed = select(aliases.c.version).where(model.row_filter(aliases), aliases.c.alias == alias)
+        found = find_version(connection, own_versions, versions.c.version.in_(pointed))
         if found is None:
             raise invalid(f"Registered model alias {printable(alias)} not found.")
         return found
     wanted = parts[1]
     if re.fullmatch(r"\d{1,9}", wanted, re.ASCII):
-        found = find_version(connection, mine, versions.c.version == int(wanted))
+        found = find_version(connection, own_versions, versions.c.version == int(wanted))
         if found is None:
-            raise no_version(name, int(wanted))
+            raise version_not_found(name, int(wanted))
         return found
-    stage = [] if wanted.lower() == LATEST else [versions.c.stage == wanted.lower()]
-    found = find_version(connection, mine, *stage)
+    stage = [] if wanted.lower() == LATEST_ALIAS else [versions.c.stage == wanted.lower()]
+    found = find_version(connection, own_versions, *stage)
     if found is None:
-        raise bad_source(source, f"Model '{printable(name)}' has no version there.")
+        raise source_error(source, f"Model '{printable(name)}' has no version there.")
     return found
 
 
@@ -151,9 +156,9 @@ def logged_model_root(connection: Connection, model_id: str, organization: str) 
     return LoggedModelRoot(row.artifact_uri, row.source_run_id) if row else None
 
 
-def kept_by_clients(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
+def is_client_storage(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
     """Whether a source is in files of the named run or logged model that are not in this server's store."""
-    if ".." in fully_unquoted(source).split("/"):
+    if ".." in unquote_fully(source).split("/"):
         return False
     if model_id:
         root = logged_model_root(connection, model_id, organization)
@@ -164,7 +169,7 @@ def kept_by_clients(connection: Connection, source: str, organization: str, run_
     return bool(place) and not is_proxied(place) and (source == place or source.startswith(f"{place}/"))
 
 
-def within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
+def is_within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
     """Whether a source is a logged model, by its id or by a path below its files."""
     if scheme == "models":
         return parts == [model_id]
@@ -180,59 +185,59 @@ def check_run_source(
     organization: str,
     run_id: str,
     as_mlflow: bool,
-) -> Sourced:
+) -> CheckedSource:
     """A source of a run. Raises unless it is the one that the request names and it, or a model of it, has files there."""
     if scheme == "runs":
         named, path = parts[0], parts[1:]
     else:
-        owner = files_owner(connection, "/".join(parts))
+        owner = find_files_owner(connection, "/".join(parts))
         if owner is None or owner.is_model:
-            raise not_contained(source, "run_id")
+            raise wrong_owner_error(source, "run_id")
         named, path = owner.id, owner.path.split("/") if owner.path else []
     if not run_id or named != run_id:
-        raise not_contained(source, "run_id")
+        raise wrong_owner_error(source, "run_id")
     run = connection.execute(select(runs.c.artifact_uri, runs.c.organization).where(runs.c.id == named)).first()
     if run is None and scheme == "runs" and as_mlflow:
-        return Sourced(source, named, None)
+        return CheckedSource(source, named, None)
     if run is None or run.organization != organization:
-        raise not_contained(source, "run_id")
+        raise wrong_owner_error(source, "run_id")
     if as_mlflow and not path:
-        return Sourced(source, named, None)
-    if not is_proxied(run.artifact_uri) or holds_files(store, uris.run_artifacts(named, *path)):
-        return Sourced(source, named, None)
-    model = model_of_run(connection, store, named, path) if scheme == "runs" else None
-    if model is None and is_published(store, named, path):
-        raise bad_source(
+        return CheckedSource(source, named, None)
+    if not is_proxied(run.artifact_uri) or has_files(store, uris.run_artifacts(named, *path)):
+        return CheckedSource(source, named, None)
+    model = find_logged_model(connection, store, named, path) if scheme == "runs" else None
+    if model is None and is_job_output(store, named, path):
+        raise source_error(
             source,
             f"The run's job made it: register that by `hanzo-ml model register --name NAME --run {named}`.",
         )
     if model is None:
-        raise absent(source)
-    return Sourced(source, named, model)
+        raise missing_source_error(source)
+    return CheckedSource(source, named, model)
 
 
-def is_published(store: Store, run_id: str, path: list[str]) -> bool:
+def is_job_output(store: Store, run_id: str, path: list[str]) -> bool:
     """Whether a path is of what a run's job published, which clients are shown among the run's files."""
     if path[:1] == ["artifacts"]:  # the folder of what was uploaded
         return False
     published = uris.run_checkpoints(run_id) if path[:1] == ["checkpoint"] else "/".join([uris.run_folder(run_id), *path])
-    return holds_files(store, published)
+    return has_files(store, published)
 
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
     """Raises unless files lie there that the organization may see."""
-    theirs = None
+    owner_organization = None
     if parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
-        theirs = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()
+        owner_organization = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()
     elif parts[0] == uris.MODELS_BUCKET:
-        theirs = organization_of_place(parts[1:])
-    if theirs not in (None, organization) or not holds_files(store, source.rstrip("/")):
-        raise absent(source)
+        owner_organization = folder_organization(parts[1:])
+    if owner_organization not in (None, organization) or not has_files(store, source.rstrip("/")):
+        raise missing_source_error(source)
 
 
-def absent(source: str) -> HanzoError:
-    return bad_source(source, "There is nothing at that place in this server's store: upload it before it is registered.")
+def missing_source_error(source: str) -> HanzoError:
+    return source_error(source, "There is nothing at that place in this server's store: upload it before it is registered.")
 
 
-def not_contained(source: str, parameter: str) -> HanzoError:
-    return bad_source(source, f"The {parameter} request parameter must identify the resource that contains the source.")
+def wrong_owner_error(source: str, parameter: str) -> HanzoError:
+    return source_error(source, f"The {parameter} request parameter must identify the resource that contains the source.")

@@ -60,18 +60,18 @@ class ModelVersion:
         return "gguf" in self.artifacts
 
     @property
-    def made_here(self) -> dict[str, Artifact]:
+    def own_artifacts(self) -> dict[str, Artifact]:
         """The artifacts of the asset graph, by their formats. What a client logged is none: nothing here made it."""
-        return made_here(self.artifacts)
+        return own_artifacts(self.artifacts)
 
     @property
-    def awaits_export(self) -> bool:
+    def is_awaiting_export(self) -> bool:
         """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
         return not self.servable and any("artifact" in each for each in self.artifacts.values())
 
     def artifact(self, format: str) -> Artifact:
         """The artifact of a format. Raises when the version has none."""
-        made = self.made_here
+        made = self.own_artifacts
         if format not in made:
             has = ", ".join(self.artifacts) or "nothing"
             raise conflict(f"{self.reference} has no {format} yet (it has {has})")
@@ -106,11 +106,11 @@ class LoggedFiles:
     flavors: Sequence[str] = ()
 
 
-def described(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
+def artifact_row(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
     """An artifact in the specification's words, with the pointer beside it where there is one."""
     if isinstance(artifact, LoggedFiles):
-        told = {"path": artifact.path, "size_bytes": artifact.size_bytes, "checksum": artifact.checksum}
-        return told | ({"flavors": list(artifact.flavors)} if artifact.flavors else {})
+        row_values = {"path": artifact.path, "size_bytes": artifact.size_bytes, "checksum": artifact.checksum}
+        return row_values | ({"flavors": list(artifact.flavors)} if artifact.flavors else {})
     return {
         "path": artifact.uri + "/",
         "size_bytes": artifact.size_bytes,
@@ -119,7 +119,7 @@ def described(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
     }
 
 
-def made_here(artifacts: Mapping[str, Any]) -> dict[str, Artifact]:
+def own_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Artifact]:
     """Of the formats of a version those with a pointer, as pointers."""
     return {format: Artifact.model_validate(each["artifact"]) for format, each in artifacts.items() if "artifact" in each}
 

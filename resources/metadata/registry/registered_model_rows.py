@@ -7,20 +7,20 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, text, tuple_, update
 
 from resources.errors import conflict
+from resources.metadata.field_rules import printable
 from resources.metadata.outbox import POSTGRES_OUTBOX_LOCK, emit, now_ms
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_rules import checked_model_name, no_model
+from resources.metadata.registry.model_version_rules import checked_model_name, model_not_found
 from resources.metadata.registry.model_versions import ModelVersion, find_version, read_versions
 from resources.metadata.tables import deployments, events
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
-from resources.metadata.tracking_rules import printable
 from resources.metadata.transactions import insert_into
 
-RETIRING = ("model.deleted", "model.renamed")
-LIVE = ("deploying", "serving", "withdrawing")
+RETIRING_EVENTS = ("model.deleted", "model.renamed")
+LIVE_STATUSES = ("deploying", "serving", "withdrawing")
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def lock_model(writer: Connection, model: ModelKey) -> Mapping[str, Any]:
 
 def model_row(reader: Connection, model: ModelKey) -> Mapping[str, Any]:
     checked_model_name(model.name)
-    row = reader.execute(select(models).where(model.of(models))).mappings().first()
+    row = reader.execute(select(models).where(model.row_filter(models))).mappings().first()
     if row is None:
-        raise no_model(model.name)
+        raise model_not_found(model.name)
     return dict(row)
 
 
@@ -90,7 +90,7 @@ def ensure_model(writer: Connection, model: ModelKey) -> None:
 def last_number(reader: Connection, model: ModelKey) -> int:
     """The newest number that an earlier model of this name gave out."""
     left = select(events.c.payload).where(
-        events.c.type.in_(RETIRING),
+        events.c.type.in_(RETIRING_EVENTS),
         events.c.key == model.name,
         events.c.payload["organization"].as_string() == model.organization,
     )
@@ -98,15 +98,15 @@ def last_number(reader: Connection, model: ModelKey) -> int:
     return int(payload["last_version"]) if payload else 0
 
 
-def touch(writer: Connection, model: ModelKey) -> None:
-    writer.execute(update(models).where(model.of(models)).values(last_update_time=now_ms()))
+def touch_model(writer: Connection, model: ModelKey) -> None:
+    writer.execute(update(models).where(model.row_filter(models)).values(last_update_time=now_ms()))
 
 
 def check_not_served(reader: Connection, model: ModelKey, number: int | None = None, *, action: str) -> None:
     """Raises while a model (or one of its versions) is served, or is about to be."""
-    live = select(deployments.c.version).where(model.of(deployments), deployments.c.status.in_(LIVE))
+    live = select(deployments.c.version).where(model.row_filter(deployments), deployments.c.status.in_(LIVE_STATUSES))
     found = {row.version for row in reader.execute(live)}
-    promoted = find_version(reader, model.of(versions), versions.c.stage == "production")
+    promoted = find_version(reader, model.row_filter(versions), versions.c.stage == "production")
     if promoted is not None and promoted.servable:
         found.add(promoted.version)
     remedy = f"`hanzo-ml model undeploy {printable(model.name)}` ends that, or wait for it, before it is {action}"
@@ -116,15 +116,15 @@ def check_not_served(reader: Connection, model: ModelKey, number: int | None = N
         raise conflict(f"model '{model.name}' is served (version {max(found)}): {remedy}")
 
 
-def copies(reader: Connection, model: ModelKey) -> list[ModelVersion]:
+def find_copies(reader: Connection, model: ModelKey) -> list[ModelVersion]:
     """The versions of any model of the organization whose source is a version of this one."""
     beginning = f"models:/{model.name}/"
     source = func.substr(versions.c.source, 1, len(beginning)) == beginning  # LIKE takes `m` for `M` on SQLite
     return read_versions(reader, select(versions).where(versions.c.organization == model.organization, source))
 
 
-def repoint(writer: Connection, copy: ModelVersion, source: str) -> None:
-    where = copy.model.of(versions) & (versions.c.version == copy.version)
+def repoint_copy(writer: Connection, copy: ModelVersion, source: str) -> None:
+    where = copy.model.row_filter(versions) & (versions.c.version == copy.version)
     writer.execute(update(versions).where(where).values(source=source))
 
 
@@ -132,18 +132,18 @@ def read_models(reader: Connection, organization: str, rows: Sequence[Mapping[st
     """Models of one organization with their tags, their aliases and the newest version of each stage."""
     names = [row["name"] for row in rows]
 
-    def theirs(table: Table) -> ColumnElement[bool]:
+    def owned_rows(table: Table) -> ColumnElement[bool]:
         return and_(table.c.organization == organization, table.c.name.in_(names))
 
     tags: dict[str, dict[str, str]] = {name: {} for name in names}
-    for tag in reader.execute(select(model_tags).where(theirs(model_tags)).order_by(model_tags.c.key)):
+    for tag in reader.execute(select(model_tags).where(owned_rows(model_tags)).order_by(model_tags.c.key)):
         tags[tag.name][tag.key] = tag.value
     pointing: dict[str, dict[str, int]] = {name: {} for name in names}
-    for alias in reader.execute(select(aliases).where(theirs(aliases)).order_by(aliases.c.alias)):
+    for alias in reader.execute(select(aliases).where(owned_rows(aliases)).order_by(aliases.c.alias)):
         pointing[alias.name][alias.alias] = alias.version
-    newest = select(versions.c.name, func.max(versions.c.version)).where(theirs(versions))
+    newest = select(versions.c.name, func.max(versions.c.version)).where(owned_rows(versions))
     newest = newest.group_by(versions.c.name, versions.c.stage)
-    query = select(versions).where(theirs(versions), tuple_(versions.c.name, versions.c.version).in_(newest))
+    query = select(versions).where(owned_rows(versions), tuple_(versions.c.name, versions.c.version).in_(newest))
     latest: dict[str, list[ModelVersion]] = {name: [] for name in names}
     for version in read_versions(reader, query.order_by(versions.c.version)):
         latest[version.name].append(version)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from resources.errors import already_exists
 from resources.metadata.database import Database
+from resources.metadata.field_rules import check_key, printable
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_stages import check_usable
@@ -20,30 +21,29 @@ from resources.metadata.registry.model_version_rules import (
     checked_model_name,
     checked_new_alias,
     checked_tag,
-    name_taken,
-    no_version,
+    name_conflict_error,
+    version_not_found,
 )
 from resources.metadata.registry.model_versions import find_version
 from resources.metadata.registry.registered_model_rows import (
     RegisteredModel,
     check_not_served,
-    copies,
     emit_model,
+    find_copies,
     insert_model,
     last_number,
     lock_model,
     lock_registry,
     model_row,
     read_models,
-    repoint,
-    touch,
+    repoint_copy,
+    touch_model,
 )
 from resources.metadata.tables import deployments
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
-from resources.metadata.tracking_rules import check_key, printable
 from resources.metadata.transactions import insert_into, reading, writing
 
 
@@ -59,7 +59,7 @@ class RegisteredModels:
         with writing(self._database, None) as writer:
             lock_registry(writer)
             if not insert_model(writer, model, checked_description(description)):
-                raise name_taken(model.name, old=self.get(model, connection=writer).tags, new=checked)
+                raise name_conflict_error(model.name, old=self.get(model, connection=writer).tags, new=checked)
             if checked:
                 writer.execute(insert(model_tags), [{**model.row, "key": key, "value": checked[key]} for key in checked])
             return self.get(model, connection=writer)
@@ -72,8 +72,8 @@ class RegisteredModels:
         checked_description(description)
         with writing(self._database, None) as writer:
             lock_model(writer, model)
-            writer.execute(update(models).where(model.of(models)).values(description=description))
-            touch(writer, model)
+            writer.execute(update(models).where(model.row_filter(models)).values(description=description))
+            touch_model(writer, model)
             emit_model(writer, "model.updated", model)
             return self.get(model, connection=writer)
 
@@ -89,17 +89,17 @@ class RegisteredModels:
             row = lock_model(writer, model)
             if renamed == model:
                 return self.get(model, connection=writer)
-            if writer.execute(select(models.c.name).where(renamed.of(models))).first():
+            if writer.execute(select(models.c.name).where(renamed.row_filter(models))).first():
                 raise already_exists(f"Registered Model (name={printable(new_name)}) already exists.")
             check_not_served(writer, model, action="renamed")
             last = max(row["last_version"], last_number(writer, renamed))
             now = now_ms()
             values = {"name": new_name, "last_version": last, "last_update_time": now}
-            writer.execute(update(models).where(model.of(models)).values(**values))
-            writer.execute(update(versions).where(renamed.of(versions)).values(updated_at=now))
-            writer.execute(update(deployments).where(model.of(deployments)).values(name=new_name))
-            for copy in copies(writer, model):
-                repoint(writer, copy, copy.source.replace(f"models:/{model.name}/", f"models:/{new_name}/", 1))
+            writer.execute(update(models).where(model.row_filter(models)).values(**values))
+            writer.execute(update(versions).where(renamed.row_filter(versions)).values(updated_at=now))
+            writer.execute(update(deployments).where(model.row_filter(deployments)).values(name=new_name))
+            for copy in find_copies(writer, model):
+                repoint_copy(writer, copy, copy.source.replace(f"models:/{model.name}/", f"models:/{new_name}/", 1))
             emit_model(writer, "model.renamed", model, {"new_name": new_name, "last_version": row["last_version"]})
             return self.get(renamed, connection=writer)
 
@@ -108,12 +108,12 @@ class RegisteredModels:
         with writing(self._database, None) as writer:
             row = lock_model(writer, model)
             check_not_served(writer, model, action="deleted")
-            for copy in copies(writer, model):
+            for copy in find_copies(writer, model):
                 number = int(copy.source.removeprefix(f"models:/{model.name}/"))
-                original = find_version(writer, model.of(versions), versions.c.version == number)
+                original = find_version(writer, model.row_filter(versions), versions.c.version == number)
                 if original is not None:
-                    repoint(writer, copy, original.source)
-            writer.execute(delete(models).where(model.of(models)))
+                    repoint_copy(writer, copy, original.source)
+            writer.execute(delete(models).where(model.row_filter(models)))
             emit_model(writer, "model.deleted", model, {"last_version": row["last_version"]})
 
     def set_tag(self, model: ModelKey, key: str, value: str) -> None:
@@ -130,7 +130,7 @@ class RegisteredModels:
         check_key(key, "key", "key")
         with writing(self._database, None) as writer:
             lock_model(writer, model)
-            if writer.execute(delete(model_tags).where(model.of(model_tags), model_tags.c.key == key)).rowcount:
+            if writer.execute(delete(model_tags).where(model.row_filter(model_tags), model_tags.c.key == key)).rowcount:
                 emit_model(writer, "model.tag_deleted", model, {"key": key})
 
     def set_alias(self, model: ModelKey, alias: str, number: int) -> None:
@@ -143,9 +143,9 @@ class RegisteredModels:
         with writing(self._database, None) as writer:
             lock_model(writer, model)
             known = 0 < number <= MAX_VERSION
-            version = find_version(writer, model.of(versions), versions.c.version == number) if known else None
+            version = find_version(writer, model.row_filter(versions), versions.c.version == number) if known else None
             if version is None:
-                raise no_version(model.name, number)
+                raise version_not_found(model.name, number)
             check_usable(version)
             row = insert_into(writer, aliases).values(**model.row, alias=alias, version=number)
             keys = ["organization", "name", "alias"]
@@ -157,5 +157,5 @@ class RegisteredModels:
         checked_alias(alias)
         with writing(self._database, None) as writer:
             lock_model(writer, model)
-            if writer.execute(delete(aliases).where(model.of(aliases), aliases.c.alias == alias)).rowcount:
+            if writer.execute(delete(aliases).where(model.row_filter(aliases), aliases.c.alias == alias)).rowcount:
                 emit_model(writer, "model.alias_deleted", model, {"alias": alias})

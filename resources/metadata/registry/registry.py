@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from recipes.storage.manifest import Artifact
 from resources.errors import already_exists, conflict
 from resources.metadata.database import Database
+from resources.metadata.field_rules import checked_text, printable
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_key import ModelKey
@@ -26,14 +27,14 @@ from resources.metadata.registry.model_version_rules import (
     checked_model_name,
     checked_tag,
     checked_version_tags,
-    no_version,
+    version_not_found,
 )
 from resources.metadata.registry.model_versions import (
     NEWEST_FIRST,
     LoggedFiles,
     ModelVersion,
     Registration,
-    described,
+    artifact_row,
     find_version,
     read_versions,
 )
@@ -42,19 +43,18 @@ from resources.metadata.registry.registered_model_rows import (
     ensure_model,
     lock_model,
     lock_registry,
-    touch,
+    touch_model,
 )
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_models as models
-from resources.metadata.tracking_rules import checked_text, printable
 from resources.metadata.transactions import writing
 
-__all__ = ["STAGES", "ModelVersion", "Pointed", "Pointer", "Registration", "Registry"]
+__all__ = ["STAGES", "ClientVersion", "ModelVersion", "Registration", "Registry", "SourceDescription"]
 
 
 @dataclass(frozen=True)
-class Pointed:
+class SourceDescription:
     """What is known of files that a client points at; the rest is empty."""
 
     architecture: str = ""
@@ -66,7 +66,7 @@ class Pointed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pointer(Pointed):
+class ClientVersion(SourceDescription):
     """A version that a client registers: files that lie somewhere already. Its source is checked before it gets here."""
 
     source: str
@@ -81,7 +81,7 @@ class Pointer(Pointed):
 
 def next_version(connection: Connection, model: ModelKey) -> int:
     """The next number of a model, given out once: it is rolled back with its version, and never used again after one."""
-    number = update(models).where(model.of(models)).values(last_version=models.c.last_version + 1)
+    number = update(models).where(model.row_filter(models)).values(last_version=models.c.last_version + 1)
     return int(connection.execute(number.returning(models.c.last_version)).scalar_one())
 
 
@@ -106,7 +106,7 @@ class Registry:
         """The version of a run in a stage, or quarantined with the reason. A run has one version per name, ever."""
         tags = checked_version_tags(registration.tags)
         self.ensure_model(connection, model)
-        known = self.of_run(model, registration.run_id, connection)
+        known = self.find_by_run(model, registration.run_id, connection)
         if known is not None:
             return known
         values = {key: value for key, value in vars(registration).items() if key != "tags"} | {
@@ -114,11 +114,11 @@ class Registry:
             "stage": "none" if quarantine else stage,
             "status": "quarantined" if quarantine else "pending",
             "reason": quarantine or "",
-            "artifacts": {format: described(artifact) for format, artifact in artifacts.items()},
+            "artifacts": {format: artifact_row(artifact) for format, artifact in artifacts.items()},
         }
         return self._insert(connection, model, values, tags)
 
-    def create(self, model: ModelKey, pointer: Pointer, *, connection: Connection | None = None) -> ModelVersion:
+    def create(self, model: ModelKey, pointer: ClientVersion, *, connection: Connection | None = None) -> ModelVersion:
         """The next version of a model, as a client points at it: ready at once. A run may have as many as it likes."""
         tags = checked_version_tags(pointer.tags)
         checked_description(pointer.description)
@@ -128,7 +128,7 @@ class Registry:
             if pointer.label:
                 tags |= self._label(writer, model, row["last_version"] + 1, pointer.label)
             values = {key: value for key, value in vars(pointer).items() if key not in ("tags", "label")}
-            files = {format: described(logged) for format, logged in pointer.artifacts.items()}
+            files = {format: artifact_row(logged) for format, logged in pointer.artifacts.items()}
             return self._insert(writer, model, {**values, "artifacts": files, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
@@ -138,9 +138,12 @@ class Registry:
             HanzoError: 409 where the version has other bytes in one of these formats: what is registered never changes.
         """
         for format, artifact in artifacts.items():
-            if format in version.artifacts and version.artifacts[format].get("checksum") != described(artifact)["checksum"]:
+            if (
+                format in version.artifacts
+                and version.artifacts[format].get("checksum") != artifact_row(artifact)["checksum"]
+            ):
                 raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
-        stored = dict(version.artifacts) | {format: described(artifact) for format, artifact in artifacts.items()}
+        stored = dict(version.artifacts) | {format: artifact_row(artifact) for format, artifact in artifacts.items()}
         status = "ready" if version.status == "pending" else version.status
         if stored == dict(version.artifacts) and status == version.status:
             return
@@ -162,7 +165,7 @@ class Registry:
     ) -> ModelVersion:
         """Move a version to a stage (row O3); into production, the one that was there is archived with it (row O4).
 
-        One that leaves production without a successor is not served any more (`deployments.withdraw`).
+        One that leaves production without a successor is not served any more (`deployments.withdraw_model`).
 
         `archive` names further stages whose other versions are archived too. The event says whether there is anything to
         serve: a client may put a mere pointer into production, as in MLflow, and nothing is to be deployed then.
@@ -178,7 +181,9 @@ class Registry:
             check_move(version, stage, force=force, is_admin=is_admin)
             replaced = self.in_production(model, writer) if stage == "production" else None
             vacated = ["production", *archive] if stage == "production" else list(archive)
-            others = select(versions).where(model.of(versions), versions.c.version != number, versions.c.stage.in_(vacated))
+            others = select(versions).where(
+                model.row_filter(versions), versions.c.version != number, versions.c.stage.in_(vacated)
+            )
             left = read_versions(writer, others)
             if version.stage == stage and not left and tags.items() <= version.tags.items():
                 return version
@@ -186,7 +191,7 @@ class Registry:
             for other in left:
                 self._move(writer, other, "archived", now)
             self._move(writer, version, stage, now, tags)
-            touch(writer, model)
+            touch_model(writer, model)
             facts = {"version": number, "stage": stage, "run_id": version.run_id, "user_id": user}
             more = {
                 "forced": force,
@@ -196,7 +201,7 @@ class Registry:
             }
             emit_model(writer, "model.promoted", model, {**facts, **more})
             if version.stage == "production" and stage != "production":
-                deployments.withdraw(writer, model)
+                deployments.withdraw_model(writer, model)
             return self.get(model, number, writer)
 
     def restore(self, connection: Connection, failed: ModelVersion, previous: int | None, reason: str) -> None:
@@ -213,50 +218,50 @@ class Registry:
     def get(self, model: ModelKey, number: int, connection: Connection) -> ModelVersion:
         found = self.find(model, number, connection)
         if found is None:
-            raise no_version(model.name, number)
+            raise version_not_found(model.name, number)
         return found
 
     def find(self, model: ModelKey, number: int, connection: Connection) -> ModelVersion | None:
         checked_model_name(model.name)
         if not 0 < number <= MAX_VERSION:
             return None
-        return find_version(connection, model.of(versions), versions.c.version == number)
+        return find_version(connection, model.row_filter(versions), versions.c.version == number)
 
     def read(self, model: ModelKey, number: int) -> ModelVersion:
         """`get` in a transaction of its own."""
         with self._database.read() as connection:
             return self.get(model, number, connection)
 
-    def labelled(self, model: ModelKey, label: str, connection: Connection) -> ModelVersion | None:
+    def find_by_label(self, model: ModelKey, label: str, connection: Connection) -> ModelVersion | None:
         """The version that its registrar gave this number of their own."""
         named = select(version_tags.c.version).where(
-            model.of(version_tags), version_tags.c.key == LABEL_TAG, version_tags.c.value == label
+            model.row_filter(version_tags), version_tags.c.key == LABEL_TAG, version_tags.c.value == label
         )
-        return find_version(connection, model.of(versions), versions.c.version.in_(named))
+        return find_version(connection, model.row_filter(versions), versions.c.version.in_(named))
 
-    def of_run(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
+    def find_by_run(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
         """The one version of a run that `register` made."""
-        return find_version(connection, model.of(versions), versions.c.sole_run_id == run_id)
+        return find_version(connection, model.row_filter(versions), versions.c.sole_run_id == run_id)
 
-    def all_of_run(self, organization: str, run_id: str, connection: Connection) -> list[ModelVersion]:
+    def list_by_run(self, organization: str, run_id: str, connection: Connection) -> list[ModelVersion]:
         """What `register` made of a run, under whatever name it is now."""
-        mine = (versions.c.organization == organization, versions.c.sole_run_id == run_id)
-        return read_versions(connection, select(versions).where(*mine).order_by(NEWEST_FIRST))
+        row_conditions = (versions.c.organization == organization, versions.c.sole_run_id == run_id)
+        return read_versions(connection, select(versions).where(*row_conditions).order_by(NEWEST_FIRST))
 
-    def of_training(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
+    def find_by_training(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
         """The version that a training run became as this model, or under the name that the model was given since."""
-        return self.of_run(model, run_id, connection) or next(
-            iter(self.all_of_run(model.organization, run_id, connection)), None
+        return self.find_by_run(model, run_id, connection) or next(
+            iter(self.list_by_run(model.organization, run_id, connection)), None
         )
 
     def in_production(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
-        return find_version(connection, model.of(versions), versions.c.stage == "production")
+        return find_version(connection, model.row_filter(versions), versions.c.stage == "production")
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
         """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
         passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
-        found = read_versions(connection, select(versions).where(model.of(versions), passed).order_by(NEWEST_FIRST))
-        return next((version for version in found if version.made_here), None)  # nothing ever evaluated a mere pointer
+        found = read_versions(connection, select(versions).where(model.row_filter(versions), passed).order_by(NEWEST_FIRST))
+        return next((version for version in found if version.own_artifacts), None)  # nothing ever evaluated a mere pointer
 
     def _label(self, writer: Connection, model: ModelKey, following: int, label: str) -> dict[str, str]:
         """A caller's own number as a tag; a whole number is one of ours, and must be the one that comes next."""
@@ -264,7 +269,7 @@ class Registry:
             if int(label) != following:
                 raise conflict(f"version {label} is not the next one: leave it out, or give {following}")
             return {}
-        if self.labelled(model, label, writer) is not None:
+        if self.find_by_label(model, label, writer) is not None:
             raise already_exists(f"model '{model.name}' has a version '{printable(label)}' already: register another one")
         return dict([checked_tag(LABEL_TAG, label)])
 
@@ -277,7 +282,7 @@ class Registry:
         row = {**empty, "artifacts": {}, "training_config": {}, **values, **model.row}
         connection.execute(insert(versions).values(**row, version=number, created_at=now, updated_at=now))
         self._set_tags(connection, model, number, tags)
-        touch(connection, model)
+        touch_model(connection, model)
         facts = {"version": number, "run_id": values["run_id"], "status": values["status"]}
         emit_model(connection, "model.registered", model, facts)
         return self.get(model, number, connection)
@@ -286,8 +291,8 @@ class Registry:
         self, connection: Connection, version: ModelVersion, stage: str, at: int, tags: Mapping[str, str] | None = None
     ) -> None:
         self._change(connection, version, stage=stage, updated_at=at)
-        mine = version.model.of(version_tags) & (version_tags.c.version == version.version)
-        connection.execute(delete(version_tags).where(mine, version_tags.c.key.in_((STAGE_TAG, TRAFFIC_TAG))))
+        row_conditions = version.model.row_filter(version_tags) & (version_tags.c.version == version.version)
+        connection.execute(delete(version_tags).where(row_conditions, version_tags.c.key.in_((STAGE_TAG, TRAFFIC_TAG))))
         self._set_tags(connection, version.model, version.version, tags or {})
 
     @staticmethod
@@ -298,5 +303,5 @@ class Registry:
 
     @staticmethod
     def _change(connection: Connection, version: ModelVersion, **values: Any) -> None:
-        where = version.model.of(versions) & (versions.c.version == version.version)
+        where = version.model.row_filter(versions) & (versions.c.version == version.version)
         connection.execute(update(versions).where(where).values(**{"updated_at": now_ms(), **values}))

@@ -1,7 +1,4 @@
-"""Finding models and versions: MLflow's filters and orders over both, page by page.
-
-Prompts are models with a tag. A search finds them only where its filter asks for them, as in MLflow.
-"""
+"""List and search models and versions, page by page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +10,54 @@ from resources.metadata.database import Database
 from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.filters.parser import TEXT, Condition, Grammar, Order
 from resources.metadata.filters.sql import compare_absent, compare_keyed
+from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_version_rules import PROMPT_TAG
-from resources.metadata.registry.model_versions import ModelVersion, read_versions
-from resources.metadata.registry.registered_model_rows import RegisteredModel, read_models
+from resources.metadata.registry.model_versions import NEWEST_FIRST, ModelVersion, read_versions
+from resources.metadata.registry.registered_model_rows import RegisteredModel, model_row, read_models
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
+
+# What `/v1/models` lists, a page at a time: an organization's models by name, and a model's versions, newest first.
+
+MAX_PAGE = 1000
+
+
+def page_models(
+    database: Database, organization: str, *, limit: int = MAX_PAGE, page_token: str | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Models with their tags, and where the next page begins."""
+    order = Keyset([SortKey(models.c.name, True, str)], ("models", organization))
+    query = select(models).where(models.c.organization == organization)
+    with database.read() as connection:
+        rows = connection.execute(order.page(query, limit, page_token)).all()
+        columns = tuple(models.c.keys())
+        listed: list[dict[str, Any]] = [dict(zip(columns, row, strict=False)) for row in rows[:limit]]
+        tags: dict[str, dict[str, str]] = {model["name"]: {} for model in listed}
+        row_conditions = (model_tags.c.organization == organization, model_tags.c.name.in_(tags))
+        for tag in connection.execute(select(model_tags).where(*row_conditions).order_by(model_tags.c.key)):
+            tags[tag.name][tag.key] = tag.value
+    return [model | {"tags": tags[model["name"]]} for model in listed], order.next_token(rows, limit)
+
+
+def page_versions(
+    database: Database, model: ModelKey, *, limit: int = MAX_PAGE, page_token: str | None = None
+) -> tuple[list[ModelVersion], str | None]:
+    """Versions of a model, and where the next page begins. Raises HanzoError when there is no such model."""
+    order = Keyset([SortKey(versions.c.version, False, int)], ("versions", model.organization, model.name))
+    query = select(versions).where(model.row_filter(versions))
+    if position := order.position(page_token):
+        query = query.where(versions.c.version < position[0])
+    with database.read() as connection:
+        model_row(connection, model)
+        found = read_versions(connection, query.order_by(NEWEST_FIRST).limit(limit + 1))
+    return found[:limit], order.next_token([(version.version,) for version in found], limit)
+
+
+# Finding models and versions: MLflow's filters and orders over both, page by page.
+#
+# Prompts are models with a tag. A search finds them only where its filter asks for them, as in MLflow.
 
 CHUNK = 500
 """Models or versions that are read by one query: SQLite takes at most 32,766 variables."""

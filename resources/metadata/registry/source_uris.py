@@ -1,28 +1,35 @@
-"""The forms that a version's source may have, by its words alone: nothing is looked up here.
-
-Which of them a client may name for a version, and whether anything lies there, is `model_version_sources`.
-"""
+"""Parse the source URI of a version, and resolve its download URI."""
 
 import re
 from urllib.parse import unquote_plus
 
+from sqlalchemy import Connection, select
+
 from recipes.storage import uris
-from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import PROXY, VERSIONS
-from resources.metadata.artifacts.locations import FOLDER
-from resources.metadata.tracking_rules import printable
+from recipes.storage.artifact_store import BrokenArtifact, Store
+from resources.errors import HanzoError, conflict, invalid
+from resources.metadata.artifacts.locations import ARTIFACTS_FOLDER, MODELS_PART, PROXY_SCHEME, is_proxied, proxied_uri
+from resources.metadata.field_rules import printable
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_versions import ModelVersion, find_version
+from resources.metadata.tables import logged_models, runs
+from resources.metadata.tables import model_versions as versions
 
-LOGGED_MODEL = re.compile(r"m-[\w\-]+")
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
-HOST_SCHEMES = ("http", "https", "ftp", "sftp", PROXY)
+# The forms that a version's source may have, by its words alone: nothing is looked up here.
+#
+# Which of them a client may name for a version, and whether anything lies there, is `model_version_sources`.
+
+LOGGED_MODEL_PATTERN = re.compile(r"m-[\w\-]+")
+FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", PROXY_SCHEME)
 
 
-def parse(source: str) -> tuple[str, list[str]]:
+def parse_source(source: str) -> tuple[str, list[str]]:
     """Scheme and path of a source without a host. Raises for every form that is refused."""
     scheme, colon, rest = source.partition(":")
     foreign = rest.startswith("//") and scheme.lower() in HOST_SCHEMES
     if not colon or scheme.lower() == "file" or not re.fullmatch(r"[A-Za-z][\w+.\-]+", scheme):
-        raise bad_source(
+        raise source_error(
             source,
             "To use a local path as a model version source, the run_id request parameter has to be specified and the local "
             "path has to be contained within the artifact directory of the run specified by the run_id. This server keeps "
@@ -30,46 +37,119 @@ def parse(source: str) -> tuple[str, list[str]]:
         )
     path = rest.removeprefix("//") if scheme.lower() == "s3" else rest.removeprefix("/")
     parts = path.rstrip("/").split("/")
-    if FORBIDDEN.search(rest) or ".." in fully_unquoted(source).split("/") or any(part in ("", ".", "..") for part in parts):
+    if (
+        FORBIDDEN_CHARACTERS.search(rest)
+        or ".." in unquote_fully(source).split("/")
+        or any(part in ("", ".", "..") for part in parts)
+    ):
         host = f"'source' cannot use the '{scheme}' scheme: it addresses a host other than this server's artifact storage. "
-        raise bad_source(
+        raise source_error(
             source,
             f"{host if foreign else ''}If supplying a source as an http, https, local file path, ftp, objectstore, or "
             "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
             "provide an absolute path.",
         )
-    if scheme not in ("runs", "models", PROXY, "s3"):
-        raise bad_source(
+    if scheme not in ("runs", "models", PROXY_SCHEME, "s3"):
+        raise source_error(
             source, "Use runs:/RUN_ID/PATH, models:/NAME/VERSION, mlflow-artifacts:/... or a place in this server's store"
         )
     return scheme, parts
 
 
-def fully_unquoted(text: str) -> str:
+def unquote_fully(text: str) -> str:
     while (plain := unquote_plus(text)) != text:
         text = plain
     return text
 
 
-def named_in(source: str) -> dict[str, str]:
+def find_named_owner(source: str) -> dict[str, str]:
     """The run or the logged model that a source names itself, where the request has no words for them."""
-    scheme, parts = parse(source)
+    scheme, parts = parse_source(source)
     if scheme == "runs":
         return {"run_id": parts[0]}
-    if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
+    if scheme == "models" and LOGGED_MODEL_PATTERN.fullmatch("/".join(parts)):
         return {"model_id": parts[0]}
-    if scheme == PROXY and FOLDER in parts[1:]:
-        owner = parts.index(FOLDER, 1) - 1
-        return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
+    if scheme == PROXY_SCHEME and ARTIFACTS_FOLDER in parts[1:]:
+        owner = parts.index(ARTIFACTS_FOLDER, 1) - 1
+        return {"model_id" if owner and parts[owner - 1] == MODELS_PART else "run_id": parts[owner]}
     if scheme == "s3" and parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
         return {"run_id": parts[2]}
     return {}
 
 
-def is_stored(uri: str) -> bool:
+def is_own_store_uri(uri: str) -> bool:
     """Whether a URI is one of this server's store, as the asset graph writes them."""
     return uri.startswith(tuple(f"s3://{bucket}/" for bucket in uris.BUCKETS))
 
 
-def bad_source(source: str, detail: str) -> HanzoError:
+def source_error(source: str, detail: str) -> HanzoError:
     return invalid(f"Invalid model version source: '{printable(source)}'. {detail}")
+
+
+# The logged model that `runs:/RUN/NAME` means: MLflow 3 keeps what `log_model(name=...)` logs by itself, not in the run.
+#
+# Its client looks for the files where they are: in the run, and in the newest model of that name that the run made.
+
+
+def find_logged_model(connection: Connection, store: Store, run_id: str, path: list[str]) -> str | None:
+    """The id of the model of a run that is called as a path begins, where it has files at the rest of it."""
+    if not path:
+        return None
+    query = (
+        select(logged_models.c.id, logged_models.c.artifact_uri)
+        .join(runs, runs.c.id == logged_models.c.source_run_id)
+        .where(
+            runs.c.id == run_id,
+            logged_models.c.experiment_id == runs.c.experiment_id,
+            logged_models.c.name == path[0],
+            logged_models.c.lifecycle_stage == "active",
+        )
+        .order_by(logged_models.c.created_at.desc(), logged_models.c.id)
+        .limit(1)
+    )
+    model = connection.execute(query).first()
+    if model is None:
+        return None
+    is_elsewhere = not is_proxied(model.artifact_uri)  # only clients look where others are
+    place = uris.run_artifacts(model.id, *path[1:])
+    return str(model.id) if is_elsewhere or has_files(store, place) else None
+
+
+def has_files(store: Store, uri: str) -> bool:
+    try:
+        return store.exists(uri)
+    except BrokenArtifact:
+        return False
+
+
+# Where an MLflow client downloads a version's files through this server.
+
+MAX_DEPTH = 20
+"""Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
+
+
+def download_uri(connection: Connection, version: ModelVersion) -> str:
+    """The URI at which an MLflow client downloads a version's files through this server."""
+    for _ in range(MAX_DEPTH):
+        scheme, _, rest = version.source.partition(":/")
+        if is_own_store_uri(version.source):
+            return proxied_uri(f"{MODELS_PART}/{version.name}/{version.version}")
+        if scheme == "runs" and version.model_id and (root := logged_model_uri(connection, version.model_id)):
+            # Which one the name in the run meant: another of that name may have been logged since.
+            return "/".join([root, *rest.rstrip("/").split("/")[2:]])
+        if scheme != "models":
+            return version.source
+        if LOGGED_MODEL_PATTERN.fullmatch(rest):
+            return logged_model_uri(connection, rest) or version.source
+        name, _, number = rest.rpartition("/")
+        original = find_version(
+            connection, ModelKey(version.organization, name).row_filter(versions), versions.c.version == int(number)
+        )
+        if original is None:
+            raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
+        version = original
+    raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
+
+
+def logged_model_uri(connection: Connection, model_id: str) -> str | None:
+    return connection.execute(select(logged_models.c.artifact_uri).where(logged_models.c.id == model_id)).scalar()

@@ -2,12 +2,12 @@
 
 from resources.errors import not_found
 from resources.metadata.database import Database
+from resources.metadata.field_rules import printable
 from resources.metadata.registry import deployments
 from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_model_rows import lock_model
 from resources.metadata.registry.registry import Registry
-from resources.metadata.tracking_rules import printable
 
 
 def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployment]:
@@ -23,8 +23,8 @@ def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployme
         if promoted is not None:
             registry.promote(model, promoted.version, "archived", user=user, connection=connection)
         # What the engine serves may be older than what is in production, or in production no more.
-        deployments.withdraw(connection, model)
-        found = list(deployments.withdrawing(connection, model))
+        deployments.withdraw_model(connection, model)
+        found = list(deployments.list_withdrawing(connection, model))
         if promoted is None and not found:
             raise not_found(f"nothing of model '{printable(model.name)}' is served: see `hanzo-ml model list`")
         return found

@@ -2,12 +2,20 @@
 
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.call_tallies import call_tallies
-from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_problems, dataset_versions, datasets
+from resources.metadata.tables.datasets import (
+    artifact_files,
+    artifacts,
+    chunk_claims,
+    dataset_holders,
+    dataset_problems,
+    dataset_validations,
+    dataset_versions,
+    datasets,
+    lineage_edges,
+)
 from resources.metadata.tables.event_positions import event_positions
 from resources.metadata.tables.heartbeats import heartbeats
-from resources.metadata.tables.hpo import sweep_trials, sweeps
-from resources.metadata.tables.jobs import events, job_tokens, jobs
-from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
+from resources.metadata.tables.jobs import events, job_tokens, jobs, sweep_trials, sweeps
 from resources.metadata.tables.logged_models import (
     inputs,
     logged_model_metrics,
@@ -26,7 +34,6 @@ from resources.metadata.tables.registry import (
     registered_models,
 )
 from resources.metadata.tables.tracking import experiment_tags, experiments, latest_metrics, metrics, params, run_tags, runs
-from resources.metadata.tables.validations import dataset_validations
 
 __all__ = [
     "SEQUENCE",

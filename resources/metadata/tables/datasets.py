@@ -1,8 +1,10 @@
-"""Dataset versions, and which objects of the store they and what is on its way to become one hold."""
+"""Tables of dataset versions, their validations, and the lineage of artifacts."""
 
-from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Boolean, Column, ForeignKey, Index, Integer, String, Table, Text, UniqueConstraint
 
-from resources.metadata.tables.base import schema
+from resources.metadata.tables.base import SEQUENCE, schema
+
+# Dataset versions, and which objects of the store they and what is on its way to become one hold.
 
 datasets = Table(
     "datasets",
@@ -66,3 +68,56 @@ chunk_claims = Table(
     Index("chunk_claims_by_holder", "holder"),
 )
 """A chunk is removed with its last claim."""
+
+
+# What was found of dataset versions, and whether they passed their checks.
+
+dataset_validations = Table(
+    "dataset_validations",
+    schema,
+    Column("dataset_id", ForeignKey("dataset_versions.id", ondelete="CASCADE"), primary_key=True),
+    Column("statistics", JSON, nullable=False, doc="recipes.storage.manifest.Artifact of the version's statistics"),
+    Column("facts", JSON, nullable=False, doc="recipes.contracts.validation_results.ValidationFacts"),
+    Column("leaks", JSON, doc="recipes.contracts.validation_results.Leaks, once the version is split"),
+    Column("verdicts", JSON, nullable=False, doc="check -> resources.datasets.check_verdicts.Verdict"),
+    Column("blocked", Text, nullable=False, doc="why nothing may be split or trained; empty where it may"),
+    Column("checked_at", BigInteger, nullable=False),
+    Column("reference", String(300), nullable=False, doc="what it was compared with, as NAME@VERSION; empty for nothing"),
+)
+
+
+# Artifacts in the object store, and what each was made from.
+
+artifacts = Table(
+    "artifacts",
+    schema,
+    Column("digest", String(64), primary_key=True),
+    Column("kind", String(50), nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("recorded_at", BigInteger, nullable=False),
+)
+
+artifact_files = Table(
+    "artifact_files",
+    schema,
+    # An object may have several rows while it is replaced: what lies there is one of them (`artifact_files.py` says why).
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("uri", Text, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("stored", Boolean, nullable=False, doc="whether the object store said that it has these bytes"),
+    Column("recorded_at", BigInteger, nullable=False),
+    Column("found_sha256", String(64), doc="what was read there instead, since somebody was told"),
+    Index("artifact_files_by_uri", "uri"),
+)
+"""Files that were uploaded. What the asset graph published has a manifest instead."""
+
+lineage_edges = Table(
+    "lineage_edges",
+    schema,
+    Column("child", ForeignKey("artifacts.digest"), primary_key=True),
+    Column("role", String(100), primary_key=True),
+    Column("parent", String(64), nullable=False),
+    Index("edges_by_parent", "parent"),
+)

@@ -16,7 +16,7 @@ from sqlalchemy import (
 from resources.metadata.tables.base import SEQUENCE, schema
 
 
-def of_model() -> ForeignKeyConstraint:
+def model_foreign_key() -> ForeignKeyConstraint:
     """What belongs to a model is renamed and deleted with it."""
     return ForeignKeyConstraint(
         ["organization", "name"],
@@ -44,7 +44,7 @@ registered_model_tags = Table(
     Column("name", String(250), primary_key=True),
     Column("key", String(250), primary_key=True),
     Column("value", Text, nullable=False),
-    of_model(),
+    model_foreign_key(),
 )
 
 model_aliases = Table(
@@ -54,7 +54,7 @@ model_aliases = Table(
     Column("name", String(250), primary_key=True),
     Column("alias", String(255), primary_key=True),
     Column("version", Integer, nullable=False),
-    of_model(),
+    model_foreign_key(),
 )
 
 model_versions = Table(
@@ -83,7 +83,7 @@ model_versions = Table(
     Column("updated_at", BigInteger, nullable=False),
     UniqueConstraint("organization", "name", "sole_run_id"),
     Index("versions_by_run", "run_id"),
-    of_model(),
+    model_foreign_key(),
 )
 
 model_version_tags = Table(

@@ -7,13 +7,13 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from resources.errors import invalid
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MAX_INT64, printable
 from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.filters.parser import Condition, Grammar, Order
 from resources.metadata.filters.sql import compare, compare_keyed
 from resources.metadata.tables import experiment_tags, experiments
 from resources.metadata.tracking.experiments import Experiment
 from resources.metadata.tracking.logged_runs import CHUNK
-from resources.metadata.tracking_rules import MAX_INT64, printable
 from resources.metadata.transactions import reading
 
 _NUMBERS = {"creation_time": "creation_time", "last_update_time": "last_update_time"}

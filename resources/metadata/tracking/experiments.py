@@ -8,13 +8,12 @@ from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from resources.errors import ErrorCode, HanzoError, already_exists, invalid, not_found
-from resources.metadata.artifacts.artifact_locations import checked_location, default_location
+from resources.metadata.artifacts.locations import checked_location, default_location
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.statements import Row, Statement, parameter
 from resources.metadata.tables import experiment_tags, experiments, runs
-from resources.metadata.tracking_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
-from resources.metadata.transactions import insert_into, reading, writing
+from resources.metadata.transactions import Row, Statement, insert_into, parameter, reading, writing
 
 DEFAULT_ID = 0
 DEFAULT_NAME = "Default"

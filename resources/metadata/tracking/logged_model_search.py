@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, case, exists
 
 from resources.errors import invalid
 from resources.metadata.database import Database
-from resources.metadata.filters.pagination import Keyset, SortKey, absent_last
-from resources.metadata.filters.parser import LISTABLE_TEXT, Condition, Grammar, refuse_too_many
+from resources.metadata.field_rules import MAX_KEY, checked_text, printable
+from resources.metadata.filters.pagination import Keyset, SortKey, nulls_last
+from resources.metadata.filters.parser import LISTABLE_TEXT, Condition, Grammar, refuse_too_many_values
 from resources.metadata.filters.sql import compare_absent, compare_keyed
 from resources.metadata.tables import (
     experiments,
@@ -22,14 +23,13 @@ from resources.metadata.tables import (
     logged_model_tags,
     logged_models,
 )
-from resources.metadata.tracking.logged_model_states import LoggedModel, ModelDetails
+from resources.metadata.tracking.logged_model_records import LoggedModel, ModelDetails
 from resources.metadata.tracking.logged_models import load_details
 from resources.metadata.tracking.logged_runs import CHUNK
-from resources.metadata.tracking_rules import MAX_KEY, checked_text, printable
 from resources.metadata.transactions import reading
 
 MAX_ORDERS = 20
-OTHER_SEARCH = (
+TOKEN_MISMATCHES = (
     "Experiment IDs in the page token do not match the requested experiment IDs: send those of the first page",
     "Filter string in the page token does not match the requested filter string: send that of the first page",
     "Order by in the page token does not match the requested order by: send that of the first page",
@@ -57,7 +57,7 @@ LOGGED_MODEL_GRAMMAR = Grammar(
 _metrics = logged_model_metrics.c
 STATUS_ORDER = {status: place for place, status in enumerate(("pending", "ready", "failed"))}
 """As MLflow numbers its words for them."""
-KEYED = {"param": logged_model_params, "tag": logged_model_tags}
+KEYED_TABLES = {"param": logged_model_params, "tag": logged_model_tags}
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class LoggedModelSearch:
         connection: Connection | None = None,
     ) -> ModelPage:
         """Models of these experiments that are not deleted, the newest first unless `orders` say otherwise."""
-        refuse_too_many(experiment_ids, conditions)
+        refuse_too_many_values(experiment_ids, conditions)
         query = select(logged_models).where(
             logged_models.c.experiment_id.in_(experiment_ids), logged_models.c.lifecycle_stage != "deleted"
         )
         if organization is not None:
             query = query.join(experiments).where(experiments.c.organization == organization)
-        told = zip(OTHER_SEARCH, (list(experiment_ids), list(conditions), list(orders)), strict=True)
-        keyset = Keyset(_keys(orders), scope=list(datasets), told=dict(told))
+        mismatches = zip(TOKEN_MISMATCHES, (list(experiment_ids), list(conditions), list(orders)), strict=True)
+        keyset = Keyset(_keys(orders), scope=list(datasets), mismatches=dict(mismatches))
         with reading(self._database, connection) as reader:
             for condition in conditions:
                 query = query.where(_where(condition, datasets, reader.dialect.name))
             if datasets and not any(condition.entity == "metric" for condition in conditions):
-                query = query.where(exists().where(_of_model(logged_model_metrics), _measured(datasets)))
+                query = query.where(exists().where(_belongs_to_model(logged_model_metrics), _measured(datasets)))
             rows = reader.execute(keyset.page(query, limit, page_token)).all()
             found = [LoggedModel(*row[: len(logged_models.c)]) for row in rows[:limit]]
             chunks = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
@@ -126,13 +126,13 @@ def _where(condition: Condition, datasets: Sequence[MeasuredOn], dialect: str) -
     if condition.entity == "attribute":
         return compare_absent(logged_models.c[condition.key], condition.operator, condition.value, dialect)
     if condition.entity == "metric":
-        owner = _of_model(logged_model_metrics) & _measured(datasets)
+        owner = _belongs_to_model(logged_model_metrics) & _measured(datasets)
         return compare_keyed(logged_model_metrics, owner, condition, dialect)
-    table = KEYED[condition.entity]
-    return compare_keyed(table, _of_model(table), condition, dialect)
+    table = KEYED_TABLES[condition.entity]
+    return compare_keyed(table, _belongs_to_model(table), condition, dialect)
 
 
-def _of_model(table: FromClause) -> ColumnElement[bool]:
+def _belongs_to_model(table: FromClause) -> ColumnElement[bool]:
     owned: ColumnElement[bool] = table.c.model_id == logged_models.c.id
     return owned
 
@@ -166,7 +166,7 @@ def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
             raise invalid(f"Invalid order by field name: {printable(order.field)}. Only metrics are supported.")
         key = checked_text(metric.strip("`"), "order_by")
         value, is_nan = (_newest(column, key, order.on) for column in (_metrics.value, _metrics.is_nan))
-        keys += absent_last(value, order.ascending, float, is_nan)
+        keys += nulls_last(value, order.ascending, float, is_nan)
     return [*keys, SortKey(logged_models.c.created_at, False, int), SortKey(logged_models.c.id, True, str)]
 
 
@@ -184,6 +184,6 @@ def _column(field: str) -> tuple[ColumnElement[Any], type]:
 
 def _newest(column: ColumnElement[Any], key: str, on: MeasuredOn | None) -> ColumnElement[Any]:
     """A column of a model's point of one metric that was measured last: found by primary key, model by model."""
-    query = select(column).where(_of_model(logged_model_metrics), _metrics.key == key, _measured([on] if on else []))
+    query = select(column).where(_belongs_to_model(logged_model_metrics), _metrics.key == key, _measured([on] if on else []))
     newest = query.order_by(_metrics.timestamp.desc(), _metrics.step.desc(), _metrics.run_id, _metrics.value).limit(1)
     return newest.correlate(logged_models).scalar_subquery()

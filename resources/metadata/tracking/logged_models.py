@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from resources.errors import invalid, not_found
-from resources.metadata.artifacts.artifact_locations import model_files
+from resources.metadata.artifacts.locations import model_files_uri
 from resources.metadata.database import Database
+from resources.metadata.field_rules import check_length, checked_text, printable
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import logged_model_params, logged_model_tags, logged_models, model_versions
 from resources.metadata.tracking.experiments import Experiment, Experiments, check_active
-from resources.metadata.tracking.logged_model_records import load_model_points
-from resources.metadata.tracking.logged_model_states import (
+from resources.metadata.tracking.logged_model_records import (
     MAX_TYPE,
     STATUSES,
     LoggedModel,
@@ -25,12 +25,12 @@ from resources.metadata.tracking.logged_model_states import (
     Registration,
     checked_model_name,
     checked_pair,
-    no_model,
+    load_model_points,
+    logged_model_not_found,
 )
 from resources.metadata.tracking.run_data import require_active
-from resources.metadata.tracking.run_models import write_run_models
-from resources.metadata.tracking.run_states import generated_name
-from resources.metadata.tracking_rules import check_length, checked_text, printable
+from resources.metadata.tracking.run_inputs import write_run_models
+from resources.metadata.tracking.run_states import generate_name
 from resources.metadata.transactions import insert_into
 
 
@@ -60,7 +60,7 @@ class LoggedModels:
         with self._database.write() as writer:
             experiment = self._experiments.get(experiment_id, connection=writer)
             check_active(experiment)
-            model = _new(experiment, name or generated_name(), model_type, source_run_id or None)
+            model = _new(experiment, name or generate_name(), model_type, source_run_id or None)
             writer.execute(insert(logged_models).values(**vars(model)))
             _write_params(writer, model.id, new_params)
             _write_tags(writer, model.id, new_tags)
@@ -71,7 +71,7 @@ class LoggedModels:
         with self._database.read() as reader:
             model = _get(reader, model_id)
         if model.lifecycle_stage == "deleted" and not allow_deleted:
-            raise no_model(model_id)
+            raise logged_model_not_found(model_id)
         return model
 
     def details(self, model: LoggedModel) -> ModelDetails:
@@ -148,7 +148,7 @@ def _new(experiment: Experiment, name: str, model_type: str, source_run_id: str 
         id=identifier,
         experiment_id=experiment.id,
         name=name,
-        artifact_uri=model_files(experiment.artifact_location, identifier),
+        artifact_uri=model_files_uri(experiment.artifact_location, identifier),
         status="pending",
         status_message="",
         model_type=model_type,
@@ -163,7 +163,7 @@ def _get(reader: Connection, model_id: str) -> LoggedModel:
     query = select(logged_models).where(logged_models.c.id == checked_text(model_id, "model_id"))
     row = reader.execute(query).mappings().first()
     if row is None:
-        raise no_model(model_id)
+        raise logged_model_not_found(model_id)
     return LoggedModel(**row)
 
 

@@ -12,11 +12,10 @@ from operator import itemgetter
 import msgspec
 from sqlalchemy import Connection
 
-from resources.metadata.statements import fetched
-from resources.metadata.tracking.run_inputs import DatasetInput, load_inputs
-from resources.metadata.tracking.run_models import RunModel, load_run_models
+from resources.metadata.field_rules import MetricPoint
+from resources.metadata.tracking.run_inputs import DatasetInput, RunModel, load_inputs, load_run_models
 from resources.metadata.tracking.run_states import Run
-from resources.metadata.tracking_rules import MetricPoint
+from resources.metadata.transactions import fetch_rows
 
 CHUNK = 500
 """Rows whose details are read by one statement: SQLite takes at most 32,766 variables, and what is read is held twice."""
@@ -69,17 +68,17 @@ def load_logged(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
 
 
 def _load(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
-    of_metrics, of_others = _STATEMENTS[reader.dialect.name]
+    metrics_statement, others_statement = _STATEMENTS[reader.dialect.name]
     ids = [run.id for run in found]
     bound = [msgspec.json.encode(ids).decode()]
     metrics: dict[str, list[MetricPoint]] = {run_id: [] for run_id in ids}
-    for run_id, key, value, step, timestamp in fetched(reader, of_metrics, bound):
+    for run_id, key, value, step, timestamp in fetch_rows(reader, metrics_statement, bound):
         number, is_nan = (0.0, True) if value is None else (value, False)
         metrics[run_id].append(_point(MetricPoint, (key, number, step, timestamp, is_nan, "", "", "")))
-    others = fetched(reader, of_others, bound)
+    others = fetch_rows(reader, others_statement, bound)
     others.sort(key=itemgetter(0))
-    with_inputs = [ids[place] for place, _, _, there, _ in others if there]
-    with_models = [ids[place] for place, _, _, _, there in others if there]
+    with_inputs = [ids[place] for place, _, _, is_present, _ in others if is_present]
+    with_models = [ids[place] for place, _, _, _, is_present in others if is_present]
     inputs = load_inputs(reader, with_inputs) if with_inputs else {}
     models = load_run_models(reader, with_models) if with_models else {}
     return [

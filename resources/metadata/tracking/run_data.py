@@ -1,25 +1,23 @@
-"""What a run logs besides metrics: params, which never change, tags, which do, and batches of all three."""
+"""Params, tags and metric batches that runs log, and MLflow 2's model history."""
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
-from resources.errors import not_found
+from resources.errors import invalid, not_found
 from resources.metadata.database import Database
-from resources.metadata.run_tags import NAME_TAG
+from resources.metadata.field_rules import MetricPoint, checked_text
+from resources.metadata.run_tags import LOGGED_MODELS_TAG, NAME_TAG
 from resources.metadata.tables import params, run_tags, runs
 from resources.metadata.tracking.logged_model_records import write_model_points
-from resources.metadata.tracking.run_revisions import revise
-from resources.metadata.tracking_rules import MetricPoint, checked_text
+from resources.metadata.tracking.run_revisions import bump_revision
 from resources.metadata.transactions import insert_into, reading, writing
-from resources.metadata.writes.run_groups import write_group
-from resources.metadata.writes.run_writes import (
-    MAX_PARAMS,
-    RunWrite,
-    check_run_active,
-    no_run,
-    run_write,
-)
+from resources.metadata.writes.group_commit import write_group
+from resources.metadata.writes.run_writes import MAX_PARAMS, RunWrite, check_run_active, run_not_found, run_write
+
+# What a run logs besides metrics: params, which never change, tags, which do, and batches of all three.
 
 __all__ = ["MAX_PARAMS", "RunData", "check_run_active", "require_active", "write_tags"]
 
@@ -54,7 +52,7 @@ class RunData:
     def delete_tag(self, run_id: str, key: str, *, connection: Connection | None = None) -> None:
         with writing(self._database, connection) as writer:
             require_active(writer, run_id)
-            revise(writer, run_id)
+            bump_revision(writer, run_id)
             tag = (run_tags.c.run_id == run_id) & (run_tags.c.key == checked_text(key, "key"))
             if writer.execute(delete(run_tags).where(tag)).rowcount == 0:
                 raise not_found(f"No tag with name: {key} in run with id {run_id}")
@@ -83,7 +81,7 @@ def require_active(writer: Connection, run_id: str) -> None:
     query = query.with_for_update(key_share=True)
     stage = writer.execute(query).scalar()
     if stage is None:
-        raise no_run(run_id)
+        raise run_not_found(run_id)
     check_run_active(run_id, stage)
 
 
@@ -91,9 +89,39 @@ def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
     """Set tags in the order of their keys, so that two writers cannot wait for each other; the name tag renames."""
     if not new:
         return
-    revise(writer, run_id)
+    bump_revision(writer, run_id)
     statement = insert_into(writer, run_tags)
     upsert = statement.on_conflict_do_update(index_elements=["run_id", "key"], set_={"value": statement.excluded.value})
     writer.execute(upsert, [{"run_id": run_id, "key": key, "value": new[key]} for key in sorted(new)])
     if new.get(NAME_TAG):
         writer.execute(update(runs).where(runs.c.id == run_id).values(name=new[NAME_TAG][:500]))
+
+
+# The tag in which releases of MLflow before 3 keep the models that a run logged: a JSON list that grows.
+
+
+class ModelHistory:
+    """Model histories in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, run_id: str, entry: Mapping[str, Any]) -> None:
+        """Add a model to a run's history. The tag may become longer than a client's own may be, as in MLflow."""
+        stored = select(run_tags.c.value).where(run_tags.c.run_id == run_id, run_tags.c.key == LOGGED_MODELS_TAG)
+        with self._database.write() as writer:
+            # Locks the run's row, so that no other writer appends to the same list meanwhile.
+            require_active(writer, run_id)
+            history = parse_history(run_id, writer.execute(stored).scalar())
+            text = checked_text(json.dumps([*history, entry]), "model_json")
+            write_tags(writer, run_id, {LOGGED_MODELS_TAG: text})
+
+
+def parse_history(run_id: str, value: str | None) -> list[Any]:
+    try:
+        history = json.loads(value or "[]")
+    except (ValueError, RecursionError):
+        history = None
+    if not isinstance(history, list):
+        raise invalid(f"The tag {LOGGED_MODELS_TAG} of run {run_id} is no list of models: delete it and log the model again")
+    return history

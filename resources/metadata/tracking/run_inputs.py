@@ -1,29 +1,73 @@
-"""What runs read: descriptions of datasets, which MLflow's clients log, and the runs that logged them.
-
-What does not belong here: dataset versions that this product made (`datasets`), and the logged models that a run read or
-made (`run_models`).
-"""
+"""Datasets that runs read, and logged models that they read or made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, exists, select
 
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MAX_DATASET_DIGEST, MAX_DATASET_NAME, check_length, checked_run_id, checked_text
 from resources.metadata.filters.parser import Condition
 from resources.metadata.filters.sql import Parameters, compare
-from resources.metadata.tables import inputs, run_inputs, runs
+from resources.metadata.tables import inputs, run_inputs, run_models, runs
 from resources.metadata.tracking.run_data import require_active
-from resources.metadata.tracking.run_models import write_run_models
-from resources.metadata.tracking.run_revisions import next_place, revise
-from resources.metadata.tracking_rules import (
-    MAX_DATASET_DIGEST,
-    MAX_DATASET_NAME,
-    check_length,
-    checked_run_id,
-    checked_text,
-)
+from resources.metadata.tracking.run_revisions import bump_revision, next_position
 from resources.metadata.transactions import insert_into, reading, writing
+
+# Which logged models a run read, and which it made at which step.
+
+Direction = Literal["input", "output"]
+MAX_MODEL_ID = 256
+
+
+@dataclass(frozen=True)
+class RunModel:
+    model_id: str
+    direction: Direction
+    step: int
+
+
+def write_run_models(writer: Connection, run_id: str, direction: Direction, steps: Mapping[str, int]) -> None:
+    """Connect a run with models, each at a step. Sending one again moves it to the step that was sent last.
+
+    That there is such a model is not asked, as in MLflow: what a run read may be another tracking server's. Where there are
+    organizations, the API asks.
+    """
+    if not steps:
+        return
+    for model_id in steps:
+        check_length("model_id", checked_text(model_id, "model_id"), MAX_MODEL_ID)
+    bump_revision(writer, run_id)
+    statement = insert_into(writer, run_models)
+    upsert = statement.on_conflict_do_update(
+        index_elements=["run_id", "model_id", "direction"], set_={"step": statement.excluded.step}
+    )
+    first = next_position(writer, run_models, run_id)
+    rows = [
+        {"run_id": run_id, "model_id": model_id, "direction": direction, "step": step, "place": place}
+        for place, (model_id, step) in enumerate(steps.items(), first)
+    ]
+    writer.execute(upsert, rows)
+
+
+def load_run_models(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[RunModel]]:
+    """The models of each of a few hundred runs, in the order in which each run logged them."""
+    query = (
+        select(run_models)
+        .where(run_models.c.run_id.in_(run_ids))
+        .order_by(run_models.c.place, run_models.c.step, run_models.c.model_id)
+    )
+    loaded: dict[str, list[RunModel]] = {run_id: [] for run_id in run_ids}
+    for row in reader.execute(query):
+        loaded[row.run_id].append(RunModel(row.model_id, row.direction, row.step))
+    return loaded
+
+
+# What runs read: descriptions of datasets, which MLflow's clients log, and the runs that logged them.
+#
+# What does not belong here: dataset versions that this product made (`datasets`), and the logged models that a run read
+# or made (`run_models`).
 
 CONTEXT_TAG = "mlflow.data.context"
 MAX_SOURCE_TYPE = 36
@@ -90,8 +134,8 @@ class Inputs:
             # Sorted, so that two writers cannot wait for each other.
             numbers = {key: _ensure(writer, experiment_id, named[key].dataset) for key in sorted(named)}
             if named:
-                revise(writer, run_id)
-                first = next_place(writer, run_inputs, run_id)
+                bump_revision(writer, run_id)
+                first = next_position(writer, run_inputs, run_id)
                 rows = [
                     {"run_id": run_id, "input_id": numbers[key], "tags": dict(found.tags), "place": place}
                     for place, (key, found) in enumerate(named.items(), first)
@@ -149,14 +193,14 @@ def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[Da
     return loaded
 
 
-def used_dataset(condition: Condition, asked: Parameters, dialect: str) -> ColumnElement[bool]:
+def uses_dataset(condition: Condition, expected: Parameters, dialect: str) -> ColumnElement[bool]:
     """Whether a row of `runs` used a dataset whose name, digest or context a condition compares with what is asked."""
     context = condition.key == "context"
     value = run_inputs.c.tags[CONTEXT_TAG].as_string() if context else inputs.c[condition.key]
     return exists().where(
         run_inputs.c.run_id == runs.c.id,
         inputs.c.id == run_inputs.c.input_id,
-        compare(value, condition.operator, asked, dialect),
+        compare(value, condition.operator, expected, dialect),
     )
 
 

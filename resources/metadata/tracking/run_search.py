@@ -8,16 +8,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
 
 from resources.metadata.database import Database
-from resources.metadata.filters.pagination import Keyset, SortKey, absent_last
-from resources.metadata.filters.parser import Condition, Grammar, Order, Value, refuse_too_many
-from resources.metadata.filters.sql import Parameters, compare, compare_keyed, matches, written
-from resources.metadata.statements import Statement, parameter
+from resources.metadata.filters.pagination import Keyset, SortKey, nulls_last
+from resources.metadata.filters.parser import Condition, Grammar, Order, Value, refuse_too_many_values
+from resources.metadata.filters.sql import Parameters, compare, compare_keyed, dialect_value, row_matches
 from resources.metadata.tables import latest_metrics, params, run_tags, runs
 from resources.metadata.tables.tracking import FOUND_BY
 from resources.metadata.tracking.logged_runs import LoggedRun, load_logged
-from resources.metadata.tracking.run_inputs import used_dataset
+from resources.metadata.tracking.run_inputs import uses_dataset
 from resources.metadata.tracking.run_states import Run
-from resources.metadata.transactions import reading
+from resources.metadata.transactions import Statement, parameter, reading
 
 _TEXTS = {
     "run_id": "id",
@@ -44,7 +43,7 @@ RUN_GRAMMAR = Grammar(
 )
 STATUS_ORDER = {status: place for place, status in enumerate(("failed", "completed", "cancelled", "running", "queued"))}
 """Statuses in the alphabetical order of MLflow's words for them: clients order by those."""
-KEYED = {"metric": latest_metrics, "param": params, "tag": run_tags}
+KEYED_TABLES = {"metric": latest_metrics, "param": params, "tag": run_tags}
 MAX_JOINS = 30
 """SQLite joins 64 tables. The conditions behind these are asked run by run, which costs the same but for the order."""
 
@@ -64,7 +63,7 @@ class RunPage:
 
 
 @dataclass(frozen=True)
-class Shape:
+class QueryShape:
     """What the text of a search depends on: everything but its values."""
 
     dialect: str
@@ -72,7 +71,7 @@ class Shape:
     conditions: tuple[Condition, ...]
     orders: tuple[Order, ...]
     lifecycle_stages: tuple[str, ...]
-    of_organization: bool
+    by_organization: bool
 
 
 class RunSearch:
@@ -120,19 +119,19 @@ class RunSearch:
         connection: Connection | None = None,
     ) -> FoundRuns:
         """Runs of these experiments, the newest first unless `orders` say otherwise."""
-        refuse_too_many(experiment_ids, conditions)
+        refuse_too_many_values(experiment_ids, conditions)
         keyset = _sorting(tuple(orders)).keyset
         position = keyset.position(page_token)
         with reading(self._database, connection) as reader:
             dialect = reader.dialect.name
             unvalued = tuple(_without_value(condition) for condition in conditions)
-            shape = Shape(
+            shape = QueryShape(
                 dialect, len(experiment_ids), unvalued, tuple(orders), tuple(lifecycle_stages), organization is not None
             )
             values = {"organization": organization, "limit": limit + 1}
             values |= {f"experiment_{place}": number for place, number in enumerate(experiment_ids)}
             for place, condition in enumerate(conditions):
-                values |= _values(f"value_{place}", written(condition.operator, condition.value, dialect))
+                values |= _values(f"value_{place}", dialect_value(condition.operator, condition.value, dialect))
             values |= {f"after_{place}": value for place, value in enumerate(position or ())}
             known = None if position is None else tuple(value is not None for value in position)
             rows = _statement(shape, known).rows(reader, **values)
@@ -146,15 +145,15 @@ class RunSearch:
 
 
 @lru_cache(maxsize=100)
-def _statement(shape: Shape, known: tuple[bool, ...] | None) -> Statement:
+def _statement(shape: QueryShape, known: tuple[bool, ...] | None) -> Statement:
     """The search of that shape. `known` tells, for a page that is not the first, where its position has a value."""
     experiments = [parameter(f"experiment_{place}") for place in range(shape.experiments)]
     query = select(runs).where(runs.c.experiment_id.in_(experiments), runs.c.lifecycle_stage.in_(shape.lifecycle_stages))
-    if shape.of_organization:
+    if shape.by_organization:
         query = query.where(runs.c.organization == parameter("organization"))
     for place, condition in enumerate(shape.conditions):
         value = _parameters(f"value_{place}", condition.value)
-        if condition.entity in KEYED and condition.operator != "IS NULL" and place < MAX_JOINS:
+        if condition.entity in KEYED_TABLES and condition.operator != "IS NULL" and place < MAX_JOINS:
             query = _joined(query, condition, value, shape.dialect)
         else:
             query = query.where(_where(condition, value, shape.dialect))
@@ -162,25 +161,27 @@ def _statement(shape: Shape, known: tuple[bool, ...] | None) -> Statement:
     # Behind the conditions: SQLite joins in this order, and so looks up what it sorts by for what it has found only.
     for table, key in sorting.joined:
         query = query.outerjoin(table, (table.c.run_id == runs.c.id) & (table.c.key == key))
-    position = None if known is None else [parameter(f"after_{n}") if there else None for n, there in enumerate(known)]
+    position = (
+        None if known is None else [parameter(f"after_{n}") if has_value else None for n, has_value in enumerate(known)]
+    )
     return Statement(sorting.keyset.ordered(query, position).limit(parameter("limit")))
 
 
 def _joined(query: Select[Any], condition: Condition, value: Parameters, dialect: str) -> Select[Any]:
     """The query for runs that have the key of a condition with a value that it asks for. None is found twice."""
-    table = KEYED[condition.entity].alias()
+    table = KEYED_TABLES[condition.entity].alias()
     row = (table.c.run_id == runs.c.id) & (table.c.key == condition.key)
     if dialect == "postgresql" and condition.operator == "=" and condition.entity != "metric":
         row &= func.left(table.c.value, FOUND_BY) == func.left(value, FOUND_BY)  # in the words of the index
-    return query.join(table, and_(row, matches(table, condition, value, dialect)))
+    return query.join(table, and_(row, row_matches(table, condition, value, dialect)))
 
 
 def _where(condition: Condition, value: Parameters, dialect: str) -> ColumnElement[bool]:
     if condition.entity == "attribute":
         return compare(runs.c[condition.key], condition.operator, value, dialect)
     if condition.entity == "dataset":
-        return used_dataset(condition, value, dialect)
-    table = KEYED[condition.entity]
+        return uses_dataset(condition, value, dialect)
+    table = KEYED_TABLES[condition.entity]
     return compare_keyed(table, table.c.run_id == runs.c.id, condition, dialect, value)
 
 
@@ -201,11 +202,11 @@ def _sorting(orders: tuple[Order, ...]) -> Sorting:
             keys.append(SortKey(case(STATUS_ORDER, value=runs.c.status), order.ascending, int))
         elif order.entity == "attribute":
             kind = int if order.key in _NUMBERS.values() else str
-            keys += absent_last(runs.c[order.key], order.ascending, kind)
+            keys += nulls_last(runs.c[order.key], order.ascending, kind)
         else:
-            table, metric = KEYED[order.entity].alias(), order.entity == "metric"
+            table, metric = KEYED_TABLES[order.entity].alias(), order.entity == "metric"
             joined.append((table, order.key))
-            keys += absent_last(table.c.value, order.ascending, float if metric else str, table.c.is_nan if metric else None)
+            keys += nulls_last(table.c.value, order.ascending, float if metric else str, table.c.is_nan if metric else None)
     last = [SortKey(runs.c.start_time, False, int), SortKey(runs.c.id, True, str)]
     return Sorting(Keyset([*keys, *last], scope=orders), joined)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from resources.errors import invalid
+from resources.metadata.field_rules import MAX_RUN_NAME, check_length, checked_text
 from resources.metadata.outbox import now_ms
-from resources.metadata.tracking_rules import MAX_RUN_NAME, check_length, checked_text
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
-ENDED = frozenset({"completed", "failed", "cancelled"})
+ENDED_STATUSES = frozenset({"completed", "failed", "cancelled"})
 ADJECTIVES = ("able", "bold", "bright", "calm", "capable", "gentle", "kindly", "nimble", "orderly", "polite", "rare", "wise")
 """All of them are among MLflow's own."""
 NOUNS = ("badger", "crane", "falcon", "heron", "ibex", "lark", "lynx", "marten", "otter", "raven", "stoat", "wren")
@@ -35,17 +35,17 @@ def status_change(run: Run, status: str | None, end_time: int | None) -> dict[st
     values: dict[str, Any] = {}
     if end_time is not None:
         values["end_time"] = end_time
-    if status is None or known_status(status) == run.status:
+    if status is None or checked_status(status) == run.status:
         return values
     values["status"] = status
     if end_time is None:
-        values["end_time"] = now_ms() if status in ENDED else None
+        values["end_time"] = now_ms() if status in ENDED_STATUSES else None
     if run.status == "queued" and status == "running":
         values["start_time"] = now_ms()
     return values
 
 
-def known_status(status: str) -> str:
+def checked_status(status: str) -> str:
     if status not in STATUSES:
         raise invalid(
             f"Invalid value {status!r:.100} for parameter 'status' supplied: it must be one of {', '.join(STATUSES)}"
@@ -53,20 +53,20 @@ def known_status(status: str) -> str:
     return status
 
 
-def chosen_name(name: str | None, tag: str | None) -> str:
+def choose_name(name: str | None, tag: str | None) -> str:
     if name and tag and name != tag:
         raise invalid(
             "Both 'run_name' argument and 'mlflow.runName' tag are specified, but with "
             f"different values (run_name='{name}', mlflow.runName='{tag}')."
         )
-    return checked_name(name or tag or generated_name())
+    return checked_run_name(name or tag or generate_name())
 
 
-def generated_name() -> str:
+def generate_name() -> str:
     """A name that people can say, for what was given none."""
     return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
 
 
-def checked_name(name: str) -> str:
+def checked_run_name(name: str) -> str:
     check_length("run_name", name, MAX_RUN_NAME)
     return checked_text(name, "run_name")

@@ -12,25 +12,24 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from resources.errors import already_exists, not_found
-from resources.metadata.artifacts.artifact_locations import run_files
+from resources.metadata.artifacts.locations import run_files_uri
 from resources.metadata.database import Database
-from resources.metadata.outbox import emit, now_ms
-from resources.metadata.run_tags import NAME_TAG
-from resources.metadata.statements import Statement, parameter
-from resources.metadata.tables import runs
-from resources.metadata.tracking.experiments import Experiments, check_active
-from resources.metadata.tracking.run_data import check_run_active, write_tags
-from resources.metadata.tracking.run_revisions import first_revision
-from resources.metadata.tracking.run_states import Run, checked_name, chosen_name, known_status, status_change
-from resources.metadata.tracking_rules import (
+from resources.metadata.field_rules import (
     MAX_USER,
     check_length,
-    checked_first_tag,
+    checked_creation_tag,
     checked_run_id,
     checked_text,
     checked_time,
 )
-from resources.metadata.transactions import insert_into, reading, writing
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.run_tags import NAME_TAG
+from resources.metadata.tables import runs
+from resources.metadata.tracking.experiments import Experiments, check_active
+from resources.metadata.tracking.run_data import check_run_active, write_tags
+from resources.metadata.tracking.run_revisions import new_revision
+from resources.metadata.tracking.run_states import Run, checked_run_name, checked_status, choose_name, status_change
+from resources.metadata.transactions import Statement, insert_into, parameter, reading, writing
 
 _BY_ID = Statement(select(*(runs.c[field.name] for field in fields(Run))).where(runs.c.id == parameter("id")))
 
@@ -127,9 +126,9 @@ class Runs:
             check_run_active(run.id, run.lifecycle_stage)
             values: dict[str, Any] = {} if end_time is None else {"end_time": end_time}
             if status is not None:
-                values["status"] = known_status(status)
+                values["status"] = checked_status(status)
             if name:
-                values["name"] = checked_name(name)
+                values["name"] = checked_run_name(name)
                 write_tags(writer, run_id, {NAME_TAG: name})
             return self._change(writer, run, values)
 
@@ -157,19 +156,19 @@ class Runs:
         experiment = self._experiments.get(experiment_id, connection=writer)
         check_active(experiment)
         check_length("user_id", checked_text(user_id, "user_id"), MAX_USER)
-        checked_tags = dict(checked_first_tag(key, value, f"tags.{key}") for key, value in tags.items())
+        checked_tags = dict(checked_creation_tag(key, value, f"tags.{key}") for key, value in tags.items())
         run = Run(
             id=run_id,
             experiment_id=experiment_id,
-            name=chosen_name(name, checked_tags.get(NAME_TAG)),
-            status=known_status(status),
+            name=choose_name(name, checked_tags.get(NAME_TAG)),
+            status=checked_status(status),
             start_time=now_ms() if start_time is None else checked_time(start_time, "start_time"),
             end_time=None,
             user_id=user_id,
             organization=experiment.organization,
-            artifact_uri=run_files(experiment.artifact_location, run_id),
+            artifact_uri=run_files_uri(experiment.artifact_location, run_id),
             lifecycle_stage="active",
-            revision=first_revision(),
+            revision=new_revision(),
         )
         row = insert_into(writer, runs).values(**vars(run)).on_conflict_do_nothing()
         if writer.execute(row.returning(runs.c.id)).first() is None:

@@ -9,12 +9,10 @@ from resources.metadata.tracking.experiment_search import ExperimentSearch
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.logged_model_search import LoggedModelSearch
 from resources.metadata.tracking.logged_models import LoggedModels
-from resources.metadata.tracking.metric_sampling import MetricSampling
-from resources.metadata.tracking.metrics import Metrics
-from resources.metadata.tracking.model_history import ModelHistory
-from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.metrics import Metrics, MetricSampling
+from resources.metadata.tracking.run_data import ModelHistory, RunData
 from resources.metadata.tracking.run_inputs import Inputs
-from resources.metadata.tracking.run_revisions import Renderings
+from resources.metadata.tracking.run_revisions import RenderingCache
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 
@@ -29,7 +27,7 @@ class Tracking:
         self.runs = Runs(database)
         self.run_data = RunData(database)
         self.run_search = RunSearch(database)
-        self.renderings = Renderings()
+        self.renderings = RenderingCache()
         self.metrics = Metrics(database)
         self.metric_sampling = MetricSampling(database)
         self.inputs = Inputs(database)

@@ -1,10 +1,4 @@
-"""One thread that stores what requests log: those that come in together share a transaction, and each is answered after its
-commit.
-
-One commit for many requests is what makes logging fast; the rules are those of `run_groups`. Nothing is kept
-between transactions, because other processes write to the same database. A point that comes in while nothing else does
-goes a shorter way (`next_points_postgresql`, `next_points_sqlite`).
-"""
+"""Group commit: one thread stores concurrent log requests in one transaction."""
 
 import asyncio
 import logging
@@ -14,14 +8,60 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import PoolProxiedConnection
+from sqlalchemy import Dialect, PoolProxiedConnection
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.transactions import driver_errors
-from resources.metadata.writes.run_groups import write_group
-from resources.metadata.writes.run_writes import RunWrite
+from resources.metadata.writes import run_rows_sqlite
+from resources.metadata.writes.run_writes import Changes, KnownRows, RunWrite, WantedRows, decide_writes, wanted_rows
+
+# A group of writes in one transaction: what they need is read, what becomes of them is decided, and it is written.
+
+
+class RunRows(Protocol):
+    """A module that knows how one kind of database reads and writes the rows of runs."""
+
+    def begin(self, pooled: PoolProxiedConnection) -> None: ...
+
+    def read(self, pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows: ...
+
+    def write(self, pooled: PoolProxiedConnection, known: KnownRows, changes: Changes, commit: bool) -> None: ...
+
+
+def write_group(
+    pooled: PoolProxiedConnection, dialect: Dialect, writes: Sequence[RunWrite], *, whole_transaction: bool = False
+) -> list[HanzoError | None]:
+    """Store what the writes want, in the connection's transaction or in one of their own.
+
+    Returns for each write in its place why it was refused, or None. What one is refused for changes nothing for the others.
+    """
+    rows = _rows_module(dialect)
+    with driver_errors(dialect):
+        if whole_transaction:
+            rows.begin(pooled)
+        known = rows.read(pooled, wanted_rows(writes))
+        decision = decide_writes(writes, known)
+        rows.write(pooled, known, decision.changes, commit=whole_transaction)
+    return decision.refusals
+
+
+def _rows_module(dialect: Dialect) -> RunRows:
+    """The statements in the dialect's words. Its driver is loaded only where it is used."""
+    if dialect.name != "postgresql":
+        return run_rows_sqlite
+    from resources.metadata.writes import run_rows_postgresql
+
+    return run_rows_postgresql
+
+
+# One thread that stores what requests log: those that come in together share a transaction, and each is answered after
+# its commit.
+#
+# One commit for many requests is what makes logging fast; the rules are those of `run_groups`. Nothing is kept between
+# transactions, because other processes write to the same database. A point that comes in while nothing else does goes a
+# shorter way (`next_points_postgresql`, `next_points_sqlite`).
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +69,17 @@ MAX_WAITING = 1000
 """Requests that may wait at once; the next ones wait before their bodies are read."""
 MAX_GROUP = 10_000
 """Metrics, params and tags in one transaction: about a tenth of a second."""
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 DEADLOCK = "40P01"
 
 
-class Waiting(NamedTuple):
+class WaitingWrite(NamedTuple):
     write: RunWrite
     loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[None]"
 
 
-class NextPoints(Protocol):
+class SinglePointStore(Protocol):
     """The shorter way of a database."""
 
     async def store(self, write: RunWrite) -> bool: ...
@@ -52,13 +92,13 @@ class RunWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WaitingWrite | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pooled: PoolProxiedConnection | None = None
         self._closed = False
         self._unanswered = 0
-        self._next_points = next_points_of(database)
-        self.room = asyncio.Semaphore(MAX_WAITING)
+        self._next_points = open_single_point_writer(database)
+        self.slots = asyncio.Semaphore(MAX_WAITING)
         """Held by each request from when its body is there until it is answered."""
         self.arriving = asyncio.Semaphore(MAX_WAITING)
         """Held beside it by those whose body comes in parts, from its first part on."""
@@ -76,14 +116,14 @@ class RunWriter:
             raise _shutting_down()
         self._unanswered += 1
         try:
-            await self._in_group(write)
+            await self._enqueue(write)
         finally:
             self._unanswered -= 1
 
-    async def _in_group(self, write: RunWrite) -> None:
+    async def _enqueue(self, write: RunWrite) -> None:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[None] = loop.create_future()
-        self._queue.put(Waiting(write, loop, answer))
+        self._queue.put(WaitingWrite(write, loop, answer))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(loop,), name="run-writer", daemon=True)
             self._thread.start()
@@ -98,7 +138,7 @@ class RunWriter:
             self._thread.join()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        group: list[Waiting] = []
+        group: list[WaitingWrite] = []
         try:
             while group := self._next_group():
                 answers = self._commit([waiting.write for waiting in group])
@@ -108,9 +148,9 @@ class RunWriter:
                 self._pooled.close()
                 self._pooled = None
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._ended, group)
+                loop.call_soon_threadsafe(self._refuse_remaining, group)
 
-    def _ended(self, group: Sequence[Waiting]) -> None:
+    def _refuse_remaining(self, group: Sequence[WaitingWrite]) -> None:
         """Refuse what the thread left behind: the group that it died of, and what waits.
 
         In the event loop, where writes are queued, so that none is queued between this and the next thread.
@@ -125,9 +165,9 @@ class RunWriter:
             if waiting is not None:
                 _answer([waiting], [_shutting_down()])
 
-    def _next_group(self) -> list[Waiting]:
+    def _next_group(self) -> list[WaitingWrite]:
         """What waits, as far as one transaction should carry it; empty when it is time to end."""
-        group: list[Waiting] = []
+        group: list[WaitingWrite] = []
         size = 0
         waiting = self._queue.get()
         while waiting is not None:
@@ -145,7 +185,7 @@ class RunWriter:
 
     def _commit(self, writes: Sequence[RunWrite]) -> Sequence[Exception | None]:
         """Store a group. When the database refuses it, each write is tried alone, so that only the cause is refused."""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return self._transaction(writes)
             except (DataError, IntegrityError) as error:
@@ -153,7 +193,7 @@ class RunWriter:
                     return [error]
                 return [answer for write in writes for answer in self._commit([write])]
             except OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) != DEADLOCK or attempt == ATTEMPTS - 1:
+                if getattr(error.orig, "sqlstate", None) != DEADLOCK or attempt == MAX_ATTEMPTS - 1:
                     return [error] * len(writes)
             except Exception as error:
                 log.exception("a group of %d writes failed", len(writes))
@@ -168,10 +208,10 @@ class RunWriter:
         try:
             return write_group(self._pooled, engine.dialect, writes, whole_transaction=True)
         except BaseException:
-            self._give_up()
+            self._discard_connection()
             raise
 
-    def _give_up(self) -> None:
+    def _discard_connection(self) -> None:
         """Whatever happened to the connection, the next transaction has another one."""
         pooled, self._pooled = self._pooled, None
         if pooled is not None:
@@ -181,7 +221,7 @@ class RunWriter:
             pooled.invalidate()
 
 
-def _answer(group: Sequence[Waiting], answers: Sequence[Exception | None]) -> None:
+def _answer(group: Sequence[WaitingWrite], answers: Sequence[Exception | None]) -> None:
     for waiting, error in zip(group, answers, strict=True):
         if waiting.answer.done():
             continue
@@ -191,15 +231,15 @@ def _answer(group: Sequence[Waiting], answers: Sequence[Exception | None]) -> No
             waiting.answer.set_exception(error)
 
 
-def next_points_of(database: Database) -> NextPoints:
+def open_single_point_writer(database: Database) -> SinglePointStore:
     """The shorter way for a point that is alone. The database's driver is loaded only where it is used."""
     if database.engine.dialect.name == "postgresql":
         from resources.metadata.writes import single_point_postgresql
 
-        return single_point_postgresql.NextPoints(database.engine)
+        return single_point_postgresql.SinglePointWriter(database.engine)
     from resources.metadata.writes import single_point_sqlite
 
-    return single_point_sqlite.NextPoints(database.engine)
+    return single_point_sqlite.SinglePointWriter(database.engine)
 
 
 def _shutting_down() -> HanzoError:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import PoolProxiedConnection
 
-from resources.metadata.postgresql_pipeline import Pipeline, numbers, texts
-from resources.metadata.writes.run_writes import Changes, Key, Known, RunRow, Series, Value, Wanted
+from resources.metadata.postgresql_pipeline import Pipeline, number_array, text_array
+from resources.metadata.writes.run_writes import Changes, Key, KnownRows, RunRow, Series, Value, WantedRows
 
 COPY_FROM = 50
 """New points from which COPY is faster than an INSERT, which looks every row up first but costs no answer of its own."""
@@ -57,23 +57,23 @@ def begin(pooled: PoolProxiedConnection) -> None:
     """Nothing yet: the transaction begins together with `read`."""
 
 
-def read(pooled: PoolProxiedConnection, wanted: Wanted) -> Known:
+def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
     """The rows that exist, with the rows of the runs locked."""
     pipeline = Pipeline(pooled, STATEMENTS)
-    pipeline.add(b"runs", (texts(wanted.runs),))
+    pipeline.add(b"runs", (text_array(wanted.runs),))
     if wanted.params:
         pipeline.add(b"params", _texts(wanted.params))
     if wanted.series:
         pipeline.add(b"series", _texts(wanted.series))
     answers = pipeline.run()
-    return Known(
+    return KnownRows(
         {id.decode(): RunRow(stage.decode(), organization.decode()) for id, stage, organization in answers[b"runs"]},
         {(run_id.decode(), key.decode()): value.decode() for run_id, key, value in answers.get(b"params", ())},
         {(row[0].decode(), row[1].decode()): _series(row) for row in answers.get(b"series", ())},
     )
 
 
-def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit: bool) -> None:
+def write(pooled: PoolProxiedConnection, known: KnownRows, changes: Changes, commit: bool) -> None:
     """Write the rows, and end the transaction in the same breath where `commit` says so."""
     pipeline = Pipeline(pooled, STATEMENTS)
     ids = {name: series.id for name, series in known.series.items()}
@@ -89,7 +89,7 @@ def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit:
     else:
         other += _points(changes.fresh, ids)
     if changes.runs:
-        pipeline.add(b"revised", (texts(changes.runs),))
+        pipeline.add(b"revised", (text_array(changes.runs),))
     if moved:
         pipeline.add(b"newest", _numbers(moved))
     if other:
@@ -103,7 +103,7 @@ def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit:
     if changes.tallies:
         counted = sorted(changes.tallies.items())
         columns = _texts([tally for tally, _ in counted])
-        pipeline.add(b"tallies", (*columns, numbers([number for _, number in counted])))
+        pipeline.add(b"tallies", (*columns, number_array([number for _, number in counted])))
     if commit:
         pipeline.add(b"commit")
     pipeline.run()
@@ -128,8 +128,8 @@ def _series(row: Sequence[bytes]) -> Series:
 
 
 def _texts(rows: Sequence[Sequence[str]]) -> list[bytes]:
-    return [texts(column) for column in zip(*rows, strict=True)]
+    return [text_array(column) for column in zip(*rows, strict=True)]
 
 
 def _numbers(rows: Sequence[Sequence[float]]) -> list[bytes]:
-    return [numbers(column) for column in zip(*rows, strict=True)]
+    return [number_array(column) for column in zip(*rows, strict=True)]

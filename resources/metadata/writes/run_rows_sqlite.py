@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import PoolProxiedConnection
 
-from resources.metadata.writes.run_writes import Changes, Key, Known, RunRow, Series, Value, Wanted
+from resources.metadata.writes.run_writes import Changes, Key, KnownRows, RunRow, Series, Value, WantedRows
 
 ROWS = (1000, 100, 10, 1)
 """Rows in one INSERT: few different statements, which SQLite prepares once, and none over its 32,766 variables."""
@@ -48,7 +48,7 @@ def begin(pooled: PoolProxiedConnection) -> None:
     _cursor(pooled).execute("BEGIN IMMEDIATE")
 
 
-def read(pooled: PoolProxiedConnection, wanted: Wanted) -> Known:
+def read(pooled: PoolProxiedConnection, wanted: WantedRows) -> KnownRows:
     """The rows that exist. The transaction holds SQLite's one write lock already, so that they stay as they are."""
     cursor = _cursor(pooled)
     runs = {row[0]: RunRow(*row[1:]) for row in cursor.execute(_RUNS, (_json(wanted.runs),))}
@@ -59,10 +59,10 @@ def read(pooled: PoolProxiedConnection, wanted: Wanted) -> Known:
     if wanted.series:
         rows = cursor.execute(_SERIES, (_json(wanted.series),))
         series = {(row[0], row[1]): Series(row[2], (row[3], row[4], row[5], bool(row[6]))) for row in rows}
-    return Known(runs, params, series)
+    return KnownRows(runs, params, series)
 
 
-def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit: bool) -> None:
+def write(pooled: PoolProxiedConnection, known: KnownRows, changes: Changes, commit: bool) -> None:
     """Write the rows, and end the transaction where `commit` says so."""
     cursor = _cursor(pooled)
     if changes.runs:

@@ -15,8 +15,7 @@ from msgspec import structs
 
 from resources.errors import HanzoError, invalid, not_found
 from resources.metadata.audit_log import Tally
-from resources.metadata.run_tags import NAME_TAG
-from resources.metadata.tracking_rules import (
+from resources.metadata.field_rules import (
     MAX_RUN_NAME,
     MetricPoint,
     checked_param,
@@ -24,6 +23,7 @@ from resources.metadata.tracking_rules import (
     checked_run_tag,
     checked_text,
 )
+from resources.metadata.run_tags import NAME_TAG
 
 MAX_METRICS = 1000
 MAX_PARAMS = 100
@@ -38,7 +38,7 @@ Value = tuple[int, int, float, bool]
 """Step, timestamp, value and is_nan: a row of `metrics` without its series."""
 Points = dict[str, list[Value]]
 """What a request logs, by the key of the metric. A thousand points have few keys, so what is done by key is done seldom."""
-age = itemgetter(0, 1, 2)
+point_age = itemgetter(0, 1, 2)
 """What the newest value of a series is the largest by; of two alike it is the first."""
 
 
@@ -63,7 +63,7 @@ class RunWrite(msgspec.Struct, frozen=True, gc=False):
     def size(self) -> int:
         return sum(map(len, self.points.values())) + len(self.params) + len(self.tags)
 
-    def counted_in(self, tally: Tally) -> "RunWrite":
+    def with_tally(self, tally: Tally) -> "RunWrite":
         return structs.replace(self, tally=tally)
 
     @property
@@ -85,7 +85,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRows:
     """The rows that a group of writes depends on. Sorted, so that groups which lock rows cannot wait for each other."""
 
     runs: list[str]
@@ -94,7 +94,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRows:
     """Those of the wanted rows that exist."""
 
     runs: dict[str, RunRow]
@@ -139,17 +139,17 @@ def run_write(
 
     `batch` says how errors name its parts, and that what can be no run id is refused: MLflow's other calls do not find it.
     """
-    return write_of_points(run_id, points_of(metrics), params, tags, organization, batch=batch)
+    return run_write_from_points(run_id, group_points(metrics), params, tags, organization, batch=batch)
 
 
-def points_of(metrics: Iterable[MetricPoint]) -> Points:
+def group_points(metrics: Iterable[MetricPoint]) -> Points:
     points: Points = {}
     for metric in metrics:
         points.setdefault(metric.key, []).append((metric.step, metric.timestamp, metric.value, metric.is_nan))
     return points
 
 
-def write_of_points(
+def run_write_from_points(
     run_id: str,
     points: Points,
     params: Sequence[Key] = (),
@@ -160,7 +160,7 @@ def write_of_points(
 ) -> RunWrite:
     """`run_write` of points that are by their keys already."""
     check_batch(sum(map(len, points.values())), len(params), len(tags))
-    new_params = unique(
+    new_params = unique_params(
         checked_param(key, value, f"params[{index}]" if batch else "") for index, (key, value) in enumerate(params)
     )
     new_tags = dict(
@@ -185,7 +185,7 @@ def check_batch(metrics: int, params: int, tags: int) -> None:
             )
 
 
-def unique(pairs: Iterable[Key]) -> dict[str, str]:
+def unique_params(pairs: Iterable[Key]) -> dict[str, str]:
     """Params of one request, each key once."""
     found: dict[str, str] = {}
     for key, value in pairs:
@@ -203,11 +203,11 @@ def check_run_active(run_id: str, lifecycle_stage: str) -> None:
         raise invalid(f"The run {run_id} must be in the 'active' state. Current state is {lifecycle_stage}.")
 
 
-def no_run(run_id: str) -> HanzoError:
+def run_not_found(run_id: str) -> HanzoError:
     return not_found(f"Run with id={run_id} not found")
 
 
-def wanted(writes: Iterable[RunWrite]) -> Wanted:
+def wanted_rows(writes: Iterable[RunWrite]) -> WantedRows:
     runs: set[str] = set()
     params: set[Key] = set()
     series: set[Key] = set()
@@ -216,10 +216,10 @@ def wanted(writes: Iterable[RunWrite]) -> Wanted:
         runs.add(run_id)
         params.update([(run_id, key) for key in write.params])
         series.update([(run_id, key) for key in write.points])
-    return Wanted(sorted(runs), sorted(params), sorted(series))
+    return WantedRows(sorted(runs), sorted(params), sorted(series))
 
 
-def decide(writes: Sequence[RunWrite], known: Known) -> Decision:
+def decide_writes(writes: Sequence[RunWrite], known: KnownRows) -> Decision:
     """Take the writes one after another, each as if those before it were stored already."""
     changes = Changes()
     refusals: list[HanzoError | None] = []
@@ -234,11 +234,11 @@ def decide(writes: Sequence[RunWrite], known: Known) -> Decision:
     return Decision(refusals, changes)
 
 
-def _check(write: RunWrite, known: Known, changes: Changes) -> None:
+def _check(write: RunWrite, known: KnownRows, changes: Changes) -> None:
     run = known.runs.get(write.run_id)
     # A run of another organization does not exist for the caller: its message must not tell the two apart.
     if run is None or write.organization not in (None, run.organization):
-        raise no_run(write.run_id)
+        raise run_not_found(write.run_id)
     check_run_active(write.run_id, run.lifecycle_stage)
     clashes = []
     for key, value in write.params.items():
@@ -247,10 +247,10 @@ def _check(write: RunWrite, known: Known, changes: Changes) -> None:
         if old is not None and old != value:
             clashes.append({"key": key, "old_value": old[:MAX_SHOWN], "new_value": value[:MAX_SHOWN]})
     if clashes:
-        raise changed_params(write, clashes)
+        raise changed_params_error(write, clashes)
 
 
-def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
+def changed_params_error(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
     """In MLflow's words, which differ for a param that comes alone and for those of a batch, all of which are named."""
     if not write.batch:
         key, old, new = clashes[0].values()
@@ -263,7 +263,7 @@ def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError
     )
 
 
-def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
+def _accept(write: RunWrite, known: KnownRows, changes: Changes) -> None:
     run_id = write.run_id
     changes.runs.add(run_id)
     if write.tally:
@@ -281,7 +281,7 @@ def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
         _accept_points((run_id, key), values, known, changes)
 
 
-def _accept_points(name: Key, values: list[Value], known: Known, changes: Changes) -> None:
+def _accept_points(name: Key, values: list[Value], known: KnownRows, changes: Changes) -> None:
     series = known.series.get(name)
     fresh = values
     if series is not None:
@@ -295,7 +295,7 @@ def _accept_points(name: Key, values: list[Value], known: Known, changes: Change
     changes.fresh.setdefault(name, {}).update(dict.fromkeys(fresh))
     largest = max(fresh)
     if largest[3]:  # of a NaN and a zero that are as old, the larger tuple need not be the first
-        largest = max(fresh, key=age)
+        largest = max(fresh, key=point_age)
     best = changes.newest.get(name)
-    if best is None or age(largest) > age(best):
+    if best is None or point_age(largest) > point_age(best):
         changes.newest[name] = largest

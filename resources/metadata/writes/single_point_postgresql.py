@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from resources.metadata.writes.run_writes import RunWrite
 
-NAME = b"next_point"
+STATEMENT_NAME = b"next_point"
 # The run's row is locked before the series', as group writers do: neither waits for the other while it holds what it wants.
 STATEMENT = b"""WITH run AS (
         UPDATE runs SET revision = revision + 1
@@ -35,7 +35,7 @@ STATEMENT = b"""WITH run AS (
 STORED = b"INSERT 0 1"
 
 
-class NextPoints:
+class SinglePointWriter:
     """One connection, one statement at a time, all from one event loop; only `close` may be called from elsewhere.
 
     The loop watches the connection for as long as there is one: to ask it for each answer anew took nine system calls.
@@ -86,11 +86,11 @@ class NextPoints:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.give_up()
+            connection.discard()
 
     def _connect(self) -> PoolProxiedConnection:
         pooled = self._engine.raw_connection()
-        result = _pgconn(pooled).prepare(NAME, STATEMENT)
+        result = _pgconn(pooled).prepare(STATEMENT_NAME, STATEMENT)
         if result.status != ExecStatus.COMMAND_OK:
             pooled.invalidate()
             raise error_from_result(result)
@@ -121,7 +121,7 @@ class _Connection:
             psycopg.Error: it did nothing, or the connection is lost.
         """
         self._answered = self._loop.create_future()
-        self._pgconn.send_query_prepared(NAME, values)
+        self._pgconn.send_query_prepared(STATEMENT_NAME, values)
         if self._pgconn.flush():
             raise psycopg.OperationalError("the connection does not take a few hundred bytes")
         await self._answered
@@ -132,7 +132,7 @@ class _Connection:
             tag = result.command_status
         return tag
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         self._unwatch()
         self._pooled.invalidate()
 

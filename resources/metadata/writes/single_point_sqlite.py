@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from resources.metadata.writes.run_writes import RunWrite
 
-CHECKPOINT = 160
+CHECKPOINT_INTERVAL = 160
 """One of so many points is the group writer's, whose commit checkpoints a log of 1,000 pages: a point writes about six."""
 
 _SERIES = """UPDATE latest_metrics SET step = ?1, timestamp = ?2, value = ?3, is_nan = ?4
@@ -27,7 +27,7 @@ _TALLY = """INSERT INTO call_tallies (id, call, number, taken_at) VALUES (?, ?, 
 _REVISED = "UPDATE runs SET revision = revision + 1 WHERE id = ?"
 
 
-class NextPoints:
+class SinglePointWriter:
     """One connection, all from one event loop; only `close` may be called from elsewhere, when that loop stores no more."""
 
     def __init__(self, engine: Engine) -> None:
@@ -35,14 +35,14 @@ class NextPoints:
         self._pooled: PoolProxiedConnection | None = None
         self._connecting = False
         self._closed = False
-        self._asked = 0
+        self._attempts = 0
 
     async def store(self, write: RunWrite) -> bool:
         """Whether the point is committed. Where it is not, nothing of it is stored: ask the group writer."""
         if self._closed or self._connecting:
             return False
-        self._asked += 1
-        if self._asked % CHECKPOINT == 0:
+        self._attempts += 1
+        if self._attempts % CHECKPOINT_INTERVAL == 0:
             return False
         try:
             if self._pooled is None:
@@ -84,8 +84,8 @@ def _store(driver: Any, write: RunWrite) -> bool:
     cursor: sqlite3.Cursor = driver.cursor()
     cursor.execute("BEGIN IMMEDIATE")
     try:
-        of_series = (step, timestamp, value, is_nan, write.run_id, key, write.organization)
-        [series] = cursor.execute(_SERIES, of_series).fetchone() or [None]
+        series_values = (step, timestamp, value, is_nan, write.run_id, key, write.organization)
+        [series] = cursor.execute(_SERIES, series_values).fetchone() or [None]
         if series is None:
             cursor.execute("ROLLBACK")
             return False

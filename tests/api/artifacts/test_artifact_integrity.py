@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from resources.metadata.artifacts.file_hashes import UNSEEN
+from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH
 from tests.api.artifact_server import ArtifactServer, on_s3
 from tests.api.server_process import ServerProcess
 from tests.s3_server import S3Server
@@ -98,7 +98,7 @@ def test_a_flipped_bit_is_answered_with_an_error_and_an_event(server: ArtifactSe
 def test_what_a_client_never_sent_whole_does_not_let_a_flipped_bit_pass(server: ArtifactServer, run_id: str) -> None:
     """The store did not answer when the parts were to become one, and the client sent the file through the server."""
     where, place = server.place(run_id, "f"), uri(run_id, "f")
-    server.records.arriving(place, UNSEEN, 0)
+    server.records.begin_upload(place, UNKNOWN_HASH, 0)
     server.raw("PUT", where, b"content")
     assert server.raw("GET", where).body == b"content"
     server.store.put_bytes(place, b"contens")

@@ -16,11 +16,10 @@ from sqlalchemy.exc import OperationalError
 from api.app import create_app
 from api.auth.audit_log import AuditLog, Call
 from api.auth.route_matching import Routes
-from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
-from resources.metadata.audit_log import take
+from resources.metadata.audit_log import MAX_OBJECTS, AuditedCall, flush_counts, list_calls, record_calls
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.ownership import ObjectKind, Reference
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
@@ -121,7 +120,7 @@ def test_many_metrics_are_one_row_with_their_count(signed_in: SignedIn) -> None:
     assert sum(call["count"] for call in logged) == 20
     assert {(call["status"], *call["objects"]) for call in logged} == {(200, f"run:{run}")}
     with Database(signed_in.server.settings.database_url).read() as connection:
-        unknown = [event.payload for event in calls_of(connection, "", limit=1000)]
+        unknown = [event.payload for event in list_calls(connection, "", limit=1000)]
     assert 401 in {call["status"] for call in unknown} and any(call["route"] == "/v1/jobs" for call in unknown)
 
 
@@ -134,7 +133,7 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
 
     def written() -> list[int]:
         with database.read() as connection:
-            return [event.payload["count"] for event in calls_of(connection, "o")]
+            return [event.payload["count"] for event in list_calls(connection, "o")]
 
     async def log(times: int) -> None:
         for _ in range(times):
@@ -171,7 +170,7 @@ def asking(app: FastAPI) -> TestClient:
 def recorded_in(app: FastAPI) -> list[dict[str, Any]]:
     database = Database(app.state.settings.database_url)
     with database.read() as connection:
-        found = [dict(event.payload) for event in calls_of(connection, "default", limit=1000)]
+        found = [dict(event.payload) for event in list_calls(connection, "default", limit=1000)]
     database.close()
     return found
 
@@ -270,9 +269,9 @@ def counted_in(app: FastAPI) -> dict[str, int]:
     """Of every route, what is counted in the database and in the log."""
     database = Database(app.state.settings.database_url)
     with database.write() as connection:
-        record(connection, take(connection, now_ms(), 0))
+        record_calls(connection, flush_counts(connection, now_ms(), 0))
         found: Counter[str] = Counter()
-        for each in calls_of(connection, "default", limit=1000):
+        for each in list_calls(connection, "default", limit=1000):
             found[each.payload["route"].rpartition("/")[2]] += each.payload["count"]
     database.close()
     return found
@@ -335,7 +334,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
 
     asyncio.run(record_all())
     with database.read() as connection:
-        assert [row.payload["route"] for row in calls_of(connection, "o")] == [call.route for call in calls]
+        assert [row.payload["route"] for row in list_calls(connection, "o")] == [call.route for call in calls]
     assert commits <= 3
     database.close()
 
@@ -358,12 +357,12 @@ def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> No
 
     asyncio.run(call())
     with database.read() as connection:
-        assert [row.payload["route"] for row in calls_of(connection, "o")] == ["/change", "/log"]
+        assert [row.payload["route"] for row in list_calls(connection, "o")] == ["/change", "/log"]
     database.close()
 
 
 def test_of_a_call_that_names_very_many_objects_some_are_on_record() -> None:
     """All of them were kept in memory, for as long as such calls were counted."""
-    named = frozenset(Reference(Kind.RUN, f"{number:05}") for number in range(50_000))
+    named = frozenset(Reference(ObjectKind.RUN, f"{number:05}") for number in range(50_000))
     call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)
     assert call.audit_row(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))

@@ -11,7 +11,7 @@ import pytest
 from recipes.contracts.job import Job, Program, Tracking
 from resources.compute.base import Follower, Observation
 from resources.compute.local.backend import LocalCompute
-from resources.jobs.credentials import TOKEN, JobCredentials
+from resources.jobs.credentials import TOKEN_VARIABLE, JobCredentials
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn, made
 
@@ -64,7 +64,7 @@ def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
         cache_dir=str(tmp_path / "cache"),
         tracking=Tracking(uri=settings.tracking_uri, run_id=submitted),
     )
-    monkeypatch.setenv(TOKEN, STRANGERS)
+    monkeypatch.setenv(TOKEN_VARIABLE, STRANGERS)
     database = Database(settings.database_url)
     lines: list[str] = []
     seen: list[Observation] = []

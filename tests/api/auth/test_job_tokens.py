@@ -184,6 +184,6 @@ def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, datab
 
 
 def test_a_token_that_was_never_issued_proves_nothing(signed_in: SignedIn) -> None:
-    for token in (job_tokens.PREFIX, job_tokens.PREFIX + "x" * 43, job_tokens.PREFIX + "'; --"):
+    for token in (job_tokens.TOKEN_PREFIX, job_tokens.TOKEN_PREFIX + "x" * 43, job_tokens.TOKEN_PREFIX + "'; --"):
         answer = httpx.get(f"{signed_in.server.url}/version", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.status_code == 401

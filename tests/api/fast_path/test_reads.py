@@ -17,9 +17,9 @@ from api.auth.permissions import LOCAL
 from api.auth.route_matching import fast_calls
 from api.fast_path.middleware import FastPathResources
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 from resources.metadata.writes.group_commit import RunWriter
 from resources.settings.settings import Settings
 from tests.api.conftest import answering

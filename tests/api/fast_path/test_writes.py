@@ -168,7 +168,7 @@ def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> No
 
     async def test() -> None:
         writer = RunWriter(Database(f"sqlite:///{tmp_path}/metadata.db"))
-        writer.room, writer.arriving = asyncio.Semaphore(1), asyncio.Semaphore(1)
+        writer.slots, writer.arriving = asyncio.Semaphore(1), asyncio.Semaphore(1)
         call = WriteCall(decode_log_metric, writer)
         holding = [asyncio.ensure_future(call(scope, receive, others)) for receive in (nothing, a_part(), a_part())]
         await asyncio.sleep(0.01)

@@ -5,7 +5,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from api.prometheus.database_totals import metric_families
-from resources.metadata.totals import DURATION_BUCKETS, Durations, Totals
+from resources.monitoring.usage_totals import DURATION_BUCKETS, Durations, Totals
 
 TOTALS = Totals(
     jobs={("training", "failed", "acme"): 2.0},

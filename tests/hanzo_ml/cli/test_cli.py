@@ -21,13 +21,13 @@ import typer
 from sqlalchemy import insert, select
 
 from hanzo_ml.cli import main
-from hanzo_ml.cli.job import when
-from hanzo_ml.cli.local import module
+from hanzo_ml.cli.job import format_time
+from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.model import print_proof
-from hanzo_ml.cli.output import table
+from hanzo_ml.cli.output import print_table
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.registry.registry import ClientVersion, Registry
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.runs import Runs
@@ -363,10 +363,10 @@ def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None
     model = ModelKey("default", "often registered")
     with database.write() as connection:
         Registry(database).ensure_model(connection, model)
-        pointer = Pointer(source="s3://hanzo-models/x", created_by="ann")
+        pointer = ClientVersion(source="s3://hanzo-models/x", created_by="ann")
         for _ in range(2):
             Registry(database).create(model, pointer, connection=connection)
-        row = dict(connection.execute(select(model_versions).where(model.of(model_versions)).limit(1)).mappings().one())
+        row = dict(connection.execute(select(model_versions).where(model.row_filter(model_versions)).limit(1)).mappings().one())
         connection.execute(insert(model_versions), [{**row, "version": number} for number in range(3, 1003)])
         home = Experiments(database).ensure("of many runs", "default", connection=connection)
         for number in range(101):
@@ -429,10 +429,10 @@ def test_a_row_is_one_line_where_a_program_reads_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    print_table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
     assert len(capsys.readouterr().out.splitlines()) == 2
     monkeypatch.setenv("COLUMNS", "80")
-    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    print_table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 
@@ -440,7 +440,7 @@ def test_a_time_is_told_as_the_log_of_the_job_tells_it(monkeypatch: pytest.Monke
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
-        assert when(1_795_665_345_000) == "2026-11-26 09:25:45"
+        assert format_time(1_795_665_345_000) == "2026-11-26 09:25:45"
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -470,7 +470,7 @@ def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_trac
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
     with pytest.raises(typer.Exit) as ended:
-        module("interrupted")
+        run_module("interrupted")
     assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from hanzo_ml.cli.dataset import print_diff
 from hanzo_ml.cli.dataset_checks import print_checks
-from hanzo_ml.cli.job_polling import tell
-from hanzo_ml.cli.lineage import print_data
+from hanzo_ml.cli.job_polling import print_note
+from hanzo_ml.cli.lineage import print_data, print_traces
 from hanzo_ml.cli.model import print_proof
-from hanzo_ml.cli.trace import print_traces
 
 EVIL = "[red]\\[/x]\x1b]0;mine\x07\x1b[31m\x9b2J\x7f\x08"
 SHOWN = "[red]\\[/x]^[]0;mine^G^[[31m\\x9b2J^?^H"
@@ -53,7 +52,7 @@ DIFF = {
         pytest.param(lambda: print_data(DATA), 12, id="data"),
         pytest.param(lambda: print_checks(CHECKS), 4, id="check"),
         pytest.param(lambda: print_diff(DIFF), 9, id="diff"),
-        pytest.param(lambda: tell(EVIL), 1, id="waiting"),
+        pytest.param(lambda: print_note(EVIL), 1, id="waiting"),
     ],
 )
 def test_what_a_command_shows_of_others_takes_no_terminal(

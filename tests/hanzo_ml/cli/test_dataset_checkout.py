@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hanzo_ml.cli.dataset_checkout import TRIES, Broken, Part, RemoteFile, checkout
+from hanzo_ml.cli.dataset_checkout import MAX_TRIES, CheckoutError, FilePart, RemoteFile, checkout_files
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import cli
 
@@ -83,14 +83,14 @@ def remote(server: ServerProcess, cli: Cli, tmp_path: Path) -> RemoteFile:
 
 
 def test_an_interrupted_checkout_fetches_only_what_is_missing(remote: RemoteFile, tmp_path: Path) -> None:
-    gone = [Part("http://127.0.0.1:9/", part.sha256, part.size) for part in remote.parts[:2]]
+    gone = [FilePart("http://127.0.0.1:9/", part.sha256, part.size) for part in remote.parts[:2]]
     unfinished = tmp_path / ".to.mark.part" / remote.path
     unfinished.parent.mkdir()
     have = sum(part.size for part in remote.parts[:2])
     unfinished.write_bytes(LINES.encode()[:have] + b"half of the next")
     (unfinished.parent / "of another version").write_text("x")
     resumed = RemoteFile(remote.path, remote.sha256, remote.size, (*gone, *remote.parts[2:]))
-    assert checkout(lambda: [resumed], tmp_path / "to", "mark") == remote.size
+    assert checkout_files(lambda: [resumed], tmp_path / "to", "mark") == remote.size
     assert (tmp_path / "to" / remote.path).read_text() == LINES
     assert [path.name for path in (tmp_path / "to").iterdir()] == [remote.path]
 
@@ -98,21 +98,21 @@ def test_an_interrupted_checkout_fetches_only_what_is_missing(remote: RemoteFile
 @pytest.mark.parametrize("wrong", ["part", "file", "name"])
 def test_what_is_not_as_recorded_makes_no_folder(remote: RemoteFile, tmp_path: Path, wrong: str) -> None:
     first, second, *rest = remote.parts
-    parts = (Part(second.url, first.sha256, first.size), second, *rest) if wrong == "part" else remote.parts
+    parts = (FilePart(second.url, first.sha256, first.size), second, *rest) if wrong == "part" else remote.parts
     path = "../outside" if wrong == "name" else remote.path
     file = RemoteFile(path, "0" * 64 if wrong == "file" else remote.sha256, remote.size, parts)
-    with pytest.raises(Broken):
-        checkout(lambda: [file], tmp_path / "to", "mark")
+    with pytest.raises(CheckoutError):
+        checkout_files(lambda: [file], tmp_path / "to", "mark")
     assert not (tmp_path / "to").exists() and not (tmp_path / "outside").exists()
 
 
 def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path: Path) -> None:
-    expired = [Part(part.url[:-4] + "0000", part.sha256, part.size) for part in remote.parts]
+    expired = [FilePart(part.url[:-4] + "0000", part.sha256, part.size) for part in remote.parts]
     answers: list[Any] = [RemoteFile(remote.path, remote.sha256, remote.size, expired), remote]
-    assert checkout(lambda: [answers.pop(0)], tmp_path / "to", "mark") == remote.size
-    with pytest.raises(Broken, match="refused"):
+    assert checkout_files(lambda: [answers.pop(0)], tmp_path / "to", "mark") == remote.size
+    with pytest.raises(CheckoutError, match="refused"):
         stale = RemoteFile(remote.path, remote.sha256, remote.size, expired)
-        checkout(lambda: [stale], tmp_path / "other", "mark")
+        checkout_files(lambda: [stale], tmp_path / "other", "mark")
 
 
 def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at_work(
@@ -122,16 +122,16 @@ def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at
     refused = []
 
     def links() -> list[RemoteFile]:
-        with pytest.raises(Broken, match=r"another checkout into .* is at work") as problem:
-            checkout(lambda: [remote], tmp_path / "to", "other mark")
+        with pytest.raises(CheckoutError, match=r"another checkout into .* is at work") as problem:
+            checkout_files(lambda: [remote], tmp_path / "to", "other mark")
         refused.append(problem)
         return [remote]
 
-    assert checkout(links, tmp_path / "to", "mark") == remote.size
+    assert checkout_files(links, tmp_path / "to", "mark") == remote.size
     assert len(refused) == 1 and (tmp_path / "to" / remote.path).read_text() == LINES
     assert not list(tmp_path.glob(".to.*")), "nothing is left beside it"
-    with pytest.raises(Broken, match="is there already"):
-        checkout(lambda: [remote], tmp_path / "to", "mark")
+    with pytest.raises(CheckoutError, match="is there already"):
+        checkout_files(lambda: [remote], tmp_path / "to", "mark")
 
 
 class Breaking(BaseHTTPRequestHandler):
@@ -163,12 +163,12 @@ def breaking() -> Iterator[RemoteFile]:
         Thread(target=server.serve_forever).start()
         Breaking.asked.clear()
         sha256, size = hashlib.sha256(Breaking.content).hexdigest(), len(Breaking.content)
-        yield RemoteFile("a.jsonl", sha256, size, (Part(f"http://127.0.0.1:{server.server_port}/", sha256, size),))
+        yield RemoteFile("a.jsonl", sha256, size, (FilePart(f"http://127.0.0.1:{server.server_port}/", sha256, size),))
         server.shutdown()
 
 
 def test_a_large_part_goes_on_where_it_broke_off(breaking: RemoteFile, tmp_path: Path) -> None:
-    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
+    assert checkout_files(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in Breaking.asked]
     assert starts == [0, Breaking.after, 2 * Breaking.after, 3 * Breaking.after][: len(starts)] and len(starts) >= 3
@@ -178,24 +178,24 @@ def test_a_server_that_answers_without_bytes_is_not_asked_for_ever(
     breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Breaking, "silent_from", 1000)
-    with pytest.raises(Broken, match="came as an answer without bytes"):
-        checkout(lambda: [breaking], tmp_path / "to", "mark")
-    assert Breaking.asked == ["bytes=0-", *["bytes=1000-"] * TRIES]
+    with pytest.raises(CheckoutError, match="came as an answer without bytes"):
+        checkout_files(lambda: [breaking], tmp_path / "to", "mark")
+    assert Breaking.asked == ["bytes=0-", *["bytes=1000-"] * MAX_TRIES]
     monkeypatch.undo()
-    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size, "what came is kept"
-    assert Breaking.asked[1 + TRIES] == "bytes=1000-"
+    assert checkout_files(lambda: [breaking], tmp_path / "to", "mark") == breaking.size, "what came is kept"
+    assert Breaking.asked[1 + MAX_TRIES] == "bytes=1000-"
 
 
 def test_addresses_may_expire_as_often_as_they_like_as_long_as_each_brings_something(
     breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Breaking, "expires_after", 1)
-    monkeypatch.setattr(Breaking, "after", breaking.size // (2 * TRIES))
-    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
+    monkeypatch.setattr(Breaking, "after", breaking.size // (2 * MAX_TRIES))
+    assert checkout_files(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     monkeypatch.setattr(Breaking, "expires_after", 0)
-    with pytest.raises(Broken, match="refused"):
-        checkout(lambda: [breaking], tmp_path / "other", "mark")
+    with pytest.raises(CheckoutError, match="refused"):
+        checkout_files(lambda: [breaking], tmp_path / "other", "mark")
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -205,6 +205,6 @@ def test_what_was_there_of_a_large_part_is_not_fetched_again_unless_it_is_wrong(
     unfinished = tmp_path / ".to.mark.part" / breaking.path
     unfinished.parent.mkdir()
     unfinished.write_bytes(b"x" * 1000 if wrong else Breaking.content[:1000])
-    checkout(lambda: [breaking], tmp_path / "to", "mark")
+    checkout_files(lambda: [breaking], tmp_path / "to", "mark")
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     assert Breaking.asked[0] == "bytes=1000-" and ("bytes=0-" in Breaking.asked) == wrong

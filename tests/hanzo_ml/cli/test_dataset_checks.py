@@ -14,7 +14,7 @@ from resources.datasets.check_policy import Check
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.validations import Validations
 from resources.metadata.database import Database
-from resources.metadata.dataset_problems import forget_problem, tell_problem
+from resources.metadata.dataset_problems import clear_problem, record_problem
 from resources.metadata.datasets import Datasets
 from tests.api.routes.v1.test_dataset_checks import validate
 from tests.api.server_process import ServerProcess
@@ -102,13 +102,13 @@ def test_a_version_that_could_not_be_checked_says_why_until_it_could(server: Ser
     database = Database(server.settings.database_url)
     version = Datasets(database).read("d", "default")
     with database.write() as connection:
-        tell_problem(connection, version, "could not be checked: the contract [names] no column")
+        record_problem(connection, version, "could not be checked: the contract [names] no column")
     refused = refusal(run(server.url, "dataset", "check", "d", "--wait"))
     assert "d@1 could not be checked: the contract [names] no column. Mend that, then" in refused
     assert "d@1 could not be checked" in refusal(run(server.url, "dataset", "check", "d"))
     assert "problem" in run(server.url, "dataset", "list", "--name", "d").stdout
     with database.write() as connection:
-        forget_problem(connection, version)
+        clear_problem(connection, version)
     database.close()
     assert run(server.url, "dataset", "check", "d").returncode == 0
     assert "pending" in run(server.url, "dataset", "list", "--name", "d").stdout

@@ -13,7 +13,7 @@ from recipes.contracts.parameters import PrepareParameters
 from recipes.storage.artifact_store import Store
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute
-from resources.datasets.prepared_versions import Derivation, add_prepared, outputs_at
+from resources.datasets.prepared_versions import Derivation, add_prepared_version, output_uris
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import PREPARATION, JobRecord, Jobs
@@ -62,7 +62,7 @@ class Supervisor:
             program=Program.PREPARE,
             inputs={"dataset": parent.artifact},
             parameters=parameters.model_dump(mode="json"),
-            outputs=outputs_at(place),
+            outputs=output_uris(place),
             result_uri=f"{place}/result.json",
             store=self.store.address,
             cache_dir=str(self.folder / "cache"),
@@ -71,7 +71,9 @@ class Supervisor:
         result = LocalCompute(self.folder / "jobs", source=REPOSITORY).run(
             job, Follower(line=print_nothing, phase=print_nothing)
         )
-        add_prepared(self.database, self.store, Derivation(parent, asked.config["name"], parameters, "u"), result, asked)
+        add_prepared_version(
+            self.database, self.store, Derivation(parent, asked.config["name"], parameters, "u"), result, asked
+        )
 
     @contextmanager
     def doing(self, what: Callable[[JobRecord], object]) -> Iterator[None]:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hanzo_ml.cli.connection import Refused
-from hanzo_ml.cli.dataset_upload import local_files
+from hanzo_ml.cli.dataset_upload import list_local_files
 from tests.api.server_process import REPOSITORY, ServerProcess
 
 FILES = 1_500
@@ -48,4 +48,4 @@ def test_a_file_whose_name_is_no_text_is_refused_before_anything_is_sent(tmp_pat
     """It ended in a stack trace of the form that it was to be sent in."""
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
     with pytest.raises(Refused, match="is not allowed: rename it, in UTF-8"):
-        local_files(tmp_path, "jsonl")
+        list_local_files(tmp_path, "jsonl")

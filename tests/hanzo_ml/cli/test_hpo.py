@@ -2,7 +2,7 @@
 
 import pytest
 
-from hanzo_ml.cli.hpo import standing
+from hanzo_ml.cli.hpo import describe_sweep
 
 SWEEP = {"id": "a1", "status": "failed", "trials": {}, "max_trials": 50, "strategy": "bayesian", "reason": ""}
 
@@ -20,4 +20,4 @@ SWEEP = {"id": "a1", "status": "failed", "trials": {}, "max_trials": 50, "strate
 )
 def test_why_a_sweep_ended_stands_apart_from_how_it_searched(sweep: dict[str, object], said: str) -> None:
     """The strategy and the first word of the reason were read as one."""
-    assert standing({**SWEEP, **sweep}) == said
+    assert describe_sweep({**SWEEP, **sweep}) == said

@@ -142,7 +142,7 @@ def test_a_command_starts_its_work_once(starts: Starts, server: ServerProcess) -
 def test_who_gives_up_is_told_the_key_by_which_it_is_started_once(
     starts: Starts, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "ATTEMPTS", 2)
+    monkeypatch.setattr(idempotency, "MAX_ATTEMPTS", 2)
     before = starts.there(server)
     with losing(server, starts.path, 9) as front:
         said = refusal(run(front.url, *starts.arguments))

@@ -10,7 +10,7 @@ import pytest
 from hanzo_ml.cli import job_polling
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.job import logs
-from hanzo_ml.cli.job_polling import silence, wait_until
+from hanzo_ml.cli.job_polling import describe_silence, poll_until
 from tests.api.server_process import ServerProcess
 
 OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
@@ -28,7 +28,7 @@ OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
 )
 def test_only_a_silence_of_the_sensors_is_told(ago: float | None, waited: float, said: str) -> None:
     heard: list[dict[str, Any]] = [OTHERS] if ago is None else [OTHERS, {**OTHERS, "name": "sensors", "seconds_ago": ago}]
-    note = silence(heard, waited)
+    note = describe_silence(heard, waited)
     assert said in note
     assert bool(note) == bool(said)
     assert "`hanzo-ml up`" in note or not said
@@ -38,10 +38,10 @@ def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
-    monkeypatch.setattr(job_polling, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(job_polling, "SILENCE_SECONDS", 0.0)
     monkeypatch.setattr(job_polling, "POLL_SECONDS", 0.001)
     answers: Iterator[str | None] = iter([None, None, None, "done"])
-    assert wait_until(lambda: next(answers)) == "done"
+    assert poll_until(lambda: next(answers)) == "done"
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("nobody takes this up: Dagster's daemon was never heard") == told.err.count("\n") == 1
@@ -51,7 +51,7 @@ def test_who_follows_a_log_is_told_what_its_job_waits_for(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
-    monkeypatch.setattr(job_polling, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(job_polling, "SILENCE_SECONDS", 0.0)
     monkeypatch.setattr(job_polling, "POLL_SECONDS", 0.01)
     job_id = call("POST", "/v1/jobs", json={"name": "n", "model": "some-model"})["id"]
     cancel = threading.Timer(0.5, lambda: call("POST", f"/v1/jobs/{job_id}/cancel"))

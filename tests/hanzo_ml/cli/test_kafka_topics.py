@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from hanzo_ml.cli.connection import Refused
-from hanzo_ml.cli.topic import continued
+from hanzo_ml.cli.dataset_upload import continue_topic
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import refusal, run
 from tests.kafka_brokers import WAIT_SECONDS, Brokers
@@ -77,8 +77,8 @@ def test_an_address_that_is_no_good_is_a_refusal(
 
 def test_since_goes_with_the_topic_that_a_version_is_of() -> None:
     version = {"name": "d", "version": 3, "lineage": {"origins": ["kafka://a:9092/t?from=0:1,1:0&until=0:5,1:2"]}}
-    assert continued("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
-    assert continued("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"
+    assert continue_topic("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
+    assert continue_topic("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"
     for address, told in (
         ("kafka://a/u", "d@3 was not made of the topic 'u'"),
         ("kafka://a/t?from=0:1", "without from="),
@@ -86,6 +86,6 @@ def test_since_goes_with_the_topic_that_a_version_is_of() -> None:
         ("None", "--since goes with --path kafka"),
     ):
         with pytest.raises(Refused, match=told):
-            continued(address, version)
+            continue_topic(address, version)
     with pytest.raises(Refused, match="was not made of the topic"):
-        continued("kafka://a/t", version | {"lineage": {}})
+        continue_topic("kafka://a/t", version | {"lineage": {}})

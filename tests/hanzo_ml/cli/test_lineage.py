@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.record_lines import record_lines
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -38,7 +38,7 @@ def learned(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> 
     world.deploy("m", 1, promotion=1)
     train = Datasets(database).read(version.reference, "default").split("train")
     database.close()
-    row: dict[str, object] = json.loads(next(iter(record_lines(world.store, train))))
+    row: dict[str, object] = json.loads(next(iter(iterate_record_lines(world.store, train))))
     return row
 
 

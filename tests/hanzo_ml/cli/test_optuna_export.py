@@ -10,12 +10,12 @@ import pytest
 from optuna.trial import TrialState
 
 from recipes.storage.artifact_store import Store
-from resources.hpo.sweep_advance import advance
+from resources.hpo.sweep_advance import advance_sweep
 from resources.hpo.sweeps import Sweeps
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import refusal, run
 from tests.resources.hpo.sweep_files import sweep
@@ -59,7 +59,7 @@ class Search:
 
     def look(self, times: int = 1) -> None:
         for _ in range(times):
-            advance(self.database, Store(self._server.settings.store), self.id, lambda job: True)
+            advance_sweep(self.database, Store(self._server.settings.store), self.id, lambda job: True)
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])

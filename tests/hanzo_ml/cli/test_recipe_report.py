@@ -9,10 +9,10 @@ import pytest
 import recipes.contracts.recipe
 from hanzo_ml.cli import recipe_report
 from hanzo_ml.cli.connection import Refused
-from recipes.contracts.recipe import FOLDER, Recipe
-from recipes.fit import fit, hardware_words, sized
+from recipes.contracts.recipe import RECIPES_FOLDER, Recipe
+from recipes.planning.hardware_fit import check_fit, describe_hardware, format_bytes
 from recipes.planning.known_architectures import known_shape
-from recipes.planning.memory_budget import memory_budget
+from recipes.planning.memory_budget import estimate_memory
 
 ZEN = [name for name in Recipe.names() if name.startswith("zen-")]
 BUILT = 72_706_203_648
@@ -29,11 +29,11 @@ def test_recipes_that_cannot_be_read_hide_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One misspelled key in a recipe of one's own, and the list was sixty lines of Python."""
-    shutil.copy(FOLDER / "zen-7b-lora.yaml", tmp_path)
+    shutil.copy(RECIPES_FOLDER / "zen-7b-lora.yaml", tmp_path)
     for name in ("mine", "yours"):
-        text = (FOLDER / "zen-7b-lora.yaml").read_text()
+        text = (RECIPES_FOLDER / "zen-7b-lora.yaml").read_text()
         (tmp_path / f"{name}.yaml").write_text(text.replace("batch_size", "batch_sise"))
-    monkeypatch.setattr(recipes.contracts.recipe, "FOLDER", tmp_path)
+    monkeypatch.setattr(recipes.contracts.recipe, "RECIPES_FOLDER", tmp_path)
     monkeypatch.setenv("COLUMNS", "250")
     with pytest.raises(Refused) as refused:
         recipe_report.list_recipes(as_json=False)
@@ -55,10 +55,10 @@ def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(
     for recipe in map(Recipe.named, ZEN):
         shape = known_shape(recipe)
         assert shape is not None
-        found = fit(recipe, shape, host_memory=0)
+        found = check_fit(recipe, shape, host_memory=0)
         assert found.available is not None and found.fits
-        memory = f"{sized(memory_budget(recipe, shape).needed)} of {sized(found.available)}"
-        figures = (hardware_words(recipe), memory, f"{recipe.estimated_time}, {recipe.estimated_cost}")
+        memory = f"{format_bytes(estimate_memory(recipe, shape).needed)} of {format_bytes(found.available)}"
+        figures = (describe_hardware(recipe), memory, f"{recipe.estimated_time}, {recipe.estimated_cost}")
         assert "  ".join(rows[recipe.name].split()) == "  ".join(
             f"{recipe.name} {recipe.method} sft {recipe.base_model.uri} {' '.join(figures)} not yet".split()
         )
@@ -69,14 +69,14 @@ def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_start
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With the libraries' own model of 72 billion parameters, without its weights."""
-    recipe_report.check("zen-72b-lora", as_json=False)
+    recipe_report.check_recipe("zen-72b-lora", as_json=False)
     said = capsys.readouterr().out.splitlines()
     assert f"parameters   {BUILT:,}, trained {TRAINED:,} in 320 modules (0.36%)" in said
     recipe = Recipe.named("zen-72b-lora")
     shape = known_shape(recipe)
     assert shape is not None
-    for part, size in vars(memory_budget(recipe, shape)).items():
-        assert any(line.split() == [part, *sized(size).split()] for line in said), part
+    for part, size in vars(estimate_memory(recipe, shape)).items():
+        assert any(line.split() == [part, *format_bytes(size).split()] for line in said), part
     assert "start        torchrun --nnodes=1 --nproc-per-node=4 -m recipes.train job.json" in said
     assert 'sharding     {"distributed_config": {"fsdp_size": 4, "fsdp_mixed_precision": false}}' in said
     assert "seed         12 hours, $200 (the recipe's own figures)" in said
@@ -87,8 +87,8 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
 ) -> None:
     """As it stands there, torchrun would wait for three others that do not know of it."""
     command = ["torchrun", "--nnodes=4", "--nproc-per-node=8", "-m", "recipes.train", "job.json"]
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played(command=command))
-    recipe_report.check("zen-72b-full", as_json=False)
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played(command=command))
+    recipe_report.check_recipe("zen-72b-full", as_json=False)
     said = capsys.readouterr().out.splitlines()
     disk = next(line for line in said if line.startswith("disk"))
     assert disk.startswith("disk         812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (")
@@ -106,11 +106,11 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
 def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, estimate: str, shown: str | None
 ) -> None:
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
-    text = (FOLDER / "zen-72b-lora.yaml").read_text()
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
+    text = (RECIPES_FOLDER / "zen-72b-lora.yaml").read_text()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("".join(line for line in text.splitlines(keepends=True) if "estimated" not in line) + estimate)
-    recipe_report.check(str(recipe), as_json=False)
+    recipe_report.check_recipe(str(recipe), as_json=False)
     seeds = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed")]
     assert seeds == ([f"seed         {shown} (the recipe's own figures)"] if shown else [])
 
@@ -135,14 +135,14 @@ def test_what_no_job_would_be_taken_with_does_not_hold(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, instead: str, words: str
 ) -> None:
     """It was a note below a check that ended well; what was wrong with a target came without the file and its line."""
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
-    text = (FOLDER / "smollm2-135m-lora.yaml").read_text()
+    text = (RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text()
     if "sequence_length" in instead:
         text = text.replace("sequence_length: 512\n", "")
     recipe.write_text(text.replace(line, instead))
     with pytest.raises(Refused, match=words) as caught:
-        recipe_report.check(str(recipe), as_json=True)
+        recipe_report.check_recipe(str(recipe), as_json=True)
     assert str(caught.value).startswith(str(recipe))
     if "pipeline" not in instead:
         key = "sequence_length" if "sequence_length" in instead else "lora_target_modules"
@@ -160,30 +160,32 @@ def test_what_no_job_would_be_taken_with_does_not_hold(
 def test_one_of_which_the_libraries_build_something_else_does_not_hold(
     monkeypatch: pytest.MonkeyPatch, built: dict[str, Any], words: str
 ) -> None:
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: built)
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: built)
     with pytest.raises(Refused, match=f"^recipe 'zen-72b-lora' does not hold: {words}$"):
-        recipe_report.check("zen-72b-lora", as_json=True)
+        recipe_report.check_recipe("zen-72b-lora", as_json=True)
 
 
 def test_one_that_does_not_fit_its_gpus_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
-    text = (FOLDER / "zen-72b-lora.yaml").read_text()
+    text = (RECIPES_FOLDER / "zen-72b-lora.yaml").read_text()
     recipe.write_text(text.replace("batch_size: 1\n", "batch_size: 16\n"))
     words = r"it needs [0-9.]+ GiB of the 79\.2 GiB on each nvidia-a100-80gb"
     with pytest.raises(Refused, match=f"^recipe 'zen-72b-lora' does not hold: {words}$"):
-        recipe_report.check(str(recipe), as_json=True)
+        recipe_report.check_recipe(str(recipe), as_json=True)
 
 
 def test_a_recipe_that_fits_without_its_allowance_alone_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """It was said to need 1.9 GiB of 1.0 GiB, and to hold."""
-    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    monkeypatch.setattr(recipe_report, "run_dry_run", lambda name: played())
     recipe = tmp_path / "mine.yaml"
     for memory, told in (("1Gi", True), ("4Gi", False)):
-        recipe.write_text((FOLDER / "smollm2-135m-lora.yaml").read_text().replace("memory: 4Gi", f"memory: {memory}"))
-        recipe_report.check(str(recipe), as_json=False)
+        recipe.write_text(
+            (RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text().replace("memory: 4Gi", f"memory: {memory}")
+        )
+        recipe_report.check_recipe(str(recipe), as_json=False)
         assert ("raise hardware.memory" in capsys.readouterr().out) is told
 
 
@@ -192,7 +194,7 @@ def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -
     recipe = Recipe.named("zen-7b-lora").changed({"sequence_length": 1_000_000})
     shape = known_shape(recipe)
     assert shape is not None
-    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), 0, played())
+    said = recipe_report.report_lines(recipe, check_fit(recipe, shape, host_memory=0), 0, played())
     (activations,) = (line.split() for line in said if line.startswith("  activations"))
     assert activations[0] == "activations" and float(activations[1]) > 1000
 
@@ -202,6 +204,6 @@ def test_a_part_of_the_memory_that_is_small_is_said_in_mib() -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     shape = known_shape(recipe)
     assert shape is not None
-    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), 0, played())
+    said = recipe_report.report_lines(recipe, check_fit(recipe, shape, host_memory=0), 0, played())
     parts = dict(line.split(maxsplit=1) for line in said if line.startswith("  "))
     assert (parts["adapter"], parts["allowance"]) == ("18.6 MiB", "1.0 GiB")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml.cli.replay import lines_of
+from hanzo_ml.cli.run import verdict_lines
 
 SAME: dict[str, Any] = {"first_difference": None, "untrue": None, "weights": [], "unrepeated": [], "environment": []}
 
@@ -13,4 +13,4 @@ SAME: dict[str, Any] = {"first_difference": None, "untrue": None, "weights": [],
     ("steps", "said"), [(1, "reproduced: the one loss is equal"), (1200, "reproduced: all 1,200 losses are equal")]
 )
 def test_a_run_of_one_step_has_one_loss(steps: int, said: str) -> None:
-    assert lines_of({**SAME, "equal": True, "steps": steps}) == [said, "the final weights are equal"]
+    assert verdict_lines({**SAME, "equal": True, "steps": steps}) == [said, "the final weights are equal"]

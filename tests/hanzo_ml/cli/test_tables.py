@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hanzo_ml.cli.output import show, table
+from hanzo_ml.cli.output import print_json, print_table
 
 ID = "389f62b8321f4e2b9ea5700d3d769cea"
 NAMES = ("trial", "run", "status", "eval/loss", "step", "learning_rate", "lora_dropout", "weight_decay", "warmup_ratio")
@@ -15,7 +15,7 @@ def test_more_columns_than_a_terminal_has_room_for_stand_below_one_another(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    table(NAMES, [ROW], "no trial")
+    print_table(NAMES, [ROW], "no trial")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "trial 1" and f"  run            {ID}" in said and "  learning_rate  0.0048708" in said
     assert max(map(len, said)) <= 80
@@ -23,7 +23,7 @@ def test_more_columns_than_a_terminal_has_room_for_stand_below_one_another(
 
 def test_columns_that_fit_stay_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    table(NAMES, [ROW], "no trial")
+    print_table(NAMES, [ROW], "no trial")
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == list(NAMES) and row.split() == [str(cell) for cell in ROW]
 
@@ -44,7 +44,7 @@ def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys:
     )
     names = ("recipe", "method", "objective", "base model", "hardware", "memory", "seed estimate", "trains here")
     for columns, row in ((("sweep", "experiment", "strategy", "status", "started", "reason"), sweep), (names, recipe)):
-        table(columns, [row], "nothing")
+        print_table(columns, [row], "nothing")
         said = capsys.readouterr().out
         assert {word for name in columns for word in name.split()} <= set(said.split()), said
         assert max(map(len, said.splitlines())) <= 80
@@ -53,6 +53,6 @@ def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_no_text_in_json_takes_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """U+009B begins a sequence as escape and a bracket do."""
     document = {"name": "ü\x1b[2J\x9b2J\x7f"}
-    show(document)
+    print_json(document)
     said = capsys.readouterr().out
     assert json.loads(said) == document and "ü" in said and not any(ord(each) in (0x1B, 0x7F, 0x9B) for each in said)

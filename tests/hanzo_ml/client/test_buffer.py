@@ -10,7 +10,7 @@ import pytest
 
 from hanzo_ml.client.buffer import MetricBuffer
 from hanzo_ml.client.points import Point
-from hanzo_ml.client.repeated_steps import Anew
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
 from tests.api.server_process import ServerProcess
 
@@ -266,7 +266,7 @@ def test_a_step_that_is_done_anew_is_logged_once_more_whoever_is_killed_then(ser
     assert first.close(LONG) == []
     for others in ((8, 9), (8, 9, 10)):
         buffer = MetricBuffer(server.url, run_id)
-        buffer.skip_until(5, [Anew(range(8, 10), 1500)])
+        buffer.skip_until(5, [RepeatedSteps(range(8, 10), 1500)])
         for step in (6, 7, *others):
             buffer.add("loss", 0.5 if step > 7 else float(step), step)
         assert buffer.close(LONG) == []
@@ -277,7 +277,7 @@ def test_a_step_that_is_done_anew_is_logged_once_more_whoever_is_killed_then(ser
 def test_a_long_history_is_read_page_by_page(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id, transport = new_run(server), Transport(server.url)
     transport.log_metrics(run_id, [Point("loss", 1.0, step, 10 * step) for step in range(7)])
-    monkeypatch.setattr(sys.modules[Transport.__module__], "PAGE", 3)
+    monkeypatch.setattr(sys.modules[Transport.__module__], "POINTS_PER_PAGE", 3)
     assert [*transport.history(run_id, "loss")] == [(step, 10 * step) for step in range(7)]
     assert [*transport.history(run_id, "nothing")] == []
     transport.close()

@@ -6,17 +6,17 @@ import math
 import pytest
 
 from hanzo_ml.client.points import (
-    LONGEST_DELAY,
+    MAX_RETRY_SECONDS,
     Point,
-    Resumption,
+    ResumeFilter,
+    drop_known_points,
     is_refusal,
-    newest_again,
-    newest_steps,
+    newest_repeated_step,
+    parse_newest_steps,
     retry_delay,
-    without_known,
 )
-from hanzo_ml.client.repeated_steps import NEVER, Anew
-from hanzo_ml.client.run import ATTEMPTS
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
+from hanzo_ml.client.run import MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])
@@ -31,10 +31,10 @@ def test_nan_survives_a_checkpoint() -> None:
 
 
 def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
-    resumption = Resumption(step=10, newest={"loss": 12, "summary": 0})
+    resumption = ResumeFilter(step=10, newest={"loss": 12, "summary": 0})
     logged_again = [Point("loss", 0.0, step, 1) for step in range(9, 15)]
-    assert [point.step for point in without_known(logged_again, resumption)] == [9, 10, 13, 14]
-    assert without_known([Point("summary", 0.0, 0, 1), Point("new", 0.0, 11, 1)], resumption) == [
+    assert [point.step for point in drop_known_points(logged_again, resumption)] == [9, 10, 13, 14]
+    assert drop_known_points([Point("summary", 0.0, 0, 1), Point("new", 0.0, 11, 1)], resumption) == [
         Point("summary", 0.0, 0, 1),
         Point("new", 0.0, 11, 1),
     ]
@@ -44,40 +44,40 @@ def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
 def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again_and_once(
     again: dict[str, int], left: list[int]
 ) -> None:
-    resumption = Resumption(step=10, newest={"loss": 14}, anew=(Anew(range(12, 14), 99),), again=again)
+    resumption = ResumeFilter(step=10, newest={"loss": 14}, repeated=(RepeatedSteps(range(12, 14), 99),), again=again)
     logged_again = [Point("loss", 0.0, step, 1) for step in range(11, 16)]
-    assert [point.step for point in without_known(logged_again, resumption)] == left
+    assert [point.step for point in drop_known_points(logged_again, resumption)] == left
 
 
 def test_of_a_step_s_values_those_from_after_the_newest_of_its_ends_are_of_the_second_time() -> None:
     """Sent back to 4 when it had come to 12; then it diverged at 7, when it had come to 9."""
-    anew = (Anew(range(5, 13), 500), Anew(range(6, 10), 900))
+    anew = (RepeatedSteps(range(5, 13), 500), RepeatedSteps(range(6, 10), 900))
     first = [(step, 100 + step) for step in range(13)]
     second = [(step, 600 + step) for step in range(5, 10)]
-    assert newest_again(first, anew) is None
-    assert newest_again([*first, *second], anew) == 5
+    assert newest_repeated_step(first, anew) is None
+    assert newest_repeated_step([*first, *second], anew) == 5
     third = [(6, 901), (7, 1000)]
-    assert newest_again(sorted([*first, *second, *third]), anew) == 7
-    assert newest_again(first, [Anew(range(5, 13), NEVER)]) is None
+    assert newest_repeated_step(sorted([*first, *second, *third]), anew) == 7
+    assert newest_repeated_step(first, [RepeatedSteps(range(5, 13), UNKNOWN_TIME)]) is None
 
 
 def test_what_was_pending_is_sent_unless_the_server_has_that_step() -> None:
-    resumption = Resumption(step=10, newest={"loss": 9}, anew=(Anew(range(7, 9), 99),))
+    resumption = ResumeFilter(step=10, newest={"loss": 9}, repeated=(RepeatedSteps(range(7, 9), 99),))
     pending = [Point("loss", 0.0, step, 1) for step in range(6, 12)] + [Point("eval", 0.0, 8, 1)]
-    left = [(point.key, point.step) for point in pending if not resumption.is_there(point)]
+    left = [(point.key, point.step) for point in pending if not resumption.is_logged(point)]
     assert left == [("loss", 7), ("loss", 8), ("loss", 10), ("loss", 11), ("eval", 8)]
 
 
 def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
-    assert newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
-    assert newest_steps({"run": {"data": {}}}) == {}
+    assert parse_newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
+    assert parse_newest_steps({"run": {"data": {}}}) == {}
 
 
 def test_delays_grow_to_a_limit() -> None:
     delays = [retry_delay(failures) for failures in range(1, 2000)]
-    assert sum(delays[: ATTEMPTS - 1]) > 60, "a server that is away for a minute"
+    assert sum(delays[: MAX_ATTEMPTS - 1]) > 60, "a server that is away for a minute"
     assert delays == sorted(delays)
-    assert (delays[0] < 1, delays[-1]) == (True, LONGEST_DELAY)
+    assert (delays[0] < 1, delays[-1]) == (True, MAX_RETRY_SECONDS)
 
 
 @pytest.mark.parametrize(

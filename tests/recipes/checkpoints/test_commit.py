@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.commit import broken, seal, tell
-from recipes.storage.artifact_store import MANIFEST
+from recipes.checkpoints.commit import commit_checkpoint, find_corruption, update_metadata
+from recipes.storage.artifact_store import MANIFEST_FILE
 
 FILES = ("adapter_model.safetensors", "optimizer.pt", "rng/state.bin")
 
@@ -35,12 +35,12 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, done: l
     for name in FILES:
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)
         (scratch / name).write_bytes(b"numbers")
-    seal(scratch, target, {})
+    commit_checkpoint(scratch, target, {})
     *before, named, after = done
-    assert {path for what, path in before if what == "flush"} >= {scratch / name for name in (*FILES, MANIFEST, "rng")}
+    assert {path for what, path in before if what == "flush"} >= {scratch / name for name in (*FILES, MANIFEST_FILE, "rng")}
     assert (named, after) == (("name", target), ("flush", tmp_path)), "and its name is too"
-    assert broken(target, 4) is None
+    assert find_corruption(target, 4) is None
     done.clear()
-    tell(target, {"validation_loss": 0.5})
-    assert done == [("flush", target / f".{MANIFEST}"), ("name", target / MANIFEST), ("flush", target)]
-    assert broken(target, 4) is None
+    update_metadata(target, {"validation_loss": 0.5})
+    assert done == [("flush", target / f".{MANIFEST_FILE}"), ("name", target / MANIFEST_FILE), ("flush", target)]
+    assert find_corruption(target, 4) is None

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.commit import broken
-from recipes.checkpoints.manager import Checkpoints
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.checkpoints.commit import find_corruption
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from tests.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/checkpoints/run-1"
@@ -15,28 +15,28 @@ URI = "s3://hanzo-ml/checkpoints/run-1"
 @pytest.fixture
 def store(s3: S3Server, tmp_path: Path) -> Store:
     store = Store(s3.address, VARIABLES)
-    checkpoints = Checkpoints(tmp_path / "first", store, URI, 3)
-    with checkpoints.writing(1) as folder:
+    checkpoints = CheckpointManager(tmp_path / "first", store, URI, 3)
+    with checkpoints.save(1) as folder:
         (folder / "weights").write_bytes(bytes(range(256)) * 1000)
     checkpoints.wait()
     return store
 
 
-@pytest.mark.parametrize("name", ["weights", MANIFEST])
+@pytest.mark.parametrize("name", ["weights", MANIFEST_FILE])
 def test_a_bit_that_fell_over_on_the_way_costs_no_checkpoint(
     store: Store, s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """It was deleted in the store, where it was whole: a run that had no other began anew."""
     s3.spoiling = name
-    found = Checkpoints(tmp_path / "new", store, URI, 3).latest()
+    found = CheckpointManager(tmp_path / "new", store, URI, 3).latest()
     assert not s3.spoiling, "it was asked for"
-    assert found and found[0] == 1 and broken(found[1], 1) is None
+    assert found and found[0] == 1 and find_corruption(found[1], 1) is None
     assert store.find(f"{URI}/1")
     assert "checkpoint 1 came broken" in capsys.readouterr().out
 
 
 def test_what_comes_broken_twice_is_broken(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.put_bytes(f"{URI}/1/weights", b"spoiled")
-    assert Checkpoints(tmp_path / "new", store, URI, 3).latest() is None
+    assert CheckpointManager(tmp_path / "new", store, URI, 3).latest() is None
     assert store.list(URI) == []
     assert "uploaded checkpoint 1 is broken" in capsys.readouterr().out

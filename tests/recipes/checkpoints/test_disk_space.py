@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreUnavailable
@@ -25,37 +25,37 @@ def disk_of(size: int) -> Callable[[Path], int]:
     return lambda folder: size - sum(file.stat().st_size for file in folder.rglob("weights"))
 
 
-def save(checkpoints: Checkpoints, *steps: int) -> None:
+def save(checkpoints: CheckpointManager, *steps: int) -> None:
     for step in steps:
-        with checkpoints.writing(step) as folder:
+        with checkpoints.save(step) as folder:
             (folder / "weights").write_bytes(WEIGHTS)
         checkpoints.wait()
 
 
 def test_the_oldest_give_way_and_lie_in_the_store(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(29))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(29))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]
     assert checkpoints.stored_steps() == [3, 2, 1]
     assert "checkpoint 1 stays in the store alone: the disk has no room for it here" in capsys.readouterr().out
     save(checkpoints, 4)
-    assert checkpoints.at(2) is not None, "one that gave way is found in the store"
+    assert checkpoints.find_step(2) is not None, "one that gave way is found in the store"
 
 
 def test_no_more_give_way_than_have_to(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(39))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(39))
     save(checkpoints, 1, 2, 3, 4)
     assert checkpoints.local_steps() == [4, 3, 2]
 
 
 def test_where_there_is_room_all_stay(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(30))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(30))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2, 1]
 
 
 def test_the_newest_stays_however_small_the_disk(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(0))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]
 
@@ -63,11 +63,11 @@ def test_the_newest_stays_however_small_the_disk(store: Store, tmp_path: Path) -
 def test_what_the_store_does_not_have_stays_here(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
     buckets = tmp_path / "objects"
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(0))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
     save(checkpoints, 1)
     buckets.rename(tmp_path / "away")
     for step in (2, 3, 4):
-        with checkpoints.writing(step) as folder:
+        with checkpoints.save(step) as folder:
             (folder / "weights").write_bytes(WEIGHTS)
     with pytest.raises(StoreUnavailable, match="mount it again"):
         checkpoints.wait()
@@ -83,45 +83,45 @@ class SlowStore(Store):
 
 
 def test_one_that_is_on_its_way_to_the_store_is_waited_for(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", SlowStore(store.address), URI, 3, free=disk_of(29))
+    checkpoints = CheckpointManager(tmp_path / "local", SlowStore(store.address), URI, 3, free=disk_of(29))
     for step in (1, 2, 3):
-        with checkpoints.writing(step) as folder:
+        with checkpoints.save(step) as folder:
             (folder / "weights").write_bytes(WEIGHTS)
     checkpoints.wait()
     assert checkpoints.local_steps() == [3, 2]
 
 
 def test_those_that_are_to_be_read_stay(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(39))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(39))
     save(checkpoints, 1, 2, 3)
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(0))
-    checkpoints.catch_up()
-    checkpoints.make_room(spared=1)
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
+    checkpoints.upload_missing()
+    checkpoints.free_disk_space(kept_step=1)
     assert checkpoints.local_steps() == [3, 1]
 
 
 def test_there_is_room_for_one_that_is_fetched(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(29))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(29))
     save(checkpoints, 1, 2, 3)
-    assert checkpoints.at(1) is not None
+    assert checkpoints.find_step(1) is not None
     assert checkpoints.local_steps() == [3, 1]
 
 
 def test_those_of_before_a_restart_give_way_too(store: Store, tmp_path: Path) -> None:
-    save(Checkpoints(tmp_path / "local", store, URI, 3), 1, 2, 3)
-    again = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(0))
-    again.catch_up()
+    save(CheckpointManager(tmp_path / "local", store, URI, 3), 1, 2, 3)
+    again = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
+    again.upload_missing()
     save(again, 4)
     assert again.local_steps() == [4, 3]
 
 
 def test_a_way_of_its_own_is_on_the_same_disk(store: Store, tmp_path: Path) -> None:
-    way = Checkpoints(tmp_path / "local", store, URI, 3, free=disk_of(0)).below("from-4", 4)
+    way = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0)).branch("from-4", 4)
     save(way, 5, 6, 7)
     assert way.local_steps() == [7, 6]
 
 
 def test_what_is_compressed_on_its_way_to_the_store_needs_room_twice(store: Store, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "local", store, URI, 3, "zstd", free=disk_of(39))
+    checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, "zstd", free=disk_of(39))
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]

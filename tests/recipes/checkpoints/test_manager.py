@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recipes.checkpoints.manager
-from recipes.checkpoints.commit import broken, seal
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.remote import SLOW_SECONDS, UPLOAD
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.commit import commit_checkpoint, find_corruption
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.remote import SLOW_UPLOAD_SECONDS, UPLOAD_FOLDER
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.contracts.job import Job, Program, StoreAddress
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Artifact, Manifest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 URI = "s3://hanzo-ml/checkpoints/run-1"
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments" * 70, "rng/state.bin": b"\0\1\2" * 9}
@@ -36,17 +36,17 @@ def store(tmp_path: Path) -> Store:
     return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
 
 
-def opened(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
-    return Checkpoints(tmp_path / "local", store, URI, keep_last)
+def opened(store: Store, tmp_path: Path, keep_last: int = 3) -> CheckpointManager:
+    return CheckpointManager(tmp_path / "local", store, URI, keep_last)
 
 
 def content(step: int, name: str) -> bytes:
     return f"{step} ".encode() + FILES[name]
 
 
-def save(checkpoints: Checkpoints, *steps: int) -> None:
+def save(checkpoints: CheckpointManager, *steps: int) -> None:
     for step in steps:
-        with checkpoints.writing(step) as folder:
+        with checkpoints.save(step) as folder:
             for name in FILES:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_bytes(content(step, name))
@@ -57,7 +57,7 @@ def assert_whole(found: tuple[int, Path] | None, step: int) -> None:
     assert found is not None
     assert found[0] == step
     assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
-    assert broken(found[1], step) is None
+    assert find_corruption(found[1], step) is None
 
 
 def stored(store: Store, step: int, name: str) -> Path:
@@ -86,16 +86,16 @@ def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
 
     def held(*given: Any) -> Any:
         assert may_end.wait(60)
-        return seal(*given)
+        return commit_checkpoint(*given)
 
-    monkeypatch.setattr(recipes.checkpoints.manager, "seal", held)
+    monkeypatch.setattr(recipes.checkpoints.manager, "commit_checkpoint", held)
     checkpoints = opened(store, tmp_path)
-    with checkpoints.writing(1, saying="there is one") as folder:
+    with checkpoints.save(1, log_message="there is one") as folder:
         (folder / "optimizer.pt").write_bytes(b"moments")
     assert (checkpoints.local_steps(), capfd.readouterr().out) == ([], "")
     may_end.set()
     found = checkpoints.latest()  # it waits
-    assert found and found[0] == 1 and broken(found[1], 1) is None
+    assert found and found[0] == 1 and find_corruption(found[1], 1) is None
     assert "there is one" in capfd.readouterr().out
 
 
@@ -108,10 +108,10 @@ def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
     checkpoints = opened(store, tmp_path)
     save(checkpoints, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(recipes.checkpoints.manager, "seal", full)
-        with checkpoints.writing(2):
+        patched.setattr(recipes.checkpoints.manager, "commit_checkpoint", full)
+        with checkpoints.save(2):
             pass
-        with pytest.raises(OSError, match="No space left"), checkpoints.writing(3):
+        with pytest.raises(OSError, match="No space left"), checkpoints.save(3):
             pass
     assert not list(checkpoints.folder.glob(".*"))
     assert checkpoints.local_steps() == [1]
@@ -161,7 +161,7 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
 def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
     save(checkpoints, 1)
-    with pytest.raises(RuntimeError, match="halfway"), checkpoints.writing(2) as folder:
+    with pytest.raises(RuntimeError, match="halfway"), checkpoints.save(2) as folder:
         (folder / "adapter_model.safetensors").write_bytes(b"half")
         raise RuntimeError("halfway")
     checkpoints.wait()
@@ -178,7 +178,7 @@ from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 store = Store(StoreAddress.model_validate_json(sys.argv[2]))
 checkpoints = Checkpoints(Path(sys.argv[1]), store, sys.argv[3], 3)
-with checkpoints.writing(2) as folder:
+with checkpoints.save(2) as folder:
     (folder / "adapter_model.safetensors").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -228,7 +228,7 @@ def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what
     assert_whole(resumed.latest(), 2)
     assert "checkpoint 2 was whole, and has its name now" in capfd.readouterr().out
     assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
-    resumed.catch_up()
+    resumed.upload_missing()
     resumed.wait()
     assert resumed.stored_steps() == [2, 1]
 
@@ -238,13 +238,13 @@ def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: St
     scratch, target = tmp_path / "local" / ".1.tmp", tmp_path / "local" / "1"
     shutil.copytree(target, scratch)
     node = target.stat().st_ino
-    assert_whole(opened(store, tmp_path).at(1), 1)
+    assert_whole(opened(store, tmp_path).find_step(1), 1)
     assert (target.stat().st_ino, scratch.exists()) == (node, False)
 
 
 def test_a_step_that_is_written_again_replaces_what_was_there(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
-    with checkpoints.writing(2) as folder:
+    with checkpoints.save(2) as folder:
         (folder / "old.bin").write_bytes(b"of another attempt")
     save(checkpoints, 2)
     found = checkpoints.latest()
@@ -258,9 +258,9 @@ DAMAGE = {
     "a bit flipped": lambda folder: flip(folder / "adapter_model.safetensors", 77),
     "a bit flipped deep down": lambda folder: flip(folder / "rng/state.bin", 3),
     "a file gone": lambda folder: (folder / "optimizer.pt").unlink(),
-    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
-    "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
-    "the manifest of another step": lambda folder: shutil.copy(folder.parent / "1" / MANIFEST, folder / MANIFEST),
+    "no manifest": lambda folder: (folder / MANIFEST_FILE).unlink(),
+    "half a manifest": lambda folder: os.truncate(folder / MANIFEST_FILE, 40),
+    "the manifest of another step": lambda folder: shutil.copy(folder.parent / "1" / MANIFEST_FILE, folder / MANIFEST_FILE),
 }
 
 
@@ -294,7 +294,7 @@ def test_a_broken_upload_falls_back_to_the_one_before_and_says_so(
     store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(opened(store, tmp_path), 1, 2)
-    DAMAGE[damage](stored(store, 2, MANIFEST).parent)
+    DAMAGE[damage](stored(store, 2, MANIFEST_FILE).parent)
     shutil.rmtree(tmp_path / "local")
     capsys.readouterr()
     found = opened(store, tmp_path).latest()
@@ -309,7 +309,7 @@ def test_any_flipped_bit_of_a_manifest_loses_no_more_than_its_checkpoint(store: 
     shutil.rmtree(tmp_path / "local", ignore_errors=True)
     save(opened(store, tmp_path), 1, 2)
     store.delete(f"{URI}/2")
-    flip(tmp_path / "local" / "2" / MANIFEST, bit)
+    flip(tmp_path / "local" / "2" / MANIFEST_FILE, bit)
     found = opened(store, tmp_path).latest()
     assert found is not None
     step = found[0]
@@ -351,24 +351,24 @@ def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: P
 
 
 def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tmp_path: Path) -> None:
-    save(Checkpoints(tmp_path / "other", store, f"{URI}1", 3), 1)
+    save(CheckpointManager(tmp_path / "other", store, f"{URI}1", 3), 1)
     save(opened(store, tmp_path, keep_last=1), 1, 2, 3)
-    assert Checkpoints(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
+    assert CheckpointManager(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
 
 
 def test_an_upload_that_a_kill_cut_off_is_made_up_for_as_the_run_goes_on(store: Store, tmp_path: Path) -> None:
     """It was on one machine until the next checkpoint was saved: had that died, two intervals were lost."""
     save(opened(store, tmp_path), 1, 2)
-    (stored(store, 2, MANIFEST)).unlink()
+    (stored(store, 2, MANIFEST_FILE)).unlink()
     again = opened(store, tmp_path)
     assert_whole(again.latest(), 2)
-    again.catch_up()
+    again.upload_missing()
     again.wait()
     shutil.rmtree(tmp_path / "local")
     assert_whole(opened(store, tmp_path).latest(), 2)
     stored(store, 2, "optimizer.pt").write_bytes(b"not sent again")
     again = opened(store, tmp_path)
-    again.catch_up()
+    again.upload_missing()
     again.wait()
     assert stored(store, 2, "optimizer.pt").read_bytes() == b"not sent again"
 
@@ -383,25 +383,25 @@ def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: 
     assert_whole(checkpoints.latest(), 1)
 
 
-def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
-    return Checkpoints(tmp_path / "local", store, URI, keep_last, "zstd")
+def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> CheckpointManager:
+    return CheckpointManager(tmp_path / "local", store, URI, keep_last, "zstd")
 
 
 @pytest.mark.parametrize("open_again", [opened, compressing])
 def test_a_compressed_upload_is_smaller_and_restored_as_it_was(
-    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
     """Whether what is resumed compresses too makes no difference."""
     checkpoints = compressing(store, tmp_path)
     save(checkpoints, 1, 2)
     assert_whole((2, tmp_path / "local" / "2"), 2)
     uploaded = {uri.removeprefix(f"{URI}/2/"): store.get_bytes(uri) for uri in store.list(f"{URI}/2")}
-    assert uploaded.keys() == {MANIFEST, *(f"{name}.zst" for name in FILES)}
+    assert uploaded.keys() == {MANIFEST_FILE, *(f"{name}.zst" for name in FILES)}
     assert all(len(uploaded[f"{name}.zst"]) < len(content(2, name)) for name in FILES)
-    kept = (tmp_path / "local" / "2" / MANIFEST).read_bytes()
+    kept = (tmp_path / "local" / "2" / MANIFEST_FILE).read_bytes()
     shutil.rmtree(tmp_path / "local")
     assert_whole(open_again(store, tmp_path).latest(), 2)
-    assert (tmp_path / "local" / "2" / MANIFEST).read_bytes() == kept
+    assert (tmp_path / "local" / "2" / MANIFEST_FILE).read_bytes() == kept
 
 
 def test_a_compressed_upload_that_is_broken_falls_back(store: Store, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_a_compressed_upload_that_is_broken_falls_back(store: Store, tmp_path: P
 
 
 def test_a_compression_that_was_killed_leaves_nothing_that_counts(store: Store, tmp_path: Path) -> None:
-    left = tmp_path / "local" / UPLOAD
+    left = tmp_path / "local" / UPLOAD_FOLDER
     (left / "rng").mkdir(parents=True)
     (left / "rng" / "state.bin.zst").write_bytes(b"half of it")
     (left / "of the last one").write_bytes(b"")
@@ -440,7 +440,7 @@ class Slow(Store):
 def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(store: Store, tmp_path: Path) -> None:
     slow = Slow(store.address)
     checkpoints = opened(slow, tmp_path)
-    with checkpoints.writing(1) as folder:
+    with checkpoints.save(1) as folder:
         (folder / "adapter_model.safetensors").write_bytes(b"weights")
     assert slow.reached.wait(60)
     assert checkpoints.stored_steps() == []
@@ -455,9 +455,9 @@ def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(
 ) -> None:
     """Files without a manifest are invisible, so nobody would ever delete them."""
     slow = Slow(store.address)
-    checkpoints = Checkpoints(tmp_path / "local", slow, URI, 1, compression)
+    checkpoints = CheckpointManager(tmp_path / "local", slow, URI, 1, compression)
     for step in (1, 2):
-        with checkpoints.writing(step) as folder:
+        with checkpoints.save(step) as folder:
             for name in ("a.bin", "b.bin"):
                 (folder / name).write_bytes(name.encode())
         assert slow.reached.wait(60)
@@ -475,13 +475,13 @@ class Late(Slow):
 
     def put_file(self, uri: str, path: Path) -> None:
         super().put_file(uri, path)
-        self.clock[0] += SLOW_SECONDS + 1
+        self.clock[0] += SLOW_UPLOAD_SECONDS + 1
 
 
-def write(checkpoints: Checkpoints, step: int, loss: float | None = None) -> None:
-    with checkpoints.writing(step, {} if loss is None else {VALIDATION_LOSS: loss}) as folder:
+def write(checkpoints: CheckpointManager, step: int, loss: float | None = None) -> None:
+    with checkpoints.save(step, {} if loss is None else {VALIDATION_LOSS_KEY: loss}) as folder:
         (folder / "a.bin").write_bytes(b"weights")
-    checkpoints.settle()
+    checkpoints.wait_for_commit()
 
 
 def test_where_uploads_are_slower_than_checkpoints_the_newest_and_the_best_arrive(
@@ -511,7 +511,7 @@ def test_the_best_of_a_run_that_went_back_may_be_what_it_went_back_to(store: Sto
     first = opened(store, tmp_path)
     for step, loss in ((1, 0.9), (2, 0.3), (3, 0.2)):
         write(first, step, loss)
-    way = first.below("from-2", 2)
+    way = first.branch("from-2", 2)
     for step, loss in ((3, 0.5), (4, 0.6)):
         write(way, step, loss)
         way.wait()
@@ -589,10 +589,10 @@ def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_i
     write(checkpoints, 1)
     with pytest.raises(ConnectionError):
         checkpoints.wait()
-    checkpoints.tell(1, {VALIDATION_LOSS: 0.1})
+    checkpoints.update_metadata(1, {VALIDATION_LOSS_KEY: 0.1})
     checkpoints.wait()
     assert checkpoints.stored_steps() == [1]
-    assert checkpoints.stored.standing(1).loss == 0.1
+    assert checkpoints.stored.quality(1).loss == 0.1
 
 
 def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
@@ -606,7 +606,7 @@ def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
 
     again = opened(store, tmp_path)
     monkeypatch.setattr(again.stored, "delete", away)
-    again.catch_up()
+    again.upload_missing()
     again.wait()
     assert "old checkpoints were not deleted: ConnectionError" in capfd.readouterr().out
 
@@ -621,7 +621,7 @@ def test_the_best_is_sent_again_as_the_run_goes_on_if_it_is_whole(store: Store, 
     if not is_whole:
         (tmp_path / "local" / "1" / "a.bin").write_bytes(b"weight")
     again = opened(store, tmp_path, keep_last=1)
-    again.catch_up()
+    again.upload_missing()
     again.wait()
     assert again.stored_steps() == ([2, 1] if is_whole else [2])
 
@@ -653,7 +653,7 @@ def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store
     (tmp_path / "local" / "3").mkdir()
     (tmp_path / "local" / "3" / "optimizer.pt").write_bytes(b"moments")
     again = opened(store, tmp_path, keep_last=1)
-    again.catch_up()
+    again.upload_missing()
     again.wait()
     assert steps_in(store) == {"4"} and again.local_steps() == [4]
     assert_whole(again.latest(), 4)
@@ -682,7 +682,7 @@ def test_what_is_on_its_way_as_it_is_discarded_does_not_arrive(
 
     monkeypatch.setattr(Store, "put_manifest", hold)
     run = opened(store, tmp_path)
-    with run.writing(4) as folder:
+    with run.save(4) as folder:
         (folder / "optimizer.pt").write_bytes(b"moments")
     begun.wait()
     threading.Timer(0.2, held.set).start()
@@ -711,12 +711,12 @@ from recipes.contracts.job import Result
 
 def program(job, store, work):
     checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], 3)
-    with checkpoints.writing(1) as folder:
+    with checkpoints.save(1) as folder:
         (folder / "weights.bin").write_bytes(b"x" * 1000)
     checkpoints.wait()
     if sys.argv[2] == "limited":
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
-    with checkpoints.writing(2) as folder:
+    with checkpoints.save(2) as folder:
         how = job.parameters["how"]
         if how == "file":
             (folder / "weights.bin").write_bytes(b"x" * 4_000_000)
@@ -785,7 +785,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: S
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "free some space" in errors[0], done.stderr
     assert json.loads((tmp_path / "kept" / "exit.json").read_text())["message"] == errors[0].removeprefix("error: ")
-    checkpoints = Checkpoints(tmp_path / "kept" / "checkpoints", store, URI, 3)
+    checkpoints = CheckpointManager(tmp_path / "kept" / "checkpoints", store, URI, 3)
     assert checkpoints.local_steps() == checkpoints.stored_steps() == [1]
     found = checkpoints.latest()
     assert found is not None and (found[1] / "weights.bin").read_bytes() == b"x" * 1000
@@ -793,13 +793,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: S
 
 @pytest.mark.parametrize("open_again", [opened, compressing])
 def test_what_is_told_of_a_checkpoint_later_counts_here_and_on_another_machine(
-    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]
 ) -> None:
     """Its loss is known only after a resumed run has evaluated it."""
     checkpoints = open_again(store, tmp_path)
     save(checkpoints, 1, 2, 3)
-    checkpoints.tell(2, {VALIDATION_LOSS: 1.5})
-    checkpoints.tell(7, {VALIDATION_LOSS: 0.5})  # there is none
+    checkpoints.update_metadata(2, {VALIDATION_LOSS_KEY: 1.5})
+    checkpoints.update_metadata(7, {VALIDATION_LOSS_KEY: 0.5})  # there is none
     checkpoints.wait()
     assert_whole(checkpoints.best(), 2)
     shutil.rmtree(tmp_path / "local")

@@ -9,13 +9,13 @@ from typing import Literal
 
 import pytest
 
-from recipes.checkpoints.commit import broken, content_of
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PART, PARTS, Part, part_in
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.commit import find_corruption, read_content_digest
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PART_KEY, PARTS_FOLDER, CheckpointPart, part_in_folder
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.contracts.job import StoreAddress
 from recipes.runner import Restart
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Manifest
 from tests.s3_server import VARIABLES, S3Server
 
@@ -30,21 +30,27 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
 
 
-def machines(store: Store, tmp_path: Path, of: int = 2, compression: Literal["zstd"] | None = None) -> list[Checkpoints]:
-    return [Checkpoints(tmp_path / f"machine-{number}", store, URI, 3, compression) for number in range(1, of + 1)]
+def machines(
+    store: Store, tmp_path: Path, of: int = 2, compression: Literal["zstd"] | None = None
+) -> list[CheckpointManager]:
+    return [CheckpointManager(tmp_path / f"machine-{number}", store, URI, 3, compression) for number in range(1, of + 1)]
 
 
-def write(checkpoints: Checkpoints, step: int, part: Part, loss: float | None = None, *, waits: bool = False) -> None:
-    facts = {PART: part.model_dump(mode="json"), "samples_seen": step * 8} | ({VALIDATION_LOSS: loss} if loss else {})
-    with checkpoints.writing(step, facts, waits=waits) as folder:
+def write(
+    checkpoints: CheckpointManager, step: int, part: CheckpointPart, loss: float | None = None, *, defer_upload: bool = False
+) -> None:
+    facts = {PART_KEY: part.model_dump(mode="json"), "samples_seen": step * 8} | (
+        {VALIDATION_LOSS_KEY: loss} if loss else {}
+    )
+    with checkpoints.save(step, facts, defer_upload=defer_upload) as folder:
         (folder / f"rows-{part.number}").write_text(f"{part.number} of {step}, {part.save}\n" * 50)
         if part.number == 1:
             (folder / "schedule").write_text(str(step))
 
 
-def save(together: Sequence[Checkpoints], step: int, save: str = "", loss: float | None = None) -> None:
+def save(together: Sequence[CheckpointManager], step: int, save: str = "", loss: float | None = None) -> None:
     for number, checkpoints in enumerate(together, 1):
-        write(checkpoints, step, Part(number=number, of=len(together), save=save or f"save-{step}"), loss)
+        write(checkpoints, step, CheckpointPart(number=number, of=len(together), save=save or f"save-{step}"), loss)
         checkpoints.wait()
 
 
@@ -61,30 +67,30 @@ def test_it_is_whole_with_the_last_part_whoever_brings_it(store: Store, tmp_path
     together = machines(store, tmp_path, 3)
     for place in order:
         assert together[0].stored_steps() == []
-        write(together[place], 6, Part(number=place + 1, of=3, save="save-6"))
+        write(together[place], 6, CheckpointPart(number=place + 1, of=3, save="save-6"))
         together[place].wait()
     assert together[0].stored_steps() == [6]
-    another = Checkpoints(tmp_path / "another", store, URI, 3)
+    another = CheckpointManager(tmp_path / "another", store, URI, 3)
     found = another.latest()
-    assert found and found[0] == 6 and broken(found[1], 6) is None
+    assert found and found[0] == 6 and find_corruption(found[1], 6) is None
     assert rows_in(found[1]) == of(6, 3)
-    facts = Manifest.model_validate_json((found[1] / MANIFEST).read_bytes()).facts
+    facts = Manifest.model_validate_json((found[1] / MANIFEST_FILE).read_bytes()).facts
     assert facts == {"samples_seen": 48, "step": 6}
-    assert not any(f"/{PARTS}/" in uri for uri in store.list(URI)), "what told of the parts is gone"
+    assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(URI)), "what told of the parts is gone"
 
 
 def test_two_that_arrive_at_once_make_one_whole(store: Store, tmp_path: Path) -> None:
     together = machines(store, tmp_path)
 
     def bring(number: int, step: int) -> None:
-        write(together[number - 1], step, Part(number=number, of=2, save=f"save-{step}"))
+        write(together[number - 1], step, CheckpointPart(number=number, of=2, save=f"save-{step}"))
         together[number - 1].wait()
 
     for step in range(1, 13):
         with ThreadPoolExecutor(2) as both:
             list(both.map(bring, (1, 2), (step, step)))
         assert step in together[0].stored_steps()
-        assert not any(f"/{PARTS}/" in uri for uri in store.list(f"{URI}/{step}"))
+        assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(f"{URI}/{step}"))
 
 
 def test_a_machine_keeps_its_own_part_alone(store: Store, tmp_path: Path) -> None:
@@ -99,21 +105,21 @@ def test_a_machine_keeps_its_own_part_alone(store: Store, tmp_path: Path) -> Non
 def test_parts_of_two_times_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
     """The run came to the step once more, after one machine had uploaded its part of the first time."""
     first, second = machines(store, tmp_path)
-    write(second, 6, Part(number=2, of=2, save="save-6"))
+    write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
-    write(first, 6, Part(number=1, of=2, save="b"))
+    write(first, 6, CheckpointPart(number=1, of=2, save="b"))
     first.wait()
     assert first.stored_steps() == []
-    write(second, 6, Part(number=2, of=2, save="b"))
+    write(second, 6, CheckpointPart(number=2, of=2, save="b"))
     second.wait()
-    found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
+    found = CheckpointManager(tmp_path / "another", store, URI, 3).latest()
     assert found and rows_in(found[1]) == of(6, save="b")
 
 
 def test_parts_of_another_number_of_machines_do_not_count(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
-    write(first, 6, Part(number=1, of=3, save="a"))
-    write(second, 6, Part(number=2, of=3, save="a"))
+    write(first, 6, CheckpointPart(number=1, of=3, save="a"))
+    write(second, 6, CheckpointPart(number=2, of=3, save="a"))
     first.wait()
     second.wait()
     assert first.stored_steps() == []
@@ -122,13 +128,13 @@ def test_parts_of_another_number_of_machines_do_not_count(store: Store, tmp_path
 def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4)
-    write(first, 6, Part(number=1, of=2, save="save-6"))
+    write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
     first.wait()
     found = first.latest()
     assert found and found[0] == 4 and rows_in(found[1]) == of(4)
     assert "checkpoint 6 is a part, and others are in no store: falling back" in capsys.readouterr().out
-    assert part_in(first.folder / "4") is None, "it was completed"
-    assert part_in(first.folder / "6"), "another machine may bring the rest"
+    assert part_in_folder(first.folder / "4") is None, "it was completed"
+    assert part_in_folder(first.folder / "6"), "another machine may bring the rest"
 
 
 def test_of_a_part_that_is_here_only_the_rest_is_fetched(s3: S3Server, tmp_path: Path) -> None:
@@ -151,7 +157,7 @@ def test_a_part_that_is_broken_here_is_mended(store: Store, tmp_path: Path, how:
     else:
         file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
     found = together[1].latest()
-    assert found and rows_in(found[1]) == of(6) and broken(found[1], 6) is None
+    assert found and rows_in(found[1]) == of(6) and find_corruption(found[1], 6) is None
 
 
 def test_parts_are_compressed_each_by_its_machine(store: Store, tmp_path: Path) -> None:
@@ -160,19 +166,19 @@ def test_parts_are_compressed_each_by_its_machine(store: Store, tmp_path: Path) 
     assert {uri.rpartition("/")[2] for uri in store.list(f"{URI}/6")} == {
         "manifest.json", "rows-1.zst", "rows-2.zst", "schedule.zst",
     }  # fmt: skip
-    for checkpoints in (*together, Checkpoints(tmp_path / "another", store, URI, 3)):
+    for checkpoints in (*together, CheckpointManager(tmp_path / "another", store, URI, 3)):
         found = checkpoints.latest()
-        assert found and rows_in(found[1]) == of(6) and broken(found[1], 6) is None
+        assert found and rows_in(found[1]) == of(6) and find_corruption(found[1], 6) is None
 
 
 def test_parts_that_are_on_their_way_are_not_deleted_as_what_broke_off(store: Store, tmp_path: Path) -> None:
     """One machine prunes for all, and is done earlier than the others."""
     first, second = machines(store, tmp_path)
     for step in (2, 4, 6):
-        write(first, step, Part(number=1, of=2, save=f"save-{step}"))
+        write(first, step, CheckpointPart(number=1, of=2, save=f"save-{step}"))
     first.wait()
     for step in (2, 4, 6):
-        write(second, step, Part(number=2, of=2, save=f"save-{step}"))
+        write(second, step, CheckpointPart(number=2, of=2, save=f"save-{step}"))
     second.wait()
     assert first.stored_steps() == [6, 4, 2]
 
@@ -181,34 +187,34 @@ def test_the_first_machine_does_not_delete_what_another_brings_before_it(store: 
     """It was still writing its own part of the step, and took that of the faster one for what a kill had left."""
     first, second = machines(store, tmp_path)
     save([first, second], 4)
-    write(second, 6, Part(number=2, of=2, save="save-6"))
+    write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
     first.stored.prune()
     first.wait()
-    write(first, 6, Part(number=1, of=2, save="save-6"))
+    write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
     first.wait()
-    found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
+    found = CheckpointManager(tmp_path / "another", store, URI, 3).latest()
     assert found and rows_in(found[1]) == of(6)
 
 
 def test_the_first_machine_does_not_delete_what_another_brings_after_it(store: Store, tmp_path: Path) -> None:
     """It had left the step behind and kept the newest alone: of a slower one, nothing was ever whole."""
-    first, second = (Checkpoints(tmp_path / name, store, URI, 1) for name in ("first", "second"))
+    first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     for step in (4, 6, 8):
-        write(first, step, Part(number=1, of=2, save=f"save-{step}"))
+        write(first, step, CheckpointPart(number=1, of=2, save=f"save-{step}"))
         first.wait()
-    write(second, 4, Part(number=2, of=2, save="save-4"))
+    write(second, 4, CheckpointPart(number=2, of=2, save="save-4"))
     second.wait()
     assert first.stored_steps() == [4]
 
 
 def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
-    write(first, 2, Part(number=1, of=2, save="save-2"))
+    write(first, 2, CheckpointPart(number=1, of=2, save="save-2"))
     for step in (4, 6, 8, 10):
         save([first, second], step)
     assert not store.list(f"{URI}/2") and first.stored_steps() == [10, 8, 6, 4]
-    first.close_parts()
+    first.require_complete_parts()
     first.wait()
     assert first.stored_steps() == [10, 8, 6]
 
@@ -216,24 +222,24 @@ def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: 
 def test_the_end_of_a_run_does_not_come_before_all_parts(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4, loss=1.0)
-    first.close_parts()
-    write(first, 6, Part(number=1, of=2, save="save-6"))
+    first.require_complete_parts()
+    write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
     first.wait()
     with pytest.raises(Restart, match="not all machines' parts of checkpoint 6 have arrived in the store"):
-        first.close_parts()
-    write(second, 6, Part(number=2, of=2, save="save-6"))
+        first.require_complete_parts()
+    write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
-    first.close_parts()
+    first.require_complete_parts()
 
 
 def test_what_is_discarded_is_gone_with_the_parts_that_had_arrived(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4)
-    write(first, 6, Part(number=1, of=2, save="save-6"))
+    write(first, 6, CheckpointPart(number=1, of=2, save="save-6"))
     first.wait()
     first.discard_from(5)
     assert not store.list(f"{URI}/6") and first.local_steps() == [4]
-    write(second, 6, Part(number=2, of=2, save="save-6"))
+    write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
     assert first.stored_steps() == [4]
 
@@ -244,7 +250,7 @@ def test_a_machine_takes_what_the_first_goes_on_from_with_its_own_part(store: St
     found = first.latest()
     assert found
     before = (second.folder / "6" / "rows-2").stat().st_ino
-    second.take(6, content_of(found[1]))
+    second.ensure_local(6, read_content_digest(found[1]))
     assert rows_in(second.folder / "6") == of(6)
     if store.local_path(URI) is None:  # else it is copied from the folder that the store is
         assert (second.folder / "6" / "rows-2").stat().st_ino == before
@@ -263,18 +269,18 @@ def test_two_at_once_may_both_be_the_last(store: Store, tmp_path: Path, monkeypa
     listed = Store.list
 
     def after_both(self: Store, uri: str) -> list[str]:
-        if uri.endswith(PARTS) and threading.current_thread().name.startswith("checkpoint-upload"):
+        if uri.endswith(PARTS_FOLDER) and threading.current_thread().name.startswith("checkpoint-upload"):
             both.wait(30)
         return listed(self, uri)
 
     monkeypatch.setattr(Store, "list", after_both)
     for number, checkpoints in enumerate(together, 1):
-        write(checkpoints, 6, Part(number=number, of=2, save="save-6"))
+        write(checkpoints, 6, CheckpointPart(number=number, of=2, save="save-6"))
     for checkpoints in together:
         checkpoints.wait()
     monkeypatch.setattr(Store, "list", listed)
     assert together[0].stored_steps() == [6]
-    found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
+    found = CheckpointManager(tmp_path / "another", store, URI, 3).latest()
     assert found and rows_in(found[1]) == of(6)
 
 
@@ -283,7 +289,7 @@ def test_machines_that_all_upload_slowly_upload_the_same_steps(
 ) -> None:
     """Each took what was its newest as it came to it, and the other another one: nothing was whole but the first."""
     together = machines(store, tmp_path)
-    monkeypatch.setattr("recipes.checkpoints.remote.SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("recipes.checkpoints.remote.SLOW_UPLOAD_SECONDS", -1.0)
     monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
     may_go = {machine.folder: threading.Semaphore(0) for machine in together}
     put_files = Store.put_files
@@ -295,14 +301,14 @@ def test_machines_that_all_upload_slowly_upload_the_same_steps(
     monkeypatch.setattr(Store, "put_files", slowly)
 
     def go_on_to(step: int) -> None:
-        waits = any(machine.is_behind() for machine in together)
+        waits = any(machine.has_pending_uploads() for machine in together)
         for number, machine in enumerate(together, 1):
-            write(machine, step, Part(number=number, of=2, save=f"save-{step}"), waits=waits)
-            machine.settle()
+            write(machine, step, CheckpointPart(number=number, of=2, save=f"save-{step}"), defer_upload=waits)
+            machine.wait_for_commit()
 
-    def let_go(machine: Checkpoints) -> None:
+    def let_go(machine: CheckpointManager) -> None:
         may_go[machine.folder].release()
-        machine.stored.finish()
+        machine.stored.drain_uploads()
 
     first, second = together
     go_on_to(2)
@@ -325,28 +331,28 @@ def test_a_part_that_waits_is_uploaded_at_the_end(store: Store, tmp_path: Path) 
     together = machines(store, tmp_path)
     for step, loss in ((4, 1.0), (6, 3.0), (8, 2.0)):
         for number, machine in enumerate(together, 1):
-            write(machine, step, Part(number=number, of=2, save=f"save-{step}"), loss, waits=True)
+            write(machine, step, CheckpointPart(number=number, of=2, save=f"save-{step}"), loss, defer_upload=True)
     assert together[0].stored_steps() == []
     for machine in together:
         machine.wait()
     assert together[0].stored_steps() == [8, 4], "the newest and the best"
-    together[0].close_parts()
+    together[0].require_complete_parts()
 
 
 def test_while_one_machine_has_the_newest_another_may_have_the_one_before(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest alone was to stay, of which one had its part as all were killed, and the store was away."""
-    first, second = (Checkpoints(tmp_path / name, store, URI, 1) for name in ("first", "second"))
+    first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     with monkeypatch.context() as away:
         away.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
         away.setattr(Store, "put_files", lambda *given: (_ for _ in ()).throw(OSError("away")))
         for step in (4, 6):
             for number, machine in enumerate((first, second), 1):
-                write(machine, step, Part(number=number, of=2, save=f"save-{step}"))
-                machine.settle()
-                machine.stored.finish()
-        write(first, 8, Part(number=1, of=2, save="save-8"))
-        first.settle()
-        first.stored.finish()
+                write(machine, step, CheckpointPart(number=number, of=2, save=f"save-{step}"))
+                machine.wait_for_commit()
+                machine.stored.drain_uploads()
+        write(first, 8, CheckpointPart(number=1, of=2, save="save-8"))
+        first.wait_for_commit()
+        first.stored.drain_uploads()
     assert set(first.local_steps()) & set(second.local_steps()) == {6}

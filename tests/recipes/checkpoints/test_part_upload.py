@@ -4,14 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.commit import seal
-from recipes.checkpoints.node_parts import PART, PARTS, Part, joined, make_whole, part_in, parts_at, put_part
+from recipes.checkpoints.commit import commit_checkpoint
+from recipes.checkpoints.node_parts import (
+    PART_KEY,
+    PARTS_FOLDER,
+    CheckpointPart,
+    assemble_if_complete,
+    join_parts,
+    list_uploaded_parts,
+    part_in_folder,
+    upload_part,
+)
 from recipes.contracts.job import StoreAddress
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import FileRecord, Manifest
 
 URI = "s3://hanzo-ml/checkpoints/run-1/6"
-FIRST, SECOND = (Part(number=number, of=2, save="a") for number in (1, 2))
+FIRST, SECOND = (CheckpointPart(number=number, of=2, save="a") for number in (1, 2))
 
 
 class Killed(Exception):
@@ -23,12 +32,12 @@ def store(tmp_path: Path) -> Store:
     return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
 
 
-def put(store: Store, folder: Path, part: Part) -> None:
+def put(store: Store, folder: Path, part: CheckpointPart) -> None:
     """The part's one file, and what says so."""
     (scratch := folder / "scratch").mkdir(parents=True)
     (scratch / f"rows-{part.number}").write_text(str(part))
-    seal(scratch, folder / "6", {PART: part.model_dump(mode="json")})
-    put_part(store, folder / "6", URI, Manifest.model_validate_json((folder / "6" / MANIFEST).read_bytes()), part)
+    commit_checkpoint(scratch, folder / "6", {PART_KEY: part.model_dump(mode="json")})
+    upload_part(store, folder / "6", URI, Manifest.model_validate_json((folder / "6" / MANIFEST_FILE).read_bytes()), part)
 
 
 def stops_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -45,9 +54,9 @@ def test_a_part_whose_files_have_not_all_come_has_not_arrived(
     with monkeypatch.context() as killed, pytest.raises(Killed):
         stops_at(killed, "put_files")
         put(store, tmp_path / "first", FIRST)
-    assert parts_at(store, URI) == []
+    assert list_uploaded_parts(store, URI) == []
     put(store, tmp_path / "second", SECOND)
-    assert not store.exists(f"{URI}/{MANIFEST}")
+    assert not store.exists(f"{URI}/{MANIFEST_FILE}")
 
 
 def test_until_there_is_the_whole_its_parts_are_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +65,10 @@ def test_until_there_is_the_whole_its_parts_are_told(store: Store, tmp_path: Pat
     with monkeypatch.context() as killed, pytest.raises(Killed):
         stops_at(killed, "put_manifest")
         put(store, tmp_path / "second", SECOND)
-    assert len(parts_at(store, URI)) == 2
-    make_whole(store, URI, FIRST)
-    assert store.exists(f"{URI}/{MANIFEST}") and parts_at(store, URI) == []
-    place = store.local_path(f"{URI}/{PARTS}")
+    assert len(list_uploaded_parts(store, URI)) == 2
+    assemble_if_complete(store, URI, FIRST)
+    assert store.exists(f"{URI}/{MANIFEST_FILE}") and list_uploaded_parts(store, URI) == []
+    place = store.local_path(f"{URI}/{PARTS_FOLDER}")
     assert place and not place.exists(), "its folder, too"
 
 
@@ -67,29 +76,29 @@ def test_what_is_no_manifest_of_a_part_and_what_is_gone_when_it_is_read_are_pass
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, tmp_path / "first", FIRST)
-    store.put_bytes(f"{URI}/{PARTS}/2-of-2.json", b'{"kind": "half')
-    there = store.list(f"{URI}/{PARTS}")
+    store.put_bytes(f"{URI}/{PARTS_FOLDER}/2-of-2.json", b'{"kind": "half')
+    there = store.list(f"{URI}/{PARTS_FOLDER}")
     assert len(there) == 2
-    monkeypatch.setattr(Store, "list", lambda store, uri: [f"{URI}/{PARTS}/gone.json", *there])
-    assert [manifest.facts[PART]["number"] for manifest in parts_at(store, URI)] == [1]
+    monkeypatch.setattr(Store, "list", lambda store, uri: [f"{URI}/{PARTS_FOLDER}/gone.json", *there])
+    assert [manifest.facts[PART_KEY]["number"] for manifest in list_uploaded_parts(store, URI)] == [1]
 
 
 def test_a_folder_whose_manifest_is_spoiled_has_no_part(tmp_path: Path) -> None:
     """It is found broken as others are; the program came to no start."""
-    (tmp_path / MANIFEST).write_bytes(b'{"kind": "half')
-    assert part_in(tmp_path) is None
-    assert part_in(tmp_path / "none") is None
+    (tmp_path / MANIFEST_FILE).write_bytes(b'{"kind": "half')
+    assert part_in_folder(tmp_path) is None
+    assert part_in_folder(tmp_path / "none") is None
 
 
 def test_the_whole_has_the_files_of_all_and_says_what_the_first_machine_does() -> None:
     """Of shares that were fetched, some files are in several."""
 
-    def manifest(part: Part, *names: str, **facts: int) -> Manifest:
+    def manifest(part: CheckpointPart, *names: str, **facts: int) -> Manifest:
         files = tuple(FileRecord(path=name, sha256=name, size=1) for name in names)
-        return Manifest(kind="checkpoint", files=files, facts={PART: part.model_dump(mode="json"), **facts})
+        return Manifest(kind="checkpoint", files=files, facts={PART_KEY: part.model_dump(mode="json"), **facts})
 
     second, first = manifest(SECOND, "d", "b", step=7), manifest(FIRST, "c", "b", "a", step=6)
-    whole = joined([second, first], FIRST)
+    whole = join_parts([second, first], FIRST)
     assert whole == Manifest(kind="checkpoint", files=tuple(manifest(FIRST, *"abcd").files), facts={"step": 6})
-    assert joined([second], SECOND) is None
-    assert joined([second, manifest(FIRST.model_copy(update={"save": "b"}), "a")], SECOND) is None, "of two times"
+    assert join_parts([second], SECOND) is None
+    assert join_parts([second, manifest(FIRST.model_copy(update={"save": "b"}), "a")], SECOND) is None, "of two times"

@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from recipes.checkpoints.commit import broken, content_of
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PART, Part, part_in
-from recipes.checkpoints.shard_selection import PLACES, Header, Held, Share, Weights, read_header, rows_of
+from recipes.checkpoints.commit import find_corruption, read_content_digest
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart, part_in_folder
+from recipes.checkpoints.shard_selection import (
+    PLACES_KEY,
+    AllWeights,
+    NodeShard,
+    SafetensorsHeader,
+    TensorRows,
+    read_safetensors_header,
+    shard_rows,
+)
 from recipes.runner import Restart
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import FileRecord, Manifest
-from recipes.training.row_files import RowFiles
+from recipes.training.checkpointing.sharded_safetensors import ShardedTensors
 from tests.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/checkpoints/run-1"
@@ -39,19 +47,19 @@ def write(folder: Path, ranks: Iterable[int], processes: int, sizes: Mapping[str
     for stem in ("model", "optimizer"):
         whole = whole_of(stem, sizes)
         for rank in ranks:
-            own = {name: rows_of(len(tensor), rank, processes) for name, tensor in whole.items()}
+            own = {name: shard_rows(len(tensor), rank, processes) for name, tensor in whole.items()}
             held = {name: tensor[own[name].start : own[name].stop].clone() for name, tensor in whole.items()}
-            metadata = {PLACES: json.dumps({name: [rows.start, len(whole[name])] for name, rows in own.items()})}
+            metadata = {PLACES_KEY: json.dumps({name: [rows.start, len(whole[name])] for name, rows in own.items()})}
             save_file({**held, "step": torch.tensor(7.0)}, folder / name_of(stem, rank, processes), metadata)
 
 
-def headers_in(folder: Path, paths: Sequence[str]) -> list[Header]:
+def headers_in(folder: Path, paths: Sequence[str]) -> list[SafetensorsHeader]:
     return [header_in(folder / path) for path in paths]
 
 
-def header_in(file: Path) -> Header:
+def header_in(file: Path) -> SafetensorsHeader:
     data = file.read_bytes()
-    return read_header(lambda start, stop: data[start:stop])
+    return read_safetensors_header(lambda start, stop: data[start:stop])
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -62,33 +70,35 @@ def manifest_of(folder: Path) -> Manifest:
 @given(
     writers=st.integers(1, 6),
     machines=st.integers(1, 4),
-    on_each=st.integers(1, 3),
+    processes_per_node=st.integers(1, 3),
     sizes=st.dictionaries(st.sampled_from("abc"), st.integers(1, 20), min_size=1),
 )
-def test_its_files_have_all_rows_of_its_processes(writers: int, machines: int, on_each: int, sizes: dict[str, int]) -> None:
+def test_its_files_have_all_rows_of_its_processes(
+    writers: int, machines: int, processes_per_node: int, sizes: dict[str, int]
+) -> None:
     with TemporaryDirectory() as at:
         folder = Path(at)
         write(folder, range(writers), writers, sizes)
         (folder / "trainer_state.json").write_text("{}")
         everybody = set()
         for number in range(1, machines + 1):
-            share = Share(number, machines, on_each)
+            share = NodeShard(number, machines, processes_per_node)
             files = share.files(manifest_of(folder), lambda paths: headers_in(folder, paths))
             assert "trainer_state.json" in files
             for stem in ("model", "optimizer"):
-                here = RowFiles(sorted(folder / name for name in files if name.startswith(stem)))
+                here = ShardedTensors(sorted(folder / name for name in files if name.startswith(stem)))
                 assert here.read("step") == 7.0
                 for name, tensor in whole_of(stem, sizes).items():
                     assert here.shape(name) == tensor.shape
                     for rank in share.ranks:
-                        own = rows_of(len(tensor), rank, machines * on_each)
+                        own = shard_rows(len(tensor), rank, machines * processes_per_node)
                         assert here.read(name, own).equal(tensor[own.start : own.stop])
             everybody |= files
         useful = {
             name_of(stem, rank, writers)
             for stem in ("model", "optimizer")
             for rank in range(writers)
-            if any(rows_of(rows, rank, writers) for rows in sizes.values())
+            if any(shard_rows(rows, rank, writers) for rows in sizes.values())
         }
         assert useful <= everybody, "together they have all"
 
@@ -96,7 +106,7 @@ def test_its_files_have_all_rows_of_its_processes(writers: int, machines: int, o
 def test_of_as_many_processes_as_wrote_them_it_is_their_own_files(tmp_path: Path) -> None:
     write(tmp_path, range(8), 8, {"large": 64})
     for number in range(1, 5):
-        share = Share(number, 4, 2)
+        share = NodeShard(number, 4, 2)
         assert share.files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths)) == {
             name_of(stem, rank, 8) for stem in ("model", "optimizer") for rank in (2 * number - 2, 2 * number - 1)
         }
@@ -107,7 +117,7 @@ def test_three_machines_go_on_where_four_have_saved(tmp_path: Path) -> None:
     write(tmp_path, range(32), 32, {"large": 96 * 32})
     counts = []
     for number in (1, 2, 3):
-        files = Share(number, 3, 8).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))
+        files = NodeShard(number, 3, 8).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))
         counts.append(sum(name.startswith("model") for name in files))
     assert counts == [11, 12, 11]
 
@@ -115,30 +125,30 @@ def test_three_machines_go_on_where_four_have_saved(tmp_path: Path) -> None:
 def test_files_that_do_not_say_which_rows_they_have_are_all_needed(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 0, 2))
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 1, 2))
-    assert len(Share(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))) == 2
+    assert len(NodeShard(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))) == 2
 
 
 def test_a_number_that_model_and_optimizer_have_by_one_name_comes_of_both(tmp_path: Path) -> None:
     """Of an optimizer that has nothing else, one file is enough."""
     for rank in range(3):
-        places = {PLACES: json.dumps({"weight": [4 * rank, 12]})}
+        places = {PLACES_KEY: json.dumps({"weight": [4 * rank, 12]})}
         save_file({"weight": torch.zeros(4), "step": torch.tensor(7.0)}, tmp_path / name_of("model", rank, 3), places)
         save_file({"step": torch.tensor(9.0)}, tmp_path / name_of("optimizer", rank, 3))
     for number in (1, 2, 3):
-        files = Share(number, 3, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))
+        files = NodeShard(number, 3, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))
         assert files == {name_of("model", number - 1, 3), name_of("optimizer", 0, 3)}
 
 
 def test_rows_that_are_in_no_file_here_are_not_made_up(tmp_path: Path) -> None:
     write(tmp_path, [1], 2, {"large": 64})
-    files = RowFiles([tmp_path / name_of("model", 1, 2)])
+    files = ShardedTensors([tmp_path / name_of("model", 1, 2)])
     assert files.shape("model/large") == (64, 2)
     assert len(files.read("model/large", range(32, 64))) == 32
     for rows in (range(31, 33), range(32), None):
         with pytest.raises(ValueError, match="not all in the files that are here"):
             files.read("model/large", rows)
     with pytest.raises(ValueError, match="32 of 64 rows"):
-        list(files.pieces("model/large"))
+        list(files.iter_pieces("model/large"))
 
 
 @pytest.fixture
@@ -146,14 +156,14 @@ def store(s3: S3Server) -> Store:
     return Store(s3.address, VARIABLES)
 
 
-def machine(store: Store, tmp_path: Path, name: str, number: int, of: int = 2) -> Checkpoints:
-    return Checkpoints(tmp_path / name, store, URI, 3, share=Share(number, of, 1))
+def machine(store: Store, tmp_path: Path, name: str, number: int, of: int = 2) -> CheckpointManager:
+    return CheckpointManager(tmp_path / name, store, URI, 3, share=NodeShard(number, of, 1))
 
 
-def save(together: Sequence[Checkpoints], step: int) -> None:
+def save(together: Sequence[CheckpointManager], step: int) -> None:
     for number, checkpoints in enumerate(together, 1):
-        part = Part(number=number, of=len(together), save=f"save-{step}")
-        with checkpoints.writing(step, {PART: part.model_dump(mode="json")}) as folder:
+        part = CheckpointPart(number=number, of=len(together), save=f"save-{step}")
+        with checkpoints.save(step, {PART_KEY: part.model_dump(mode="json")}) as folder:
             write(folder, [number - 1], len(together))
             if number == 1:
                 (folder / "trainer_state.json").write_text("{}")
@@ -175,49 +185,51 @@ def of_rank(rank: int) -> set[str]:
 
 
 @pytest.fixture
-def together(store: Store, tmp_path: Path) -> list[Checkpoints]:
+def together(store: Store, tmp_path: Path) -> list[CheckpointManager]:
     made = [machine(store, tmp_path, "first", 1), machine(store, tmp_path, "second", 2)]
     save(made, 6)
     return made
 
 
 def test_a_new_machine_fetches_its_share_alone(
-    together: list[Checkpoints], store: Store, s3: S3Server, tmp_path: Path
+    together: list[CheckpointManager], store: Store, s3: S3Server, tmp_path: Path
 ) -> None:
     s3.requests.clear()
     new = machine(store, tmp_path, "new", 2)
     found = new.latest()
-    assert found and found[0] == 6 and broken(found[1], 6) is None
+    assert found and found[0] == 6 and find_corruption(found[1], 6) is None
     assert files_in(found[1]) == {"trainer_state.json", *of_rank(1)}
     assert fetched(s3).isdisjoint(of_rank(0))
 
 
-def test_a_machine_that_kept_its_folder_fetches_what_the_first_alone_has(together: list[Checkpoints], s3: S3Server) -> None:
+def test_a_machine_that_kept_its_folder_fetches_what_the_first_alone_has(
+    together: list[CheckpointManager], s3: S3Server
+) -> None:
     s3.requests.clear()
     found = together[1].latest()
     assert found and files_in(found[1]) == {"trainer_state.json", *of_rank(1)}
     assert fetched(s3) == {"manifest.json", "trainer_state.json"}
 
 
-def test_what_machines_have_of_one_checkpoint_is_of_one_content(together: list[Checkpoints], s3: S3Server) -> None:
+def test_what_machines_have_of_one_checkpoint_is_of_one_content(together: list[CheckpointManager], s3: S3Server) -> None:
     first, second = (checkpoints.latest() for checkpoints in together)
-    assert first and second and content_of(first[1]) == content_of(second[1])
+    assert first and second and read_content_digest(first[1]) == read_content_digest(second[1])
     s3.requests.clear()
-    together[1].take(6, content_of(first[1]))
+    together[1].ensure_local(6, read_content_digest(first[1]))
     assert fetched(s3) <= {"manifest.json"}
 
 
-def test_a_share_is_no_whole_and_is_never_uploaded_as_one(together: list[Checkpoints], store: Store) -> None:
+def test_a_share_is_no_whole_and_is_never_uploaded_as_one(together: list[CheckpointManager], store: Store) -> None:
     """Somebody has deleted it in the store."""
     found = together[1].latest()
-    assert found and part_in(found[1])
+    assert found and part_in_folder(found[1])
     store.delete(f"{URI}/6")
-    together[1].catch_up()
+    together[1].upload_missing()
     together[1].wait()
     assert together[1].stored_steps() == []
 
 
-def test_what_lies_in_a_share_beside_it_is_not_read(together: list[Checkpoints], tmp_path: Path) -> None:
+def test_what_lies_in_a_share_beside_it_is_not_read(together: list[CheckpointManager], tmp_path: Path) -> None:
     """The machine had another number, and other rows."""
     (tmp_path / "second" / "6").rename(tmp_path / "second" / "of-the-second")
     (tmp_path / "first" / "6").rename(tmp_path / "second" / "6")
@@ -226,39 +238,39 @@ def test_what_lies_in_a_share_beside_it_is_not_read(together: list[Checkpoints],
 
 
 def test_all_weights_come_for_what_is_published_and_no_optimizer(
-    together: list[Checkpoints], store: Store, tmp_path: Path
+    together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
     new = machine(store, tmp_path, "new", 1)
     found = new.latest()
     assert found
-    new.below("from-6", 6).complete(found)
+    new.branch("from-6", 6).fetch_all_weights(found)
     assert files_in(found[1]) == {"trainer_state.json", name_of("model", 0, 2), name_of("model", 1, 2)}
-    rows = RowFiles(sorted(found[1].glob("model*")))
+    rows = ShardedTensors(sorted(found[1].glob("model*")))
     assert {name: rows.read(name).tolist() for name in whole_of("model", SIZES)} == {
         name: tensor.tolist() for name, tensor in whole_of("model", SIZES).items()
     }
 
 
 def test_weights_that_are_published_make_no_whole_with_the_share_of_another(
-    together: list[Checkpoints], store: Store, tmp_path: Path
+    together: list[CheckpointManager], store: Store, tmp_path: Path
 ) -> None:
     """It would have lacked the first machine's part of the optimizer."""
     first, second = machine(store, tmp_path, "new", 1), together[1]
     found = first.latest()
     assert found and second.latest()
-    first.complete(found)
+    first.fetch_all_weights(found)
     store.delete(f"{URI}/6")
     for checkpoints in (second, first):
         checkpoints.stored.send(6)
     assert first.stored_steps() == []
 
 
-def test_what_is_published_is_not_made_of_a_part(together: list[Checkpoints], store: Store) -> None:
+def test_what_is_published_is_not_made_of_a_part(together: list[CheckpointManager], store: Store) -> None:
     found = together[0].latest()
     store.delete(f"{URI}/6")
     assert found
     with pytest.raises(Restart, match="not all of its weights are on this machine"):
-        together[0].complete(found)
+        together[0].fetch_all_weights(found)
 
 
 def beginning(header: bytes) -> bytes:
@@ -267,7 +279,7 @@ def beginning(header: bytes) -> bytes:
 
 @pytest.mark.parametrize("garbage", [b"", b"1234567", beginning(b"[]"), beginning(b'{"model/one":{}}'), b"\xff" * 20])
 def test_files_that_were_spoiled_in_the_store_are_found_broken(
-    together: list[Checkpoints], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], garbage: bytes
+    together: list[CheckpointManager], store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], garbage: bytes
 ) -> None:
     store.put_bytes(f"{URI}/6/{name_of('model', 0, 2)}", garbage)
     assert machine(store, tmp_path, "new", 2).latest() is None
@@ -283,33 +295,35 @@ def test_of_a_file_that_was_spoiled_no_more_is_read_than_a_header_may_be_long() 
         return b"\xff" * 8
 
     with pytest.raises(ValidationError):
-        read_header(read)
+        read_safetensors_header(read)
     assert [start for start, _ in asked] == [0, 8] and asked[1][1] < 1 << 28
 
 
 def test_of_all_machines_none_lacks_a_file_when_two_go_on_for_one(store: Store, tmp_path: Path) -> None:
-    save([Checkpoints(tmp_path / "alone", store, URI, 3)], 6)
+    save([CheckpointManager(tmp_path / "alone", store, URI, 3)], 6)
     for number in (1, 2):
         found = machine(store, tmp_path, f"machine-{number}", number).latest()
         assert found and "trainer_state.json" in files_in(found[1])
-        rows = RowFiles(sorted(found[1].glob("model*")))
-        assert len(rows.read("model/large", rows_of(64, number - 1, 2))) == 32
+        rows = ShardedTensors(sorted(found[1].glob("model*")))
+        assert len(rows.read("model/large", shard_rows(64, number - 1, 2))) == 32
 
 
 def test_weights_are_all_but_those_of_the_optimizer(tmp_path: Path) -> None:
     write(tmp_path, [0, 1], 2)
-    assert Weights(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths)) == {
+    assert AllWeights(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths)) == {
         name_of("model", 0, 2),
         name_of("model", 1, 2),
     }
 
 
-class Faulty(Share):
-    def reads(self, part: Held) -> bool:
+class Faulty(NodeShard):
+    def needs_rows(self, part: TensorRows) -> bool:
         raise KeyError(part.path)
 
 
-def test_a_fault_of_ours_in_choosing_a_share_is_seen(together: list[Checkpoints], store: Store, tmp_path: Path) -> None:
+def test_a_fault_of_ours_in_choosing_a_share_is_seen(
+    together: list[CheckpointManager], store: Store, tmp_path: Path
+) -> None:
     """It passed for a header that could not be read, and each machine fetched all."""
     with pytest.raises(KeyError):
-        Checkpoints(tmp_path / "new", store, URI, 3, share=Faulty(2, 2, 1)).latest()
+        CheckpointManager(tmp_path / "new", store, URI, 3, share=Faulty(2, 2, 1)).latest()

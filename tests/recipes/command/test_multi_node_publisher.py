@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from recipes.command.multi_node_publisher import Apart, StoreUnavailable, Together
-from recipes.command.nodes import TAKEN, Nodes
-from recipes.command.parts import bring_part
-from recipes.command.snapshot_store import States
+from recipes.command.multi_node_publisher import MultiNodePublisher, NodesOutOfStep, StoreUnavailable
+from recipes.command.nodes import FILES_COPIED, NodeGroup, restore_part
+from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.job import Job, Result
 from recipes.storage.buckets import StoreFull
 from recipes.storage.manifest import Manifest
@@ -40,10 +39,10 @@ class Node:
     def __init__(self, store: Watched, folder: Path, rank: int, interval: float = 0.0) -> None:
         self.folder = folder / str(rank) / "checkpoints"
         self.folder.mkdir(parents=True)
-        self.nodes = Nodes(store, PLACE, rank, NODES)
-        states = States(store, PLACE, keep_last=2)
+        self.nodes = NodeGroup(store, PLACE, rank, NODES)
+        states = SnapshotStore(store, PLACE, keep_last=2)
         made_of = Manifest(kind="checkpoints", files=())
-        self.saving = Together(self.folder, states, made_of, interval, lambda: None, self.nodes, {})
+        self.saving = MultiNodePublisher(self.folder, states, made_of, interval, lambda: None, self.nodes, {})
         self.states = states
         self.problem: BaseException | None = None
 
@@ -71,7 +70,7 @@ def store(tmp_path: Path) -> Watched:
 
 def gang(store: Watched, folder: Path) -> list[Node]:
     nodes = [Node(store, folder, rank) for rank in range(NODES)]
-    together(nodes, lambda node: node.nodes.meet(lambda: None))
+    together(nodes, lambda node: node.nodes.rendezvous(lambda: None))
     return nodes
 
 
@@ -88,22 +87,22 @@ def one_state(nodes: list[Node]) -> None:
     """The first asks, as its interval is over; the others look until they have answered."""
 
     def look(node: Node) -> None:
-        asked = node.saving._asked
-        while node.saving._asked == asked:
-            node.saving.look_once()
+        asked = node.saving._current_request
+        while node.saving._current_request == asked:
+            node.saving.scan_once()
 
     together(nodes, look)
 
 
 def brought(store: Watched, folder: Path) -> list[dict[str, str]]:
     """What new machines begin with, by their ranks."""
-    state = States(store, PLACE, keep_last=2).newest()
+    state = SnapshotStore(store, PLACE, keep_last=2).newest()
     found = []
     for rank in range(NODES):
         target = folder / f"new-{rank}"
         shutil.rmtree(target, ignore_errors=True)
         if state:
-            bring_part(store, state, rank, folder / "cache", target)
+            restore_part(store, state, rank, folder / "cache", target)
         found.append({path.name: path.read_text() for path in target.iterdir()} if state else {})
     return found
 
@@ -132,9 +131,9 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
     second.write(shard="1 of 2")
     wait_for = second.saving._wait_for
 
-    def meanwhile(word: str, of: int | None = None) -> dict[str, set[int]]:
-        said = wait_for(word, of)
-        if word == TAKEN:
+    def meanwhile(word: str, count: int | None = None) -> dict[str, set[int]]:
+        said = wait_for(word, count)
+        if word == FILES_COPIED:
             second.write(shard="1 of 3")
         return said
 
@@ -153,14 +152,14 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
 
 def test_a_part_alone_is_no_state(store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine dies as the command ends on the other."""
-    monkeypatch.setattr("recipes.command.multi_node_publisher.LAST_SECONDS", 0.05)
+    monkeypatch.setattr("recipes.command.multi_node_publisher.FINAL_TIMEOUT_SECONDS", 0.05)
     first, second = nodes = gang(store, tmp_path)
     first.write(shard="0 of 1")
     second.write(shard="1 of 1")
     one_state(nodes)
     first.write(shard="0 of 2")
     first.saving.end(lambda: True)
-    with pytest.raises(Apart, match="other nodes did not end"):
+    with pytest.raises(NodesOutOfStep, match="other nodes did not end"):
         first.saving.publish()
     second.saving.end(lambda: True)
     assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
@@ -185,7 +184,7 @@ def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: 
     large, small = Watched(tmp_path / "objects"), Small(tmp_path / "objects", 0)
     first, second = Node(large, tmp_path, 0), Node(small, tmp_path, 1)
     nodes = [first, second]
-    together(nodes, lambda node: node.nodes.meet(lambda: None))
+    together(nodes, lambda node: node.nodes.rendezvous(lambda: None))
     first.write(shard="0")
     second.write(shard="1")
 
@@ -206,13 +205,15 @@ def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: 
 def test_an_answer_of_an_earlier_start_is_none(store: Watched, tmp_path: Path) -> None:
     """The first started again, and the other has not yet: it is waited for."""
     gang(store, tmp_path)
-    first, second = Nodes(store, PLACE, 0, NODES), Nodes(store, PLACE, 1, NODES)
+    first, second = NodeGroup(store, PLACE, 0, NODES), NodeGroup(store, PLACE, 1, NODES)
     met: list[str | None] = []
-    threads = [threading.Thread(target=lambda: met.append(second.meet(lambda: None)), daemon=True)]
+    threads = [threading.Thread(target=lambda: met.append(second.rendezvous(lambda: None)), daemon=True)]
     threads[0].start()
     until("an answer to the earlier call", lambda: len([u for u in store.list(PLACE) if u.endswith("/node-1")]) == 1)
     assert met == [], "that start began without it"
-    threads.append(threading.Thread(target=lambda: met.append(first.meet(lambda: "where all go on from")), daemon=True))
+    threads.append(
+        threading.Thread(target=lambda: met.append(first.rendezvous(lambda: "where all go on from")), daemon=True)
+    )
     threads[1].start()
     for thread in threads:
         thread.join(60)

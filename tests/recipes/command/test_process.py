@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.command.end import KEPT_BYTES, Tail, killed_by, last_words
+from recipes.command.process import MAX_KEPT_BYTES, OutputTail, failure_summary, killing_signal
 
 OF_TORCHRUN = """\
 [rank1]: Traceback (most recent call last):
@@ -47,7 +47,7 @@ ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
     ],
 )
 def test_a_signal_is_told_from_an_error(code: int, errors: str, expected: str | None) -> None:
-    assert killed_by(code, errors) == expected
+    assert killing_signal(code, errors) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_signal_is_told_from_an_error(code: int, errors: str, expected: str | 
     ],
 )
 def test_the_reason_is_one_line(errors: str, expected: str) -> None:
-    assert last_words(errors) == expected
+    assert failure_summary(errors) == expected
 
 
 def test_what_comes_through_a_pipe_goes_on_whole_and_its_end_is_kept(tmp_path: Path) -> None:
@@ -72,20 +72,20 @@ def test_what_comes_through_a_pipe_goes_on_whole_and_its_end_is_kept(tmp_path: P
     text = b"".join(b"%d\r" % number for number in range(3000))
     os.write(sink, text * 3)
     os.close(sink)
-    tail = Tail()
+    tail = OutputTail()
     with (tmp_path / "log").open("wb") as log:
-        tail.follow(source, log.fileno())
+        tail.forward(source, log.fileno())
     os.close(source)
     assert (tmp_path / "log").read_bytes() == text * 3
-    assert tail.text.encode() == (text * 3)[-KEPT_BYTES:]
+    assert tail.text.encode() == (text * 3)[-MAX_KEPT_BYTES:]
 
 
 def test_a_log_that_takes_nothing_does_not_hold_up_the_command() -> None:
     source, sink = os.pipe()
     os.write(sink, b"ValueError: late\n")
     os.close(sink)
-    tail = Tail()
+    tail = OutputTail()
     with Path("/dev/full").open("wb") as full:
-        tail.follow(source, full.fileno())
+        tail.forward(source, full.fileno())
     os.close(source)
     assert tail.text == "ValueError: late\n"

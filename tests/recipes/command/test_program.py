@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from recipes import machine
-from recipes.command import storing, workspace
-from recipes.command.folders import own_copy
-from recipes.command.snapshot_store import States
+from recipes.command import program, workspace
+from recipes.command.snapshot_store import SnapshotStore
+from recipes.command.workspace import copy_dataset
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Job, StoreAddress
-from recipes.job_processes import MARK, end_processes, is_of, processes
+from recipes.contracts.results import Usage, read_usage, result_folder, write_usage
+from recipes.job_processes import JOB_ID_VARIABLE, belongs_to_job, find_job_processes, kill_job_processes
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact
-from recipes.usage import Usage, folder_of, read_usage, write_usage
 from resources.compute.base import Follower, JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.work_folder import work_folder
-from resources.jobs.command import command_work, manifest_of
+from resources.jobs.command import code_manifest, plan_command
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.settings.settings import Settings
 
@@ -57,10 +57,10 @@ class House:
         place = f"s3://hanzo-ml/runs/{ID}/code"
         for path, text in asked.files.items():
             self.store.put_bytes(f"{place}/{path}", text.encode())
-        code = self.store.put_manifest(place, manifest_of(asked))
+        code = self.store.put_manifest(place, code_manifest(asked))
         config = asked.model_dump(mode="json", exclude={"files"}) | {"code": code.model_dump()}
         record = JobRecord(ID, "mine", COMMAND, "running", config, "u", "default", 0, 0, None, "", {}, None)
-        work = command_work(
+        work = plan_command(
             record,
             None,
             store=self.address,
@@ -71,7 +71,7 @@ class House:
 
     def state(self) -> Artifact | None:
         """The newest that was published."""
-        return States(self.store, f"s3://hanzo-ml/checkpoints/{ID}", 3).newest()
+        return SnapshotStore(self.store, f"s3://hanzo-ml/checkpoints/{ID}", 3).newest()
 
     def said(self) -> list[str]:
         """The lines of the command itself, without ours."""
@@ -81,7 +81,7 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     yield House(tmp_path)
-    assert processes(ID) == []
+    assert find_job_processes(ID) == []
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ print(beside.words.HELLO, os.environ["COLOUR"])
         "HANZO_ML_RUN_ID": ID,
         "MLFLOW_RUN_ID": ID,
         "HANZO_ML_CHECKPOINT_INTERVAL": "1200",
-        MARK: ID,
+        JOB_ID_VARIABLE: ID,
     }
     assert {name: env.get(name) for name in expected} == expected
     assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
@@ -179,11 +179,11 @@ def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house
 def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute: LocalCompute, house: House) -> None:
     left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
     job = house.job(left)
-    write_usage(house.store, folder_of(job), Usage(seconds=1000.0))
+    write_usage(house.store, result_folder(job), Usage(seconds=1000.0))
     with pytest.raises(JobFailed):
         compute.run(job, house.follower)
     assert house.state() is not None
-    assert read_usage(house.store, folder_of(job)).seconds > 1000
+    assert read_usage(house.store, result_folder(job)).seconds > 1000
 
 
 def test_a_killed_command_starts_again_and_finds_what_it_had_left(compute: LocalCompute, house: House) -> None:
@@ -201,12 +201,12 @@ print("went on from", open(kept).read())
 
 def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a machine with three. What it uses is counted, and where it may use none, dollars were."""
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     for index in "123":
         (tmp_path / index).mkdir()
         (tmp_path / index / "information").write_text("Model: A100")
     visible = {None: 3, "": 0, "-1": 0, "1": 1, "0,GPU-1f": 2}
-    assert {given: workspace.gpus_here(given) for given in visible} == visible
+    assert {given: workspace.count_visible_gpus(given) for given in visible} == visible
 
 
 class Leaving:
@@ -222,7 +222,7 @@ class Leaving:
             raise self.problems.pop(0)
         return {}
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self.stop_at is not None and self.tries >= self.stop_at
 
 
@@ -234,9 +234,9 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
     problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After 17 minutes without a store, or at once in a full one, a command failed that had done all its work."""
-    monkeypatch.setattr(storing, "STORE_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(program, "STORE_RETRY_SECONDS", (0.0, 0.0, 0.0))
     leaving = Leaving([problem] * 20)
-    assert storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
+    assert program.retry_until_stored(leaving.leave, tmp_path, leaving.stop_requested) == {}
     assert capsys.readouterr().out.count(f"what the command left in {tmp_path} cannot be stored, and is tried again") == 20
 
 
@@ -244,15 +244,15 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
 def test_one_that_is_asked_to_stop_tries_for_its_grace(
     grace: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing, "STORE_PAUSES", (0.0, 0.0, 3600.0))
-    monkeypatch.setattr(storing, "STOPPING_PAUSE", 0.0)
-    monkeypatch.setattr(storing, "GRACE_SECONDS", grace)
+    monkeypatch.setattr(program, "STORE_RETRY_SECONDS", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr(program, "STOPPING_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(program, "STOPPING_GRACE_SECONDS", grace)
     leaving = Leaving([FULL] * 8, stop_at=3)
     if grace:
-        assert storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
+        assert program.retry_until_stored(leaving.leave, tmp_path, leaving.stop_requested) == {}
     else:
         with pytest.raises(StoreFull, match="no space is left"):
-            storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop)
+            program.retry_until_stored(leaving.leave, tmp_path, leaving.stop_requested)
     assert leaving.tries == tries
 
 
@@ -315,9 +315,9 @@ def test_of_a_machine_that_dies_while_the_command_runs_its_checkpoints_are_there
     compute.submit(job)
     until("what it left in the store", house.state)
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
-    until("the end of all that ran there", lambda: end_processes(ID) == 0 and not processes(ID))
+    until("the end of all that ran there", lambda: kill_job_processes(ID) == 0 and not find_job_processes(ID))
     shutil.rmtree(job.work_dir)
-    assert read_usage(house.store, folder_of(job)).seconds > 0, "what it took is known too"
+    assert read_usage(house.store, result_folder(job)).seconds > 0, "what it took is known too"
     run_elsewhere(job, house)
     assert house.said() == ["goes on from 7"]
 
@@ -353,25 +353,25 @@ def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalC
     runner = threading.Thread(target=compute.run, args=(job, house.follower))
     runner.start()
     until("the child", lambda: "child" in house.lines and "begun" in house.lines)
-    before = processes(ID)
+    before = find_job_processes(ID)
     assert len(before) == 2
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
     runner.join(60)
     assert not runner.is_alive()
     assert house.said().count("begun") == 2
-    assert not [process for process in before if is_of(process, ID)]
+    assert not [process for process in before if belongs_to_job(process, ID)]
 
 
 def test_who_starts_again_what_nobody_followed_ends_its_processes_first(compute: LocalCompute, house: House) -> None:
     job = house.job(WITH_A_CHILD)
     compute.submit(job)
     until("the child", lambda: "child" in compute.read_lines(job, 0)[0] and "begun" in compute.read_lines(job, 0)[0])
-    before = processes(ID)
+    before = find_job_processes(ID)
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
     until("its end", lambda: not compute.has_processes(job))
     compute.submit(job)
     until("the next", lambda: "of an earlier attempt" in compute.read_lines(job, 0)[0])
-    assert not [process for process in before if is_of(process, ID)]
+    assert not [process for process in before if belongs_to_job(process, ID)]
     compute.cancel(job)
 
 
@@ -393,7 +393,7 @@ while True: time.sleep(0.01)
     compute.cancel(job)
     assert "saving" in compute.read_lines(job, 0)[0]
     assert compute.result(job) is None
-    assert processes(ID) == []
+    assert find_job_processes(ID) == []
     assert house.state() is not None, "what it saved is published"
 
 
@@ -427,7 +427,7 @@ def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House)
     compute.submit(job)
     until("its first line", lambda: "begun" in compute.read_lines(job, 0)[0])
     compute.cancel(job)
-    assert processes(ID) == []
+    assert find_job_processes(ID) == []
 
 
 def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCompute, house: House) -> None:
@@ -472,5 +472,5 @@ def test_a_command_has_a_copy_of_its_dataset_and_of_nothing_beside_it(tmp_path: 
     dataset = store.publish(tmp_path / "made", "s3://hanzo-ml/datasets/d/1/all/records", "dataset")
     store.put_bytes(f"{dataset.uri}/train/train-00000.arrow", b"tokens")
     for _ in range(2):  # started again
-        copy = own_copy(store, dataset, tmp_path / "cache", tmp_path / "copy")
+        copy = copy_dataset(store, dataset, tmp_path / "cache", tmp_path / "copy")
     assert [path.relative_to(copy).as_posix() for path in copy.rglob("*.*")] == ["train/train-00000.jsonl"]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from recipes.command import snapshot_copy, snapshot_publisher
-from recipes.command.look import changed, look
-from recipes.command.snapshot_publisher import Saving, pause
-from recipes.command.snapshot_store import States
+from recipes.command.snapshot_copy import find_changed_files, scan_folder
+from recipes.command.snapshot_publisher import SnapshotPublisher, seconds_until_scan
+from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.job import StoreAddress
-from recipes.storage.artifact_store import MANIFEST, Store, sha256_of
+from recipes.storage.artifact_store import MANIFEST_FILE, Store, hash_file
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Manifest
 
@@ -49,7 +49,7 @@ class Small(Watched):
         self.room = size
 
     def put_file(self, uri: str, path: Path) -> None:
-        held = sum(entry.size for entry in self.entries(PLACE) if not entry.uri.endswith(MANIFEST))
+        held = sum(entry.size for entry in self.entries(PLACE) if not entry.uri.endswith(MANIFEST_FILE))
         if held + path.stat().st_size > self.room:
             raise StoreFull(f"{uri}: no space is left")
         super().put_file(uri, path)
@@ -61,8 +61,8 @@ class Machine:
     def __init__(self, store: Store, folder: Path) -> None:
         self.folder = folder / "checkpoints"
         self.folder.mkdir(parents=True)
-        self.states = States(store, PLACE, keep_last=2)
-        self.saving = Saving(self.folder, self.states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None)
+        self.states = SnapshotStore(store, PLACE, keep_last=2)
+        self.saving = SnapshotPublisher(self.folder, self.states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -73,7 +73,7 @@ class Machine:
 
     def looks(self, times: int = 2) -> None:
         for _ in range(times):
-            self.saving.look_once()
+            self.saving.scan_once()
 
 
 class Disk(NamedTuple):
@@ -89,7 +89,7 @@ def refuse_link(target: Path, source: Path) -> None:
 def brought(store: Store, folder: Path) -> dict[str, str]:
     """What a new machine begins with."""
     (folder / "checkpoints").mkdir(parents=True)
-    States(store, PLACE, keep_last=2).bring(folder / "cache", folder / "checkpoints")
+    SnapshotStore(store, PLACE, keep_last=2).restore_newest(folder / "cache", folder / "checkpoints")
     return {path.name: path.read_text() for path in (folder / "checkpoints").iterdir()}
 
 
@@ -149,7 +149,7 @@ def test_an_upload_that_is_killed_leaves_the_state_before_it(machine: Machine, s
     after.write("a", "3")
     after.looks()
     assert brought(store, tmp_path / "fourth") == {"a": "3"}
-    assert len([uri for uri in store.list(PLACE) if uri.endswith(MANIFEST)]) == 2
+    assert len([uri for uri in store.list(PLACE) if uri.endswith(MANIFEST_FILE)]) == 2
     assert len({uri.rpartition("/")[0] for uri in store.list(PLACE)}) == 2, "what never became a state is gone"
 
 
@@ -271,7 +271,7 @@ def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
     store.then["a"] = step
     try:
         machine.looks()
-    except snapshot_publisher.Moved as moved:
+    except snapshot_publisher.FilesChanged as moved:
         machine.saving.rewritten |= moved.rewritten
     expected = {} if way == "write" else {"a": "1", "b": "1"}
     assert brought(store, tmp_path / "other") == expected
@@ -307,7 +307,7 @@ def test_files_that_are_written_over_together_are_copied_together(machine: Machi
             machine.write(name, "22")
 
     store.then["a"] = step
-    with pytest.raises(snapshot_publisher.Moved) as moved:
+    with pytest.raises(snapshot_publisher.FilesChanged) as moved:
         machine.looks()
     assert moved.value.rewritten == set("abcd")
 
@@ -320,9 +320,9 @@ def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
     def read(path: Path) -> str:
         if path.name == "key":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return sha256_of(path)
+        return hash_file(path)
 
-    monkeypatch.setattr(snapshot_copy, "sha256_of", read)  # root, who tests, may read all
+    monkeypatch.setattr(snapshot_copy, "hash_file", read)  # root, who tests, may read all
     for name in ("key", "step"):
         machine.write(name, name)
     machine.looks()
@@ -378,7 +378,7 @@ def test_copies_that_leave_a_tenth_of_the_disk_are_made(
 def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_publisher, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(snapshot_publisher, "QUIET_TIMEOUT_SECONDS", -1.0)
     machine.write("step", "1")
     machine.write("log", "one\n")
     store.then["log"] = lambda: machine.write("log", "one\ntwo\n")
@@ -433,22 +433,24 @@ def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one
     def end(path: Path) -> str:
         read.append(path.name)
         machine.saving.end()
-        return sha256_of(path)
+        return hash_file(path)
 
-    monkeypatch.setattr(snapshot_copy, "sha256_of", end)
+    monkeypatch.setattr(snapshot_copy, "hash_file", end)
     for name in "abc":
         machine.write(name, name)
-    with pytest.raises(snapshot_publisher.Ended):
+    with pytest.raises(snapshot_publisher.CommandEnded):
         machine.looks()
     assert (read, store.sent) == (["a"], [])
 
 
 def test_it_looks_twice_before_a_state_is_due_and_not_all_the_time() -> None:
-    assert pause(now=0, due=3600, accounts_at=3600, interval=3600) == 3590
-    assert pause(now=0, due=3600, accounts_at=1200, interval=3600) == 1200, "what it used is written down as often"
-    assert pause(now=3590, due=3600, accounts_at=3600, interval=3600) == 5
-    assert pause(now=4000, due=3600, accounts_at=7200, interval=3600) == 5, "nothing had changed, or all moved"
-    assert pause(now=0, due=2, accounts_at=2, interval=2) == 1
+    assert seconds_until_scan(now=0, due=3600, accounts_at=3600, interval=3600) == 3590
+    assert seconds_until_scan(now=0, due=3600, accounts_at=1200, interval=3600) == 1200, (
+        "what it used is written down as often"
+    )
+    assert seconds_until_scan(now=3590, due=3600, accounts_at=3600, interval=3600) == 5
+    assert seconds_until_scan(now=4000, due=3600, accounts_at=7200, interval=3600) == 5, "nothing had changed, or all moved"
+    assert seconds_until_scan(now=0, due=2, accounts_at=2, interval=2) == 1
 
 
 def test_an_error_of_the_store_ends_no_saving(
@@ -472,13 +474,13 @@ def test_an_error_of_the_store_ends_no_saving(
 def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("1")
-    (tmp_path / MANIFEST).write_text("mine")
+    (tmp_path / MANIFEST_FILE).write_text("mine")
     (tmp_path / "newest").symlink_to("deep/a")
     (tmp_path / "folder").symlink_to("deep")
     (tmp_path / "nowhere").symlink_to("gone")
     (tmp_path / "itself").symlink_to("itself")
     os.mkfifo(tmp_path / "pipe")
-    seen = look(tmp_path)
+    seen = scan_folder(tmp_path)
     assert set(seen) == {"deep/a", "newest"}
     (tmp_path / "deep" / "a").unlink()
-    assert changed(seen, look(tmp_path)) == frozenset()
+    assert find_changed_files(seen, scan_folder(tmp_path)) == frozenset()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from recipes.job_processes import PROCESSES, processes
+from recipes.job_processes import PROC_FOLDER, find_job_processes
 from recipes.machine import read_machine
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
@@ -88,12 +88,12 @@ def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
     runner.start()
     until("both workers", lambda: sum(line.startswith("worker") for line in house.lines) == 2)
     workers = {int(line.split()[1]) for line in house.lines if line.startswith("worker")}
-    (parent,) = set(processes(ID)) - workers
-    assert b"torchrun" in (PROCESSES / str(parent) / "cmdline").read_bytes()
+    (parent,) = set(find_job_processes(ID)) - workers
+    assert b"torchrun" in (PROC_FOLDER / str(parent) / "cmdline").read_bytes()
     os.kill(parent, signal.SIGKILL)
     runner.join(120)
     assert [("killed (SIGKILL)" in str(error)) for error in failed] == [True]
-    assert processes(ID) == []
+    assert find_job_processes(ID) == []
 
 
 def test_of_several_workers_the_one_that_failed_first_is_quoted(compute: LocalCompute, house: House) -> None:

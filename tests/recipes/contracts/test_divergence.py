@@ -5,13 +5,21 @@ import random
 
 import pytest
 
-from recipes.contracts.divergence import FIRST, LEAST_SHARE, WARM, WIDER, Band, Divergence, DivergencePolicy
+from recipes.contracts.divergence import (
+    MEDIAN_BAND_FACTOR,
+    MEDIAN_LOSSES,
+    MIN_DEVIATION_SHARE,
+    WARMUP_LOSSES,
+    Divergence,
+    DivergencePolicy,
+    LossBand,
+)
 
 LEARNING = [2.0 + 8.0 * math.exp(-step / 60) + random.Random(step).gauss(0, 0.3) for step in range(1, 401)]
 
 
 def first_found(losses: list[float], policy: DivergencePolicy) -> Divergence | None:
-    band = Band(policy)
+    band = LossBand(policy)
     return next(filter(None, (band.add(step, loss) for step, loss in enumerate(losses, 1))), None)
 
 
@@ -22,14 +30,14 @@ def test_learning_is_no_divergence_and_a_few_high_losses_are_none() -> None:
 
 
 def test_there_is_no_band_before_there_are_enough_losses_and_a_wider_one_until_they_make_their_own() -> None:
-    band = Band(DivergencePolicy())
+    band = LossBand(DivergencePolicy())
     limits: list[object] = []
-    for step in range(1, WARM + 1):
+    for step in range(1, WARMUP_LOSSES + 1):
         limits.append(band.limit)
         band.add(step, 1.0)
-    wider = pytest.approx(1.0 + WIDER * 3.0 * LEAST_SHARE)
-    assert limits == [math.inf] * FIRST + [wider] * (WARM - FIRST)
-    assert band.limit == pytest.approx(1.0 + 3.0 * LEAST_SHARE)
+    wider = pytest.approx(1.0 + MEDIAN_BAND_FACTOR * 3.0 * MIN_DEVIATION_SHARE)
+    assert limits == [math.inf] * MEDIAN_LOSSES + [wider] * (WARMUP_LOSSES - MEDIAN_LOSSES)
+    assert band.limit == pytest.approx(1.0 + 3.0 * MIN_DEVIATION_SHARE)
 
 
 def test_a_smooth_low_loss_that_wobbles_is_no_divergence() -> None:

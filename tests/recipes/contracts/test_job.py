@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.job import (
     BadConfiguration,
     CheckpointPolicy,
@@ -23,9 +22,9 @@ from recipes.contracts.job import (
 )
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.results import TrainingFacts
-from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from recipes.storage.manifest import Artifact, FileRecord, Manifest, canonical_json
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 ADDRESS = StoreAddress(root="file:///objects", buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
 DATASET = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/1", digest="a" * 64, size_bytes=1)
 
@@ -220,15 +219,15 @@ def test_how_often_a_job_saves_is_as_its_schedule_says(
 ) -> None:
     """Row Z15: every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
     given = CheckpointPolicy(keep_last=2, **policy)
-    assert given.under(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
+    assert given.for_schedule(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
 
 
 def test_what_is_not_said_is_as_the_specification_has_it() -> None:
     """Rows H1, G2, I1, I6, L7."""
     policy = CheckpointPolicy()
-    assert (policy.interval, policy.interval_steps, policy.of_unstable().interval_steps) == ("1h", 1000, 500)
+    assert (policy.interval, policy.interval_steps, policy.for_unstable_run().interval_steps) == ("1h", 1000, 500)
     assert (policy.keep_last, policy.save_on_preempt, policy.resume_from) == (3, True, "latest")
-    assert CheckpointPolicy(interval_steps=50).of_unstable().interval_steps == 50
+    assert CheckpointPolicy(interval_steps=50).for_unstable_run().interval_steps == 50
     shape = Distributed()
     assert (shape.strategy, shape.num_nodes, shape.gpus_per_node, shape.backend) == ("ddp", 1, 8, "nccl")
     assert (shape.gang_scheduling, shape.rdma) == (True, "auto")

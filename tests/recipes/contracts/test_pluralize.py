@@ -2,32 +2,34 @@
 
 import pytest
 
-from recipes.counted import counted
-from recipes.preparation.pipeline import Prepared
-from recipes.prepare import describe
-from recipes.storage.local_artifact import difference
+from recipes.contracts.quantities import pluralize
+from recipes.preparation.pipeline import PreparationSummary
+from recipes.prepare import describe_prepared
+from recipes.storage.local_artifact import find_difference
 from recipes.storage.manifest import FileRecord
-from recipes.training.data.examples import Tally
+from recipes.training.data.examples import ExampleTally
 
-NOTHING = Prepared(records={}, rejected={}, masked={}, oversampled={}, leaked=0, truncated=0, retyped=(), filled={}, lines=1)
+NOTHING = PreparationSummary(
+    records={}, rejected={}, masked={}, oversampled={}, leaked=0, truncated=0, retyped=(), filled={}, lines=1
+)
 
 
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (11, "11 files"), (1200, "1,200 files")]
 )
 def test_what_is_counted_is_said_as_people_do(number: int, words: str) -> None:
-    assert counted(number, "file") == words
+    assert pluralize(number, "file") == words
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "1 process"), (2, "2 processes")])
 def test_what_ends_with_an_s_gets_another_syllable(number: int, words: str) -> None:
-    assert counted(number, "process") == words
+    assert pluralize(number, "process") == words
 
 
 def test_a_log_tells_of_one_record(capsys: pytest.CaptureFixture[str]) -> None:
     """It told of `1 records` and `1 lines`."""
-    Tally(8, records=1, num_kept=1, cut=1).tell()
-    said = capsys.readouterr().out + describe(NOTHING)
+    ExampleTally(8, records=1, num_kept=1, cut=1).report_losses()
+    said = capsys.readouterr().out + describe_prepared(NOTHING)
     assert "1 of 1 record cut at sequence_length 8: what is said behind it is not learned" in said
     assert "1 line -> ;" in said
 
@@ -35,4 +37,4 @@ def test_a_log_tells_of_one_record(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_that_was_cut_off_has_one_byte() -> None:
     """It had `1 bytes`."""
     file = FileRecord(path="rows", sha256="", size=1200)
-    assert difference(file, 1, "") == "rows has 1 byte, recorded are 1,200"
+    assert find_difference(file, 1, "") == "rows has 1 byte, recorded are 1,200"

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from recipes.contracts.job import Hardware
-from recipes.quantity import bytes_of
+from recipes.contracts.quantities import parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from recipes.quantity import bytes_of
     [("4Gi", 4 * 1024**3), ("512Mi", 512 * 1024**2), ("1.5G", 1.5e9), ("100", 100), ("1Pi", 1024**5), ("2P", 2e15)],
 )
 def test_memory_is_read_as_kubernetes_reads_it(text: str, size: float) -> None:
-    assert bytes_of(text) == size
+    assert parse_bytes(text) == size
     assert Hardware(memory=text).memory == text
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.recipe import FOLDER, Recipe
-from recipes.planning.recipe_checks import missing, refuse_what_is_missing
+from recipes.contracts.recipe import RECIPES_FOLDER, Recipe
+from recipes.planning.recipe_checks import check_supported, unsupported_reason
 
 SPECIFICATION = """
 zen-7b-lora:
@@ -122,7 +122,7 @@ def test_a_recipe_survives_the_way_through_a_job() -> None:
         assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-SMALL = (FOLDER / "smollm2-135m-lora.yaml").read_text()
+SMALL = (RECIPES_FOLDER / "smollm2-135m-lora.yaml").read_text()
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -368,42 +368,44 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
 )
 def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(BadConfiguration, match=named) as caught:
-        refuse_what_is_missing(Recipe.named(name).changed(changes))
+        check_supported(Recipe.named(name).changed(changes))
     assert "\n" not in str(caught.value)
 
 
 def test_what_it_can_do_is_not_refused() -> None:
-    assert missing(Recipe.named("smollm2-135m-lora")) is None
+    assert unsupported_reason(Recipe.named("smollm2-135m-lora")) is None
     for name in ("zen-7b-lora", "zen-72b-lora", "zen-7b-full", "zen-72b-full"):
-        assert missing(Recipe.named(name).changed(PINNED)) is None
-        assert missing(Recipe.named(name).changed(PINNED | ZERO)) is None
-    assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
+        assert unsupported_reason(Recipe.named(name).changed(PINNED)) is None
+        assert unsupported_reason(Recipe.named(name).changed(PINNED | ZERO)) is None
+    assert unsupported_reason(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
     for shape in ({}, ZERO, {"distributed": None, "hardware": {"gpus": 1}}):
-        assert missing(Recipe.named("zen-7b-full").changed(PINNED | shape | {"objective": "dpo"})) is None
+        assert unsupported_reason(Recipe.named("zen-7b-full").changed(PINNED | shape | {"objective": "dpo"})) is None
 
 
 def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
     shape = {"gpus_per_node": 8, "backend": "gloo"}
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})
-    assert recipe.on(8) is recipe
+    assert recipe.for_processes(8) is recipe
     for processes in (1, 2, 3, 6, 32):
-        other = recipe.on(processes)
+        other = recipe.for_processes(processes)
         assert (other.processes, other.samples_per_step) == (processes, 96)
         assert other.batch_size <= 4
-        assert other.places_per_step == 96 and other.rows_per_step is None
+        assert other.max_rows_per_step == 96 and other.rows_per_step is None
         assert other.tokens_per_step == recipe.tokens_per_step
     for processes in (5, 7, 64, 95):
-        other = recipe.on(processes)
+        other = recipe.for_processes(processes)
         assert (other.processes, other.samples_per_step) == (processes, 96)
-        assert other.batch_size <= 4 and other.places_per_step - processes * other.batch_size < 96 <= other.places_per_step
+        assert (
+            other.batch_size <= 4 and other.max_rows_per_step - processes * other.batch_size < 96 <= other.max_rows_per_step
+        )
         assert other.tokens_per_step == recipe.tokens_per_step
         assert Recipe.model_validate(other.model_dump(mode="json")) == other
-        back = other.on(8)
-        assert (back.samples_per_step, back.rows_per_step, back.places_per_step) == (96, None, 96)
+        back = other.for_processes(8)
+        assert (back.samples_per_step, back.rows_per_step, back.max_rows_per_step) == (96, None, 96)
     with pytest.raises(
         BadConfiguration, match="a row for each of 97 processes is more than the 96 of a step: take 96 of them"
     ):
-        recipe.on(97)
+        recipe.for_processes(97)
 
 
 def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
@@ -414,15 +416,15 @@ def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
         {"batch_size": 2, "gradient_accumulation": 2, "distributed": four_nodes, "hardware": hardware}
     )
     assert (recipe.processes, recipe.samples_per_step) == (32, 128)
-    left = recipe.on(24)
+    left = recipe.for_processes(24)
     assert left.distributed is not None
     assert (left.distributed.num_nodes, left.distributed.gpus_per_node, left.hardware.gpus) == (3, 8, 8)
     assert (left.batch_size, left.gradient_accumulation, left.samples_per_step) == (2, 3, 128)
-    assert left.in_batches_of(1).gradient_accumulation == 6
-    one_node = recipe.on(12)
+    assert left.with_max_batch_size(1).gradient_accumulation == 6
+    one_node = recipe.for_processes(12)
     assert one_node.distributed is not None
     assert (one_node.distributed.num_nodes, one_node.distributed.gpus_per_node, one_node.hardware.gpus) == (1, 12, 12)
-    assert left.on(32).model_dump() == recipe.model_dump()
+    assert left.for_processes(32).model_dump() == recipe.model_dump()
 
 
 @pytest.mark.parametrize("key", ["batch_size", "gradient_accumulation", "rows_per_step", "lora_rank"])

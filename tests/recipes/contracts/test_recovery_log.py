@@ -1,6 +1,13 @@
 """What a run was healed of, from which step on that holds, and for a run that repeats it."""
 
-from recipes.contracts.recovery_log import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, ends_of
+from recipes.contracts.recovery_log import (
+    Diverged,
+    NotCompiled,
+    NotDeterministic,
+    OutOfMemory,
+    RecoveryLog,
+    find_final_divergences,
+)
 
 HALVED = OutOfMemory(step=11, batch_size=4, gradient_accumulation=2)
 HALVED_AGAIN = OutOfMemory(step=21, batch_size=2, gradient_accumulation=4)
@@ -8,44 +15,44 @@ SKIPPED = Diverged(step=30, noticed=31, reason="r", rolled_back_to=15, skipped=(
 ENDED = Diverged(step=40, noticed=41, reason="r", rolled_back_to=35)
 
 
-def after(incidents: Incidents) -> list[int | None]:
+def after(incidents: RecoveryLog) -> list[int | None]:
     return [entry.after for entry in incidents.out_of_memory]
 
 
 def test_each_kind_says_its_own() -> None:
-    all_but_one = Incidents(entries=(HALVED, SKIPPED, ENDED))
+    all_but_one = RecoveryLog(entries=(HALVED, SKIPPED, ENDED))
     assert all_but_one.not_deterministic == [], "nothing else makes a run compute otherwise each time"
     assert all_but_one.not_compiled == []
-    assert ends_of(all_but_one.entries) == [ENDED]
+    assert find_final_divergences(all_but_one.entries) == [ENDED]
     assert all_but_one.skipped == ((232, 248),)
-    assert all_but_one.steps_done_anew == ((range(29, 32), None),), "with the update before the first bad loss"
+    assert all_but_one.repeated_steps == ((range(29, 32), None),), "with the update before the first bad loss"
 
 
 def test_smaller_parts_hold_from_where_the_run_goes_on_and_from_where_it_goes_back_to() -> None:
-    run = Incidents().grown(HALVED).going_on(10).grown(HALVED_AGAIN).going_on(20)
+    run = RecoveryLog().with_event(HALVED).resume_after(10).with_event(HALVED_AGAIN).resume_after(20)
     assert after(run) == [10, 20]
-    back = run.grown(SKIPPED).going_on(15)
+    back = run.with_event(SKIPPED).resume_after(15)
     assert after(back) == [10, 15]
-    assert back.grown(SKIPPED) == back.going_on(30) == back
+    assert back.with_event(SKIPPED) == back.resume_after(30) == back
 
 
 def test_a_run_that_repeats_another_leaves_out_its_samples_at_once_and_takes_its_parts_where_that_did() -> None:
-    first = Incidents().grown(HALVED).going_on(10).grown(SKIPPED).going_on(15).grown(ENDED)
-    assert Incidents().repeating(first.entries, 0).entries == (SKIPPED,)
-    repeated = Incidents().repeating(first.entries, 10)
+    first = RecoveryLog().with_event(HALVED).resume_after(10).with_event(SKIPPED).resume_after(15).with_event(ENDED)
+    assert RecoveryLog().replay_events(first.entries, 0).entries == (SKIPPED,)
+    repeated = RecoveryLog().replay_events(first.entries, 10)
     assert repeated.entries == first.entries[:2]
-    own = repeated.grown(HALVED_AGAIN).going_on(12)
-    assert own.repeating(first.entries, 12) == own
+    own = repeated.with_event(HALVED_AGAIN).resume_after(12)
+    assert own.replay_events(first.entries, 12) == own
     # Its newest checkpoints are lost: the steps before the eleventh are done in the larger parts once more.
-    assert own.repeating(first.entries, 8).entries == (SKIPPED, own.entries[-1])
-    assert own.without(first.entries).steps_done_anew == ()
+    assert own.replay_events(first.entries, 8).entries == (SKIPPED, own.entries[-1])
+    assert own.without(first.entries).repeated_steps == ()
 
 
 def test_what_a_gpu_and_its_compiler_can_do_a_repetition_finds_out_on_its_own() -> None:
     refused = NotDeterministic(step=1, operation="index_fold_cuda_")
     failed = NotCompiled(step=1, reason="PassManager::run failed")
-    first = Incidents().grown(refused).grown(failed).going_on(10)
+    first = RecoveryLog().with_event(refused).with_event(failed).resume_after(10)
     assert first.not_deterministic == [refused]
     assert first.not_compiled == [failed]
-    assert Incidents().repeating(first.entries, 10).entries == ()
-    assert first.repeating(first.entries, 10) == first
+    assert RecoveryLog().replay_events(first.entries, 10).entries == ()
+    assert first.replay_events(first.entries, 10) == first

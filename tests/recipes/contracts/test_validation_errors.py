@@ -7,8 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.known_keys import known_keys
-from recipes.spelling import meant_by, unknown_key
+from recipes.contracts.validation_errors import explain_unknown_key, list_known_keys, suggest_spelling
 
 
 class Strict(BaseModel):
@@ -42,11 +41,13 @@ def test_the_key_that_was_meant_is_named_where_it_stands(document: dict[str, Any
         Bird.model_validate(document)
     problem = refused.value.errors()[0]
     assert problem["type"] == "extra_forbidden"
-    assert meant_by(str(problem["loc"][-1]), known_keys(Bird, problem["loc"][:-1])) == meant
+    assert suggest_spelling(str(problem["loc"][-1]), list_known_keys(Bird, problem["loc"][:-1])) == meant
 
 
 def test_of_a_key_that_is_like_none_no_other_is_guessed() -> None:
-    assert unknown_key("zebra", known_keys(Bird, ())) == "unknown key 'zebra': remove it or correct its spelling"
+    assert (
+        explain_unknown_key("zebra", list_known_keys(Bird, ())) == "unknown key 'zebra': remove it or correct its spelling"
+    )
 
 
 @pytest.mark.parametrize(

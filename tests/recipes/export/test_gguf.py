@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.contracts.job import BadConfiguration
 from recipes.export.gguf import Quantization, export_gguf
-from recipes.export.gguf_vocabulary import pre_tokenizer_name, read_vocabulary
+from recipes.export.gguf_vocabulary import find_pre_tokenizer_name, read_vocabulary
 from tests.recipes.llama_cpp import LlamaCpp
 from tests.recipes.tiny_model import SPECIAL, make_tiny_model
 
@@ -180,7 +180,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(model_dir: Path) -> No
 def test_pre_tokenizers_have_llama_cpps_names() -> None:
     digits = {"type": "Digits", "individual_digits": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    assert pre_tokenizer_name(byte_level) == "gpt-2"
-    assert pre_tokenizer_name({"type": "Sequence", "pretokenizers": [digits, byte_level]}) == "smollm"
-    assert pre_tokenizer_name({**byte_level, "add_prefix_space": True}) is None
-    assert pre_tokenizer_name(None) is None
+    assert find_pre_tokenizer_name(byte_level) == "gpt-2"
+    assert find_pre_tokenizer_name({"type": "Sequence", "pretokenizers": [digits, byte_level]}) == "smollm"
+    assert find_pre_tokenizer_name({**byte_level, "add_prefix_space": True}) is None
+    assert find_pre_tokenizer_name(None) is None

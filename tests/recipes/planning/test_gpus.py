@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.planning.gpus import peak_of_device
+from recipes.planning.gpus import find_device_peak
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from recipes.planning.gpus import peak_of_device
     ],
 )
 def test_a_device_s_peak_is_known_by_its_name(name: str, peak: float | None) -> None:
-    assert peak_of_device(name) == peak
+    assert find_device_peak(name) == peak

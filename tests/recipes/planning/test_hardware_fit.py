@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from recipes.contracts.recipe import Recipe
-from recipes.fit import fit, nearest, smaller_batches
 from recipes.planning.architecture import Architecture
-from recipes.planning.gpus import GIB, GPUS, requirement
-from recipes.planning.known_architectures import shape_of
-from recipes.planning.throughput import assumed_flops, flops_per_token
+from recipes.planning.gpus import GIB, GPU_SPECS, parse_gpu_requirement
+from recipes.planning.hardware_fit import check_fit, find_alternative, suggest_smaller_batches
+from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.throughput import assume_flops, estimate_flops_per_token
 
 ALL = [Recipe.named(name) for name in Recipe.names()]
 HOST = 8 * GIB
@@ -20,7 +20,7 @@ ONE_40GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distribute
 
 @pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_every_recipe_fits_its_own_hardware(recipe: Recipe) -> None:
-    found = fit(recipe, shape_of(recipe), host_memory=0)
+    found = check_fit(recipe, resolve_shape(recipe), host_memory=0)
     assert found.fits and found.available is not None and found.needed <= found.available
 
 
@@ -38,27 +38,27 @@ def test_the_nearest_recipe_that_fits_is_named(
     name: str, changes: dict[str, Any], instead: str, parameters: dict[str, int]
 ) -> None:
     recipe = Recipe.named(name).changed(changes)
-    shape = shape_of(recipe)
-    assert not fit(recipe, shape, HOST).fits
-    found = nearest(recipe, shape, ALL, HOST)
+    shape = resolve_shape(recipe)
+    assert not check_fit(recipe, shape, HOST).fits
+    found = find_alternative(recipe, shape, ALL, HOST)
     assert found is not None
     assert (found.recipe.name, found.parameters) == (instead, parameters)
-    assert fit(found.recipe, shape, HOST).fits
-    assert instead in found.words or parameters
+    assert check_fit(found.recipe, shape, HOST).fits
+    assert instead in found.message or parameters
 
 
 def test_on_a_gpu_what_is_allowed_for_must_fit_too_and_in_the_host_it_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU all that is free is known; a host is refused nothing that could run."""
     recipe = Recipe.named("zen-7b-lora")
-    shape = shape_of(recipe)
-    budget = fit(recipe, shape, HOST).budget
+    shape = resolve_shape(recipe)
+    budget = check_fit(recipe, shape, HOST).budget
     assert budget.certain < budget.needed - GIB
     for memory, fits in ((budget.needed, True), (budget.needed - 1, False)):
-        monkeypatch.setitem(GPUS, "nvidia-a100-40gb", replace(GPUS["nvidia-a100-40gb"], memory=memory))
-        assert fit(recipe, shape, HOST).fits is fits
+        monkeypatch.setitem(GPU_SPECS, "nvidia-a100-40gb", replace(GPU_SPECS["nvidia-a100-40gb"], memory=memory))
+        assert check_fit(recipe, shape, HOST).fits is fits
     here = recipe.changed({"hardware": {"gpus": 0}})
-    certain = int(fit(here, shape, HOST).budget.certain)
-    assert fit(here, shape, certain + 1).fits and not fit(here, shape, certain - 1).fits
+    certain = int(check_fit(here, shape, HOST).budget.certain)
+    assert check_fit(here, shape, certain + 1).fits and not check_fit(here, shape, certain - 1).fits
 
 
 @pytest.mark.parametrize(("memory", "fits"), [("4Gi", False), ("64Gi", True), (None, True)])
@@ -66,89 +66,91 @@ def test_moments_that_are_paged_need_room_in_the_host(memory: str | None, fits: 
     """57 GiB of them were reckoned to take none at all."""
     hardware = {"gpus": 1, "gpu_type": "nvidia-h200-141gb", "memory": memory}
     recipe = Recipe.named("zen-7b-full").changed({"optimizer": "paged_adamw", "distributed": None, "hardware": hardware})
-    found = fit(recipe, shape_of(recipe), host_memory=0)
+    found = check_fit(recipe, resolve_shape(recipe), host_memory=0)
     assert found.fits is fits and found.available is not None and found.needed < found.available
-    assert found.paged == 2 * 4 * shape_of(recipe).parameters + 4 * sum(t.copies for t in shape_of(recipe).tensors)
+    assert found.paged == 2 * 4 * resolve_shape(recipe).parameters + 4 * sum(t.copies for t in resolve_shape(recipe).tensors)
     said = "56.7 GiB there or of the 4.0 GiB that hardware.memory has for each"
-    assert (said in found.words) is (memory == "4Gi")
+    assert (said in found.message) is (memory == "4Gi")
 
 
 def test_a_smaller_batch_keeps_the_effective_one() -> None:
     recipe = Recipe.named("zen-7b-lora").changed({"batch_size": 16})
-    found = nearest(recipe, shape_of(recipe), ALL, HOST)
+    found = find_alternative(recipe, resolve_shape(recipe), ALL, HOST)
     assert found is not None and found.recipe.tokens_per_step == recipe.tokens_per_step
 
 
 def test_nothing_is_named_where_nothing_fits() -> None:
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 8, "hardware": {"memory": "100Mi"}})
-    shape = shape_of(recipe)
-    assert not fit(recipe, shape, host_memory=GIB // 8).fits
-    assert nearest(recipe, shape, [], host_memory=GIB // 8) is None
+    shape = resolve_shape(recipe)
+    assert not check_fit(recipe, shape, host_memory=GIB // 8).fits
+    assert find_alternative(recipe, shape, [], host_memory=GIB // 8) is None
 
 
 def test_a_gpu_that_is_not_known_refuses_nothing() -> None:
     recipe = Recipe.named("zen-7b-full").changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": None})
-    found = fit(recipe, shape_of(recipe), HOST)
-    assert found.fits and found.available is None and "not known" in found.words
+    found = check_fit(recipe, resolve_shape(recipe), HOST)
+    assert found.fits and found.available is None and "not known" in found.message
 
 
 def test_without_gpus_the_larger_of_what_is_asked_for_and_what_is_there_counts() -> None:
     """A process of this machine is not held to the memory that a pod would get: what ran goes on to run."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 16})
-    shape = shape_of(recipe)
-    assert fit(recipe, shape, host_memory=16 * GIB).fits
-    assert not fit(recipe, shape, host_memory=0).fits
-    assert fit(recipe.changed({"hardware": {"memory": "64Gi"}}), shape, host_memory=0).fits
+    shape = resolve_shape(recipe)
+    assert check_fit(recipe, shape, host_memory=16 * GIB).fits
+    assert not check_fit(recipe, shape, host_memory=0).fits
+    assert check_fit(recipe.changed({"hardware": {"memory": "64Gi"}}), shape, host_memory=0).fits
 
 
 def test_processes_of_one_host_share_its_memory() -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     two = recipe.changed({"distributed": {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 2, "backend": "gloo"}})
-    shape = shape_of(recipe)
-    assert fit(two, shape, HOST).needed > 1.9 * fit(recipe, shape, HOST).needed
+    shape = resolve_shape(recipe)
+    assert check_fit(two, shape, HOST).needed > 1.9 * check_fit(recipe, shape, HOST).needed
 
 
 def test_the_requirement_of_a_recipe_names_a_known_gpu() -> None:
     for recipe in ALL:
         if recipe.gpu_requirement:
-            assert requirement(recipe.gpu_requirement).gpu_type in GPUS
+            assert parse_gpu_requirement(recipe.gpu_requirement).gpu_type in GPU_SPECS
 
 
 def test_operations_of_full_fine_tuning_are_six_for_each_weight_and_of_lora_four() -> None:
     """PaLM's rule, to which attention and adapters add a few percent at this length."""
     full = Recipe.named("zen-7b-full").changed({"gradient_checkpointing": False})
     lora = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False})
-    shape = shape_of(full)
+    shape = resolve_shape(full)
     weights = shape.parameters - shape.vocab_size * shape.hidden_size  # an embedding is looked up, not multiplied
-    assert flops_per_token(full, shape) == pytest.approx(6 * weights, rel=0.05)
-    assert flops_per_token(lora, shape) == pytest.approx(4 * weights, rel=0.10)
+    assert estimate_flops_per_token(full, shape) == pytest.approx(6 * weights, rel=0.05)
+    assert estimate_flops_per_token(lora, shape) == pytest.approx(4 * weights, rel=0.10)
 
 
 def test_checkpointing_costs_a_third_more() -> None:
     full = Recipe.named("zen-7b-full")
-    shape = shape_of(full)
-    again = flops_per_token(full, shape) / flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
+    shape = resolve_shape(full)
+    again = estimate_flops_per_token(full, shape) / estimate_flops_per_token(
+        full.changed({"gradient_checkpointing": False}), shape
+    )
     assert 1.2 < again < 1.34
 
 
 def test_what_is_computed_twice_is_no_part_of_mfu() -> None:
     full = Recipe.named("zen-7b-full")
-    shape = shape_of(full)
-    once = flops_per_token(full, shape, recomputed=False)
-    assert once == flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
+    shape = resolve_shape(full)
+    once = estimate_flops_per_token(full, shape, recomputed=False)
+    assert once == estimate_flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
 
 
 def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
     one = Recipe.named("zen-7b-lora")
     eight = one.changed({"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-40gb"}, "distributed": {"strategy": "ddp"}})
-    speed, speed_of_8 = assumed_flops(one), assumed_flops(eight)
+    speed, speed_of_8 = assume_flops(one), assume_flops(eight)
     assert speed is not None and speed_of_8 is not None
-    assert speed.low < speed.likely < speed.high < GPUS["nvidia-a100-40gb"].flops
+    assert speed.low < speed.likely < speed.high < GPU_SPECS["nvidia-a100-40gb"].flops
     assert speed.high / speed.low > 3
     assert 7 < speed_of_8.likely / speed.likely < 8
     unknown = one.changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}})
-    assert assumed_flops(unknown) is None
-    sharded = assumed_flops(eight.changed({"distributed": {"strategy": "fsdp"}}))
+    assert assume_flops(unknown) is None
+    sharded = assume_flops(eight.changed({"distributed": {"strategy": "fsdp"}}))
     assert sharded is not None and sharded.likely < speed_of_8.likely, "blocks of shards are not compiled"
 
 
@@ -164,20 +166,20 @@ def test_a_published_run_is_within_the_assumed_range() -> None:
         intermediate_size=11008,
         vocab_size=32000,
     )
-    speed = assumed_flops(recipe)
+    speed = assume_flops(recipe)
     assert speed is not None
-    each = flops_per_token(recipe, llama)
+    each = estimate_flops_per_token(recipe, llama)
     assert speed.low / each < 2392 < 4007 < speed.high / each
 
 
 def test_a_recipe_that_needs_no_allowance_is_not_compared_with_one() -> None:
     """On a host the allowance is shown and does not refuse."""
     recipe = Recipe.named("smollm2-135m-lora").changed({"hardware": {}})
-    shape = shape_of(recipe)
-    found = fit(recipe, shape, HOST)
+    shape = resolve_shape(recipe)
+    found = check_fit(recipe, shape, HOST)
     tight = int(found.budget.certain) + 1
-    assert fit(recipe, shape, tight).fits
-    assert not fit(recipe, shape, tight - 2).fits
+    assert check_fit(recipe, shape, tight).fits
+    assert not check_fit(recipe, shape, tight - 2).fits
     assert replace(found.budget, allowance=0.0).needed == found.budget.certain
 
 
@@ -185,6 +187,6 @@ def test_smaller_micro_batches_of_a_step_that_is_shared_unevenly_leave_no_round_
     """Halves of them, twice as often, would."""
     shape = {"strategy": "ddp", "gpus_per_node": 24}
     keys = {"batch_size": 4, "gradient_accumulation": 2, "distributed": shape, "rows_per_step": 100}
-    found = [one.recipe for one in smaller_batches(Recipe.named("smollm2-135m-lora").changed(keys))]
+    found = [one.recipe for one in suggest_smaller_batches(Recipe.named("smollm2-135m-lora").changed(keys))]
     assert [(one.batch_size, one.gradient_accumulation, one.samples_per_step) for one in found] == [(2, 3, 100), (1, 5, 100)]
     assert all(Recipe.model_validate(one.model_dump(mode="json")) == one for one in found)

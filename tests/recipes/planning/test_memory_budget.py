@@ -13,27 +13,27 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import PAIR_OBJECTIVES
+from recipes.contracts.objective_names import PAIR_OBJECTIVES_GROUP
 from recipes.contracts.recipe import Recipe
-from recipes.planning.activation_memory import Forward, saved_bytes, working_bytes
-from recipes.planning.architecture import Architecture, Tensors
+from recipes.planning.activation_memory import ForwardPass, saved_activation_bytes, temporary_bytes
+from recipes.planning.architecture import Architecture, TensorGroup
 from recipes.planning.gpus import GIB
-from recipes.planning.known_architectures import ASSUMED, STATED, shape_of
+from recipes.planning.known_architectures import ASSUMED_SHAPES, PUBLISHED_SHAPES, resolve_shape
 from recipes.planning.memory_budget import (
-    BUCKET,
-    COMMUNICATION,
-    CONTEXT,
-    FRAGMENTATION,
-    HOST_PROCESS,
-    LIVE,
-    forward_of,
-    memory_budget,
+    CUDA_CONTEXT_BYTES,
+    FRAGMENTATION_SHARE,
+    HOST_PROCESS_BYTES,
+    NCCL_BYTES,
+    ZERO_BUCKET_ELEMENTS,
+    ZERO_LIVE_ELEMENTS,
+    build_forward_pass,
+    estimate_memory,
     nf4_bytes,
     optimizer_bytes,
 )
-from recipes.training.lora import compute_in_the_type_of_inputs
+from recipes.training.lora import compute_lora_in_input_dtype
 from recipes.training.token_loss import use_token_losses
-from resources.estimate.job_estimate import DatasetTokens, tokens_of
+from resources.estimate.job_estimate import DatasetTokens, total_tokens
 from tests.recipes.training.tracked_runs import install
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -103,9 +103,9 @@ def test_an_adapter_can_be_put_on_the_modules_that_its_shape_names(family: str) 
     assert {name for name, module in model.named_modules() if isinstance(module, kinds)} == set(tiny(family).modules)
 
 
-@pytest.mark.parametrize("name", [*ASSUMED, *STATED])
+@pytest.mark.parametrize("name", [*ASSUMED_SHAPES, *PUBLISHED_SHAPES])
 def test_so_has_every_base_model_of_the_tables(name: str) -> None:
-    shape = (ASSUMED | STATED)[name]
+    shape = (ASSUMED_SHAPES | PUBLISHED_SHAPES)[name]
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
 
@@ -141,7 +141,7 @@ def states(optimizer: torch.optim.Optimizer) -> int:
 def test_full_fine_tuning_takes_the_bytes_that_were_reckoned(dtype: str) -> None:
     shape = tiny("qwen2")
     model, optimizer = after_a_step(build(shape))  # of float32, whatever it computes in
-    budget = memory_budget(full(dtype=dtype), shape)
+    budget = estimate_memory(full(dtype=dtype), shape)
     assert budget.weights == stored(model.parameters())
     assert budget.gradients == stored(parameter.grad for parameter in model.parameters())
     assert budget.optimizer == states(optimizer)
@@ -155,7 +155,7 @@ def test_lora_takes_the_bytes_that_were_reckoned(dtype: str, targets: tuple[str,
     config = LoraConfig(r=8, target_modules=list(targets), task_type="CAUSAL_LM")
     model, optimizer = after_a_step(get_peft_model(build(shape, getattr(torch, dtype)), config))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    budget = memory_budget(recipe(base_dtype=dtype, lora_target_modules=targets), shape)
+    budget = estimate_memory(recipe(base_dtype=dtype, lora_target_modules=targets), shape)
     assert budget.weights == stored(parameter for parameter in model.parameters() if not parameter.requires_grad)
     assert budget.adapter == stored(trained)
     assert budget.gradients == stored(parameter.grad for parameter in trained)
@@ -180,7 +180,7 @@ def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes() -> None:
     for weight in weights:
         weight.grad = torch.randn_like(weight)
     optimizer.step()
-    assert optimizer_bytes("adamw_8bit", [Tensors("w", w.numel()) for w in weights], width=4) == states(optimizer)
+    assert optimizer_bytes("adamw_8bit", [TensorGroup("w", w.numel()) for w in weights], width=4) == states(optimizer)
 
 
 def kept_by(model: Any, texts: int = 2) -> int:
@@ -226,14 +226,14 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
         config = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
         model = get_peft_model(model, config)
         if adapter < 4:
-            compute_in_the_type_of_inputs(model)
+            compute_lora_in_input_dtype(model)
     model.train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     rank = 8 if targets else 0
-    forward = Forward(shape, ROWS, LENGTH, dtype.itemsize, rank, targets, dropout > 0, checkpointing, adapter)
-    assert saved_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
+    forward = ForwardPass(shape, ROWS, LENGTH, dtype.itemsize, rank, targets, dropout > 0, checkpointing, adapter)
+    assert saved_activation_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
 
 
 @pytest.mark.slow
@@ -259,13 +259,15 @@ def test_so_they_are_where_blocks_are_compiled(
         config = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
         model = get_peft_model(base, config)
         if adapter < 4:
-            compute_in_the_type_of_inputs(model)
+            compute_lora_in_input_dtype(model)
     torch.compiler.reset()
     for block in base.model.layers:
         block.compile(dynamic=False, backend="aot_eager_decomp_partition")
     rank, width = 8 if targets else 0, dtype.itemsize
-    forward = Forward(shape, ROWS, LENGTH, width, rank, targets, dropout > 0, adapter=adapter, compiled=True, masked=masked)
-    assert saved_bytes(forward) == pytest.approx(kept_by(model.train(), texts=2 if masked else 1), rel=0.05)
+    forward = ForwardPass(
+        shape, ROWS, LENGTH, width, rank, targets, dropout > 0, adapter=adapter, compiled=True, masked=masked
+    )
+    assert saved_activation_bytes(forward) == pytest.approx(kept_by(model.train(), texts=2 if masked else 1), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -284,19 +286,19 @@ def test_so_they_are_where_blocks_are_compiled(
 )
 def test_what_is_compiled_and_what_is_not(changes: dict[str, Any], compiled: bool, masked: bool, adapter: int) -> None:
     gpus = {"gpus": 8 if "distributed" in changes else 1, "gpu_type": "nvidia-h100-80gb"}
-    found = forward_of(*zen("zen-7b-lora", **{"base_dtype": "bfloat16", "hardware": gpus, **changes}))
+    found = build_forward_pass(*zen("zen-7b-lora", **{"base_dtype": "bfloat16", "hardware": gpus, **changes}))
     assert (found.compiled, found.masked, found.adapter) == (compiled, masked, adapter)
 
 
 @pytest.mark.parametrize(("method", "dropout", "keeps"), [("lora", 0.0, False), ("lora", 0.1, True), ("full", None, False)])
 def test_a_mask_of_dropout_is_kept_where_there_is_dropout(method: str, dropout: float | None, keeps: bool) -> None:
     changes = {} if dropout is None else {"lora_dropout": dropout}
-    assert forward_of(*zen(f"zen-7b-{method}", **changes)).dropout == keeps
+    assert build_forward_pass(*zen(f"zen-7b-{method}", **changes)).dropout == keeps
 
 
 def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:
     found = Recipe.named(name)
-    return found.changed(changes) if changes else found, shape_of(found)
+    return found.changed(changes) if changes else found, resolve_shape(found)
 
 
 def shared(strategy: str, gpus: int = 8) -> dict[str, Any]:
@@ -304,9 +306,9 @@ def shared(strategy: str, gpus: int = 8) -> dict[str, Any]:
 
 
 def test_sharding_divides_what_zero_divides() -> None:
-    whole = memory_budget(*zen("zen-7b-full", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"}))
+    whole = estimate_memory(*zen("zen-7b-full", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"}))
     copied, zero2, zero3, fsdp = (
-        memory_budget(*zen("zen-7b-full", **shared(strategy)))
+        estimate_memory(*zen("zen-7b-full", **shared(strategy)))
         for strategy in ("ddp", "deepspeed_zero2", "deepspeed_zero3", "fsdp")
     )
     assert copied.weights == whole.weights and copied.optimizer == whole.optimizer
@@ -315,11 +317,13 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert fsdp.optimizer == whole.optimizer / 8
     # DeepSpeed's weights are in bfloat16; their gradients, its copy of them and both moments in float32: 12 bytes for 8.
     assert zero2.weights == whole.weights / 2 == 8 * zero3.weights
-    assert zero2.gradients - 2 * 2 * BUCKET == zero3.gradients - 4 * BUCKET == fsdp.gradients  # without DeepSpeed's buffers
+    assert (
+        zero2.gradients - 2 * 2 * ZERO_BUCKET_ELEMENTS == zero3.gradients - 4 * ZERO_BUCKET_ELEMENTS == fsdp.gradients
+    )  # without DeepSpeed's buffers
     assert zero2.optimizer == zero3.optimizer == pytest.approx(1.5 * whole.optimizer / 8, rel=1e-5)
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
-    adapter = memory_budget(*zen("zen-7b-lora", **shared("ddp"), **eight))
-    zero2 = memory_budget(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
+    adapter = estimate_memory(*zen("zen-7b-lora", **shared("ddp"), **eight))
+    zero2 = estimate_memory(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
     assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # and so beside an adapter in float32
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
 
@@ -328,11 +332,13 @@ def test_sharding_divides_what_zero_divides() -> None:
 def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> None:
     """Buffers for what they send each other, which one that is alone has not: as large as a small adapter's whole budget."""
     alone, both = (
-        memory_budget(*zen("zen-7b-full", **shared(strategy, gpus), hardware={"gpus": gpus, "gpu_type": "nvidia-a100-80gb"}))
+        estimate_memory(
+            *zen("zen-7b-full", **shared(strategy, gpus), hardware={"gpus": gpus, "gpu_type": "nvidia-a100-80gb"})
+        )
         for gpus in (1, 2)
     )
-    assert alone.allowance == pytest.approx(CONTEXT + FRAGMENTATION * alone.certain)
-    assert both.allowance == pytest.approx(CONTEXT + COMMUNICATION + FRAGMENTATION * both.certain)
+    assert alone.allowance == pytest.approx(CUDA_CONTEXT_BYTES + FRAGMENTATION_SHARE * alone.certain)
+    assert both.allowance == pytest.approx(CUDA_CONTEXT_BYTES + NCCL_BYTES + FRAGMENTATION_SHARE * both.certain)
     assert alone.gathered == 0 and (both.gathered > 0) == (strategy != "ddp")
     if strategy == "ddp":
         assert both.gradients == 2 * alone.gradients
@@ -341,47 +347,49 @@ def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> No
 def test_weights_in_float32_have_copies_of_half_their_size_where_one_gpu_has_them_all() -> None:
     one = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}}
     alone, sharded_alone = zen("zen-7b-full", distributed=None, **one), zen("zen-7b-full", **shared("fsdp", 1), **one)
-    budget = memory_budget(*alone)
-    assert budget.working == working_bytes(forward_of(*alone)) + budget.weights / 2
-    assert memory_budget(*sharded_alone).working == budget.working, "of one process there are no shards"
+    budget = estimate_memory(*alone)
+    assert budget.working == temporary_bytes(build_forward_pass(*alone)) + budget.weights / 2
+    assert estimate_memory(*sharded_alone).working == budget.working, "of one process there are no shards"
     spread = zen("zen-7b-full", **shared("fsdp", 8))
-    assert memory_budget(*spread).working == working_bytes(forward_of(*spread))
+    assert estimate_memory(*spread).working == temporary_bytes(build_forward_pass(*spread))
 
 
 def test_on_a_host_the_process_itself_is_what_is_allowed_for() -> None:
-    assert memory_budget(*zen("smollm2-135m-lora")).allowance == HOST_PROCESS
+    assert estimate_memory(*zen("smollm2-135m-lora")).allowance == HOST_PROCESS_BYTES
 
 
 def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
     """A billion of them, for their next use: a small model stands there whole."""
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
     small, large = (
-        (memory_budget(recipe, shape_of(recipe)), shape_of(recipe))
+        (estimate_memory(recipe, resolve_shape(recipe)), resolve_shape(recipe))
         for recipe in (
             Recipe.named("smollm2-135m-lora").changed({**shared("deepspeed_zero3"), **eight}),
             zen("zen-7b-lora", **shared("deepspeed_zero3"), **eight)[0],
         )
     )
     assert small[0].gathered == 2 * small[1].parameters
-    assert 2 * LIVE <= large[0].gathered < 2 * large[1].parameters
-    largest = memory_budget(*zen("zen-72b-lora", **shared("deepspeed_zero3", 4)))
-    assert largest.gathered > 2.4 * LIVE, "its embeddings and its head alone are more than a billion"
+    assert 2 * ZERO_LIVE_ELEMENTS <= large[0].gathered < 2 * large[1].parameters
+    largest = estimate_memory(*zen("zen-72b-lora", **shared("deepspeed_zero3", 4)))
+    assert largest.gathered > 2.4 * ZERO_LIVE_ELEMENTS, "its embeddings and its head alone are more than a billion"
 
 
 def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
     """There it is no memory before: a tiny run would be refused for 4 GB that it never touches."""
     recipe = Recipe.named("smollm2-135m-lora").changed(shared("deepspeed_zero2", 2))
     copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
-    shape = shape_of(recipe)
-    assert memory_budget(recipe, shape).gradients < 2 * memory_budget(copied, shape).gradients
+    shape = resolve_shape(recipe)
+    assert estimate_memory(recipe, shape).gradients < 2 * estimate_memory(copied, shape).gradients
     on_gpus = recipe.changed({"hardware": {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}})
-    assert memory_budget(on_gpus, shape).gradients > 2 * 4 * BUCKET, "there it is taken, however little is written"
+    assert estimate_memory(on_gpus, shape).gradients > 2 * 4 * ZERO_BUCKET_ELEMENTS, (
+        "there it is taken, however little is written"
+    )
 
 
 def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:
     four = {"hardware": {"gpus": 4, "gpu_type": "nvidia-a100-80gb"}}
-    copied = memory_budget(*zen("zen-72b-lora", **shared("ddp", 4), **four))
-    sharded, spread = (memory_budget(*zen("zen-72b-lora", **shared(name, 4))) for name in ("fsdp", "deepspeed_zero3"))
+    copied = estimate_memory(*zen("zen-72b-lora", **shared("ddp", 4), **four))
+    sharded, spread = (estimate_memory(*zen("zen-72b-lora", **shared(name, 4))) for name in ("fsdp", "deepspeed_zero3"))
     assert sharded.weights == spread.weights == copied.weights / 4
     assert sharded.adapter == copied.adapter == 4 * spread.adapter
     assert sharded.gradients == copied.gradients / 2 and sharded.optimizer == copied.optimizer  # ddp's buckets
@@ -390,14 +398,14 @@ def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> 
 def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
     shape = {"strategy": "fsdp", "num_nodes": 4}
     spread, cut = (
-        memory_budget(*zen("zen-72b-full", gradient_checkpointing=False, distributed=shape | {"tensor_parallel": parts}))
+        estimate_memory(*zen("zen-72b-full", gradient_checkpointing=False, distributed=shape | {"tensor_parallel": parts}))
         for parts in (1, 8)
     )
     for part in ("weights", "gradients", "optimizer"):  # of all weights but norms, which are whole in each process
         assert getattr(cut, part) == pytest.approx(getattr(spread, part), rel=2e-4)
     assert cut.gathered == pytest.approx(spread.gathered / 8, rel=2e-4)
     assert spread.activations / 8 < cut.activations < spread.activations / 2
-    alone = memory_budget(*zen("zen-72b-full", distributed={"strategy": "fsdp", "tensor_parallel": 8}))
+    alone = estimate_memory(*zen("zen-72b-full", distributed={"strategy": "fsdp", "tensor_parallel": 8}))
     assert alone.weights == pytest.approx(4 * spread.weights, rel=2e-4) and alone.gathered == 0
 
 
@@ -405,18 +413,18 @@ def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
 def test_the_parts_of_a_model_have_its_weights_and_each_all_norms(family: str) -> None:
     shape = tiny(family)
     norms = sum(tensors.total for tensors in shape.tensors if "norm" in tensors.name)
-    assert 2 * shape.part(2).parameters - norms == shape.parameters
+    assert 2 * shape.tensor_parallel_part(2).parameters - norms == shape.parameters
 
 
 def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> None:
     shape = tiny("llama")
-    plain, pairs = (memory_budget(full(objective=name), shape) for name in ("sft", "dpo"))
-    twice = memory_budget(full(batch_size=2 * ROWS), shape)
+    plain, pairs = (estimate_memory(full(objective=name), shape) for name in ("sft", "dpo"))
+    twice = estimate_memory(full(batch_size=2 * ROWS), shape)
     assert pairs.activations == twice.activations > plain.activations
     assert pairs.weights == 2 * plain.weights
-    spread, sft = (memory_budget(full(objective=name, **shared("fsdp")), shape).weights for name in ("dpo", "sft"))
+    spread, sft = (estimate_memory(full(objective=name, **shared("fsdp")), shape).weights for name in ("dpo", "sft"))
     assert spread == 2 * sft == pairs.weights / 8
-    assert memory_budget(full(objective="orpo"), shape).weights == plain.weights
+    assert estimate_memory(full(objective="orpo"), shape).weights == plain.weights
 
 
 def test_an_installed_objective_says_that_it_learns_from_pairs_and_is_reckoned_so(
@@ -425,15 +433,18 @@ def test_an_installed_objective_says_that_it_learns_from_pairs_and_is_reckoned_s
     """One sequence a row was reckoned of all that were installed: a job passed that ran out of memory. The class is none
     that could be imported here, as there is no torch where jobs are admitted.
     """
-    install("simpo", "raise AssertionError", tmp_path, monkeypatch, PAIR_OBJECTIVES)
+    install("simpo", "raise AssertionError", tmp_path, monkeypatch, PAIR_OBJECTIVES_GROUP)
     install("plain", "raise AssertionError", tmp_path, monkeypatch)
     shape = tiny("llama")
     one, two = (full(objective=name) for name in ("plain", "simpo"))
-    assert memory_budget(two, shape) == memory_budget(full(objective="orpo"), shape)
-    assert memory_budget(one, shape) == memory_budget(full(objective="sft"), shape)
+    assert estimate_memory(two, shape) == estimate_memory(full(objective="orpo"), shape)
+    assert estimate_memory(one, shape) == estimate_memory(full(objective="sft"), shape)
     assert two.tokens_per_step == 2 * one.tokens_per_step
     dataset = DatasetTokens(40_000, 4_000, "counted")
-    assert (tokens_of(two, dataset), tokens_of(one, dataset)) == (10 * two.samples_per_step * two.max_steps, one_long(one))
+    assert (total_tokens(two, dataset), total_tokens(one, dataset)) == (
+        10 * two.samples_per_step * two.max_steps,
+        one_long(one),
+    )
 
 
 def one_long(recipe: Recipe) -> int:
@@ -443,7 +454,7 @@ def one_long(recipe: Recipe) -> int:
 
 def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:
     """Row L8, with the figures that were reckoned: whoever changes the budget sees what it does to them."""
-    needed = {name: memory_budget(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
+    needed = {name: estimate_memory(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
     assert needed == pytest.approx(
         {"zen-7b-lora": 24.8, "zen-72b-lora": 53.6, "zen-72b-qlora": 62.0, "zen-7b-full": 29.0, "zen-72b-full": 56.2},
         abs=0.05,
@@ -454,15 +465,15 @@ def test_qlora_s_weights_are_almost_75_percent_less_than_lora_s() -> None:
     """Row L3. A quarter, and the constants, embeddings and norms that are not in four bits."""
     lora, _ = zen("zen-72b-lora", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"})
     qlora, shape = zen("zen-72b-qlora")
-    assert 0.70 < 1 - memory_budget(qlora, shape).weights / memory_budget(lora, shape).weights < 0.75
+    assert 0.70 < 1 - estimate_memory(qlora, shape).weights / estimate_memory(lora, shape).weights < 0.75
 
 
 def test_full_fine_tuning_is_three_to_four_times_the_model() -> None:
     """Row L6's memory profile: weights, gradients and optimizer states."""
-    budget = memory_budget(*zen("zen-7b-full"))
+    budget = estimate_memory(*zen("zen-7b-full"))
     assert 3 <= (budget.weights + budget.gradients + budget.optimizer) / budget.weights <= 4.001
 
 
 def test_a_target_that_the_model_does_not_have_is_refused_with_those_it_has() -> None:
     with pytest.raises(BadConfiguration, match=r"no 'c_attn'.*q_proj"):
-        memory_budget(recipe(lora_target_modules=["c_attn"]), tiny("llama"))
+        estimate_memory(recipe(lora_target_modules=["c_attn"]), tiny("llama"))

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration, Distributed
 from recipes.contracts.recipe import Recipe
-from recipes.launch import fully_sharded
-from recipes.planning.known_architectures import shape_of
-from recipes.planning.recipe_checks import missing
-from recipes.training.model import load_for_training
+from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.parallel_layout import fsdp_config
+from recipes.planning.recipe_checks import unsupported_reason
+from recipes.training.model import load_model
 from resources.errors import HanzoError
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit_recipe
 
 LORA = {"method": "lora", "base_dtype": "bfloat16", "lora_target_modules": ["q_proj"]}
 QWEN3 = {
@@ -63,27 +63,27 @@ def test_processes_that_do_not_come_out_even_are_no_shape(shape: dict[str, Any],
     ],
 )
 def test_what_does_not_compute_what_one_process_does_is_not_taken(recipe: Recipe, named: str) -> None:
-    assert named in (missing(recipe) or "")
+    assert named in (unsupported_reason(recipe) or "")
     with pytest.raises(HanzoError, match=named):
-        admit(recipe, shape_of(recipe))
+        admit_recipe(recipe, resolve_shape(recipe))
 
 
 def test_what_does_is_taken() -> None:
     pinned = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     for parts in (1, 2, 4, 8):
-        assert missing(cut(parts, **pinned)) is None
+        assert unsupported_reason(cut(parts, **pinned)) is None
 
 
 def test_a_model_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': tensor_parallel gives norms of heads"):
-        load_for_training(tmp_path, cut(2))
+        load_model(tmp_path, cut(2))
 
 
 def test_the_processes_that_are_left_hold_shards_of_a_part() -> None:
-    assert fully_sharded(cut(2)) == {"fsdp_size": 4, "tp_size": 2, "fsdp_mixed_precision": True}
+    assert fsdp_config(cut(2)) == {"fsdp_size": 4, "tp_size": 2, "fsdp_mixed_precision": True}
     # Alone it gathers nothing, so that autocast sees to the types.
-    assert fully_sharded(cut(8)) == {"fsdp_size": 1, "tp_size": 8, "fsdp_mixed_precision": False}
+    assert fsdp_config(cut(8)) == {"fsdp_size": 1, "tp_size": 8, "fsdp_mixed_precision": False}
 
 
 def test_a_step_takes_the_rows_of_as_many_processes_as_have_rows_of_their_own() -> None:
@@ -91,5 +91,5 @@ def test_a_step_takes_the_rows_of_as_many_processes_as_have_rows_of_their_own() 
     assert (recipe.processes, recipe.data_parallel, recipe.samples_per_step) == (8, 4, 3 * 2 * 4)
     assert recipe.tokens_per_step == 24 * recipe.sequence_length
     for processes, parts in ((16, 2), (6, 2), (4, 2), (3, 1), (1, 1)):
-        other = recipe.on(processes)
+        other = recipe.for_processes(processes)
         assert (other.processes, other.tensor_parallel, other.samples_per_step) == (processes, parts, 24)

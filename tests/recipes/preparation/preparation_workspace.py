@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.job import Hardware, Job, Program, Result, StoreAddress
 from recipes.prepare import prepare
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import chunk_uri
-from recipes.storage.manifest import Artifact, Chunk, FileRecord, Manifest
-from resources.datasets.prepared_versions import outputs_at
+from recipes.storage.manifest import Artifact, Chunk, FileRecord, Manifest, canonical_json
+from resources.datasets.prepared_versions import output_uris
 from tests.recipes.tiny_model import make_tokenizer
 
 TEXT = (
@@ -84,7 +83,7 @@ class Place:
             program=Program.PREPARE,
             inputs={"dataset": self.dataset},
             parameters=parameters,
-            outputs=outputs_at("s3://hanzo-ml/datasets/d/prepared", with_features="features" in parameters),
+            outputs=output_uris("s3://hanzo-ml/datasets/d/prepared", with_features="features" in parameters),
             result_uri="s3://hanzo-ml/datasets/d/prepared/result.json",
             store=self.store.address,
             work_dir=str(self.folder / "work"),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.parameters import CleanParameters, PrepareParameters
-from resources.datasets.prepared_versions import schema_of
+from recipes.storage.manifest import canonical_json
+from resources.datasets.prepared_versions import prepared_schema
 from tests.recipes.preparation.preparation_workspace import Place, questions
 
 CLEAN = {
@@ -104,5 +104,5 @@ def test_what_cannot_be_meant_is_refused(clean: dict[str, Any], said: str) -> No
 def test_the_schema_of_what_was_filled() -> None:
     parameters = PrepareParameters(clean=CleanParameters(required=("a",), fill={"b": "x", "c": 2, "d": True}))
     parent = {"a": "null|string?", "b": "integer|null?", "c": "integer?", "d": "null", "e": "number?"}
-    made = schema_of(parent, parameters, {"retyped": ["e"], "filled": {"b": 3, "d": 1}})
+    made = prepared_schema(parent, parameters, {"retyped": ["e"], "filled": {"b": 3, "d": 1}})
     assert made == {"a": "string", "b": "integer|string", "c": "integer", "d": "boolean", "e": "number|string?"}

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recipes.contracts.parameters import NearDuplicates
-from recipes.preparation.deduplication import Signer, band_keys, bands_of, near_duplicates
-from recipes.preparation.duplicates import duplicates
-from recipes.records.disk_partitions import Partitions, Places, Scratch
+from recipes.preparation.deduplication import (
+    MinHashSigner,
+    choose_bands,
+    find_exact_duplicates,
+    find_near_duplicates,
+    hash_band,
+)
+from recipes.records.disk_partitions import Partitions, RecordNumbers, Scratch
 from tests.recipes.preparation.preparation_workspace import questions
 
 HELD_BYTES = [500, 1 << 20]
@@ -21,14 +26,14 @@ HELD_BYTES = [500, 1 << 20]
 RANGE = 30
 
 
-def marked(count: int, found: Iterable[Places]) -> list[bool]:
+def marked(count: int, found: Iterable[RecordNumbers]) -> list[bool]:
     marks = np.zeros(count, np.bool_)
     for places in found:
         marks[places] = True
     return marks.tolist()
 
 
-def in_scratch(held_bytes: int, find: Callable[[Scratch], Iterable[Places]], count: int) -> list[bool]:
+def in_scratch(held_bytes: int, find: Callable[[Scratch], Iterable[RecordNumbers]], count: int) -> list[bool]:
     with TemporaryDirectory() as folder:
         marks = marked(count, find(Scratch(Path(folder), held_bytes)))
         assert not [*Path(folder).iterdir()]
@@ -46,23 +51,23 @@ def test_of_equal_records_all_but_the_first_are_found(seed: int, count: int, dif
     for digest in map(tuple, digests.tolist()):
         expected.append(digest in seen)
         seen.add(digest)
-    assert in_scratch(held_bytes, lambda scratch: duplicates(ranges, count, scratch), count) == expected
+    assert in_scratch(held_bytes, lambda scratch: find_exact_duplicates(ranges, count, scratch), count) == expected
 
 
 def test_a_record_that_is_very_often_there_is_found_in_pieces(tmp_path: Path) -> None:
     digests = np.full((5_000, 2), 7, np.uint64)
     ranges = [digests[begin : begin + 100] for begin in range(0, 5_000, 100)]
-    assert marked(5_000, duplicates(ranges, 5_000, Scratch(tmp_path, 2_400))) == [False] + [True] * 4_999
+    assert marked(5_000, find_exact_duplicates(ranges, 5_000, Scratch(tmp_path, 2_400))) == [False] + [True] * 4_999
 
 
 def held_against_first_of_each_bucket(
     signatures: NDArray[np.uint32], kept: NDArray[np.bool_], parameters: NearDuplicates
 ) -> list[bool]:
-    bands, width = bands_of(parameters)
+    bands, width = choose_bands(parameters)
     found = np.zeros(len(signatures), np.bool_)
     for band in range(bands):
         heads: dict[int, int] = {}
-        for place, key in enumerate(band_keys(signatures, band * width, width).tolist()):
+        for place, key in enumerate(hash_band(signatures, band * width, width).tolist()):
             if kept[place] and heads.setdefault(key, place) != place:
                 same = (signatures[place] == signatures[heads[key]]).mean()
                 found[place] |= same >= parameters.threshold
@@ -78,7 +83,7 @@ def test_nearly_equal_records_are_those_of_a_bucket_that_are_near_its_first(
     random = np.random.default_rng(3)
     texts = [row["instruction"] + " " + row["answer"] for row in questions(120)]
     near = [texts[place].replace("the", word, 1) for word in ("a", "no") for place in random.integers(0, 120, 60)]
-    signer = Signer(parameters)
+    signer = MinHashSigner(parameters)
     order = random.permutation(240)
     for place in order:
         signer.add([*texts, *near][place])
@@ -90,7 +95,8 @@ def test_nearly_equal_records_are_those_of_a_bucket_that_are_near_its_first(
     assert 20 < sum(expected) < 150
     by_range = [kept[begin : begin + RANGE] for begin in range(0, 240, RANGE)]
     assert (
-        in_scratch(held_bytes, lambda scratch: near_duplicates(files, by_range, 240, parameters, scratch), 240) == expected
+        in_scratch(held_bytes, lambda scratch: find_near_duplicates(files, by_range, 240, parameters, scratch), 240)
+        == expected
     )
 
 
@@ -109,6 +115,8 @@ def test_a_signature_is_taken_once_for_a_pair_in_many_bands(tmp_path: Path, monk
         does(self, numbers, rows)
 
     monkeypatch.setattr(Partitions, "add", counting)
-    found = near_duplicates([tmp_path / "0.npy"], [np.ones(900, np.bool_)], 900, parameters, Scratch(tmp_path / "s", 4_000))
+    found = find_near_duplicates(
+        [tmp_path / "0.npy"], [np.ones(900, np.bool_)], 900, parameters, Scratch(tmp_path / "s", 4_000)
+    )
     assert sum(marked(900, found)) == 299
     assert taken == 299

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from recipes.contracts.job import BadConfiguration, Result
 from recipes.contracts.parameters import FeatureParameters, PrepareParameters
 from recipes.preparation import pipeline
-from recipes.preparation.moments import Moments
+from recipes.preparation.feature_statistics import ExactMoments
 from recipes.records import key_index
-from recipes.records.cleaning import Unclean
-from recipes.records.features import INDEX, ONLINE, STATE, FeatureState, serve
+from recipes.records.cleaning import UncleanRecord
+from recipes.records.features import ONLINE_FILE, ONLINE_INDEX_FILE, STATE_FILE, FeatureState, serve_features
 from tests.recipes.preparation.preparation_workspace import Place, questions
 
 FEATURES = {
@@ -53,16 +53,19 @@ class Served:
 
     def __init__(self, place: Place, result: Result) -> None:
         folder = place.store.fetch(result.artifacts["features"], place.folder / "cache")
-        self.state = FeatureState.model_validate_json((folder / STATE).read_bytes())
-        self._lines, self._index = key_index.reader(folder / ONLINE), key_index.reader(folder / INDEX)
-        self._size = (folder / INDEX).stat().st_size
+        self.state = FeatureState.model_validate_json((folder / STATE_FILE).read_bytes())
+        self._lines, self._index = (
+            key_index.make_file_reader(folder / ONLINE_FILE),
+            key_index.make_file_reader(folder / ONLINE_INDEX_FILE),
+        )
+        self._size = (folder / ONLINE_INDEX_FILE).stat().st_size
 
     def find(self, key: str) -> Any:
-        found = key_index.find(key, self._lines, self._index, self._size)
+        found = key_index.find_by_key(key, self._lines, self._index, self._size)
         return found and found["features"]
 
-    def of(self, row: dict[str, Any]) -> dict[str, Any]:
-        return serve(self.state, row, self.find)
+    def aggregate(self, row: dict[str, Any]) -> dict[str, Any]:
+        return serve_features(self.state, row, self.find)
 
 
 def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_path: Path) -> None:
@@ -73,11 +76,11 @@ def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_pa
     made, served = place.rows(result), Served(place, result)
     assert len(made) > 150
     for row in made:
-        assert json.dumps(served.of(rows[row["row"]]), sort_keys=True) == json.dumps(row["features"], sort_keys=True)
+        assert json.dumps(served.aggregate(rows[row["row"]]), sort_keys=True) == json.dumps(row["features"], sort_keys=True)
     for row in rows:
         if row["row"] not in {each["row"] for each in made}:
-            with pytest.raises(Unclean):
-                served.of(row)
+            with pytest.raises(UncleanRecord):
+                served.aggregate(row)
 
 
 def test_scales_are_those_of_the_training_records_and_aggregates_of_all(tmp_path: Path) -> None:
@@ -112,16 +115,16 @@ def test_any_number_of_processes_makes_the_same_files(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), SMALL)
     one, two = (place.prepare({"features": FEATURES}, workers=count) for count in (1, 2))
     assert place.files(one) == place.files(two) and one == two
-    assert {f"features/{name}" for name in (STATE, ONLINE, INDEX)} <= place.files(one).keys()
+    assert {f"features/{name}" for name in (STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE)} <= place.files(one).keys()
 
 
 def test_what_was_never_seen_has_a_declared_answer(tmp_path: Path) -> None:
     place = Place(tmp_path, table(200), SMALL)
     served = Served(place, place.prepare({"features": FEATURES}))
     unknown = {"plan": "gold", "city": "Rome", "customer": "nobody", "score": 7}
-    assert served.of(unknown)["score"] > 1, "beyond what was fitted"
+    assert served.aggregate(unknown)["score"] > 1, "beyond what was fitted"
     for row in (unknown, {"plan": None, "city": " ", "age": None}, {}):
-        found = served.of(row)
+        found = served.aggregate(row)
         assert (found["plan=free"], found["plan=pro"], found["city"], found["age"]) == (0, 0, -1, None)
         assert (found["spend.count"], found["spend.sum"], found["spend.max"]) == (0, None, None)
 
@@ -154,7 +157,7 @@ def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
     place = Place(tmp_path, rows)
     result = place.prepare({"features": FEATURES, "tokenize": place.tokenize()})
     served = Served(place, result)
-    assert all(row["features"] == served.of(rows[row["row"]]) for row in place.rows(result))
+    assert all(row["features"] == served.aggregate(rows[row["row"]]) for row in place.rows(result))
     assert any(name.endswith(".arrow") for name in place.files(result))
     without = place.prepare({"tokenize": place.tokenize()})
     assert "features" not in without.artifacts
@@ -163,26 +166,26 @@ def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
 def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path, table(300), SMALL)
     whole = place.prepare({"features": FEATURES})
-    write = key_index.write
+    write = key_index.write_key_index
 
     def dies(*given: Any) -> None:
         write(*given)
-        given[0].with_name(f"{ONLINE}.1.part").touch()  # it was another process, which leaves this too
+        given[0].with_name(f"{ONLINE_FILE}.1.part").touch()  # it was another process, which leaves this too
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(key_index, "write", dies)
+    monkeypatch.setattr(key_index, "write_key_index", dies)
     with pytest.raises(KeyboardInterrupt):
         place.prepare({"features": FEATURES})
-    monkeypatch.setattr(pipeline.fitting, "fit", dies)  # done before, and not done again
-    monkeypatch.setattr(key_index, "write", write)
-    monkeypatch.setattr(pipeline, "share", only_undone(pipeline.share))
+    monkeypatch.setattr(pipeline.feature_stages, "fit_range", dies)  # done before, and not done again
+    monkeypatch.setattr(key_index, "write_key_index", write)
+    monkeypatch.setattr(pipeline, "run_stage", only_undone(pipeline.run_stage))
     assert place.files(place.prepare({"features": FEATURES})) == place.files(whole)
 
 
 def only_undone(share: Any) -> Any:
-    def shared(workers: Any, done: str, unit: Any, calls: Any, of: str = "ranges") -> None:
+    def shared(workers: Any, done: str, unit: Any, calls: Any, aggregate: str = "ranges") -> None:
         if done != "fitted":
-            share(workers, done, unit, calls, of)
+            share(workers, done, unit, calls, aggregate)
 
     return shared
 
@@ -241,13 +244,13 @@ def test_parameters_without_features_are_what_they_were() -> None:
 
 def test_moments_are_exact_whatever_the_order() -> None:
     numbers = [1e16, 1.0, -1e16, 1e-300, 3.5, -0.0, 5e-324]
-    given, turned = Moments(), Moments()
+    given, turned = ExactMoments(), ExactMoments()
     for number in numbers:
         given.add(number)
     for number in reversed(numbers):
-        one = Moments()
+        one = ExactMoments()
         one.add(number)
-        turned.merge(Moments.from_json(one.to_json()))
+        turned.merge(ExactMoments.from_json(one.to_json()))
     assert given == turned
-    assert given.of("sum") == float(sum(map(Fraction, numbers))) == 4.5
-    assert Moments().of("mean") is None and Moments().of("count") == 0
+    assert given.aggregate("sum") == float(sum(map(Fraction, numbers))) == 4.5
+    assert ExactMoments().aggregate("mean") is None and ExactMoments().aggregate("count") == 0

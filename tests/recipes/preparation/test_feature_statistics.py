@@ -15,13 +15,17 @@ import pytest
 
 from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation import feature_statistics
-from recipes.preparation.feature_statistics import MERGED, Fitted, merge, write_keys
-from recipes.preparation.fitting import FOLDER, fit_all, fitted_files, state_of, to_merge
-from recipes.preparation.moments import Moments
-from recipes.preparation.plan import Plan, Range
-from recipes.preparation.tables import write_table
-from recipes.records.features import INDEX, ONLINE
-from recipes.records.key_index import hash_of
+from recipes.preparation.feature_stages import (
+    FEATURES_FOLDER,
+    build_state,
+    fit_files,
+    list_pending_merges,
+    write_feature_files,
+)
+from recipes.preparation.feature_statistics import MERGED_FOLDER, ExactMoments, KeyStatistics, merge_tables, write_key_table
+from recipes.preparation.plan import Plan, Range, write_table
+from recipes.records.features import ONLINE_FILE, ONLINE_INDEX_FILE
+from recipes.records.key_index import hash_key
 from tests.recipes.preparation.preparation_workspace import sha256
 
 FEATURES = {
@@ -39,7 +43,7 @@ Records = list[list[tuple[str, dict[str, Any]]]]
 
 def piled(key: str) -> int:
     """All hashes lie in a corner, and many keys have the same."""
-    return hash_of(key) % 5
+    return hash_key(key) % 5
 
 
 def drawn(ranges: int, customers: int) -> Records:
@@ -56,37 +60,37 @@ def apart(ranges: int) -> Records:
     return [[(f"c{index}-{number}", {"age": number, "spend": 1.5}) for number in range(12)] for index in range(ranges)]
 
 
-def fitted(work: Path, records: Records, fan: int, hashed: Hash = hash_of) -> Plan:
+def fitted(work: Path, records: Records, fan: int, hashed: Hash = hash_key) -> Plan:
     """A plan each of whose ranges was fitted."""
     ranges = tuple(Range("records.jsonl", index, index + 1) for index in range(len(records)))
     plan = Plan(work, ranges, PrepareParameters.model_validate({"features": FEATURES}), fan=fan)
     for index, found in enumerate(records):
-        table, facts = fitted_files(plan, index)
-        ages: Moments = Moments()
-        keys: dict[str, Fitted] = {}
+        table, facts = fit_files(plan, index)
+        ages: ExactMoments = ExactMoments()
+        keys: dict[str, KeyStatistics] = {}
         for key, record in found:
-            spend = keys[key].moments["spend"] if key in keys else Moments()
+            spend = keys[key].moments["spend"] if key in keys else ExactMoments()
             spend.add(record["spend"])
             ages.add(record["age"])
-            keys[key] = Fitted({"age": record["age"]}, {"spend": spend})
-        write_keys(table, sorted((hashed(key), key, each.to_json()) for key, each in keys.items()))
+            keys[key] = KeyStatistics({"age": record["age"]}, {"spend": spend})
+        write_key_table(table, sorted((hashed(key), key, each.to_json()) for key, each in keys.items()))
         facts.write_text(json.dumps({"moments": {"age": ages.to_json()}, "categories": {}}))
     return plan
 
 
 def put_together(plan: Plan) -> None:
-    state = state_of(plan)
-    for level, number in to_merge(plan):
-        merge(plan, level, number)
-    fit_all(plan, state)
+    state = build_state(plan)
+    for level, number in list_pending_merges(plan):
+        merge_tables(plan, level, number)
+    write_feature_files(plan, state)
 
 
 def served(plan: Plan) -> dict[str, str]:
-    return {file.name: sha256(file) for file in (plan.work / FOLDER).iterdir()}
+    return {file.name: sha256(file) for file in (plan.work / FEATURES_FOLDER).iterdir()}
 
 
 @pytest.mark.parametrize("ranges", [1, 4, 5, 27, 28])
-@pytest.mark.parametrize("hashed", [hash_of, piled])
+@pytest.mark.parametrize("hashed", [hash_key, piled])
 def test_any_fan_and_number_of_ranges_make_the_same(tmp_path: Path, ranges: int, hashed: Hash) -> None:
     records = drawn(ranges, 40)
     once = fitted(tmp_path / "once", records, 1000, hashed)
@@ -95,21 +99,21 @@ def test_any_fan_and_number_of_ranges_make_the_same(tmp_path: Path, ranges: int,
         often = fitted(tmp_path / str(fan), records, fan, hashed)
         put_together(often)
         assert served(often) == served(once)
-        assert not (often.work / MERGED).exists()
+        assert not (often.work / MERGED_FOLDER).exists()
     last = {key: record["age"] for found in records for key, record in found}
-    lines = [json.loads(line) for line in (once.work / FOLDER / ONLINE).read_bytes().splitlines()]
+    lines = [json.loads(line) for line in (once.work / FEATURES_FOLDER / ONLINE_FILE).read_bytes().splitlines()]
     assert [line["key"] for line in lines] == sorted(last, key=lambda key: (hashed(key), key))
     ages = [record["age"] for found in records for _, record in found]
     for key, features in ((line["key"], line["features"]) for line in lines):
         spent = [Fraction(record["spend"]) for found in records for name, record in found if name == key]
         assert features["age"] == (last[key] - min(ages)) / (max(ages) - min(ages))
         assert (features["spend.count"], features["spend.sum"]) == (len(spent), float(sum(spent)))
-    assert (once.work / FOLDER / INDEX).stat().st_size == max(1, len(last) // 16) * 16 + 8
+    assert (once.work / FEATURES_FOLDER / ONLINE_INDEX_FILE).stat().st_size == max(1, len(last) // 16) * 16 + 8
 
 
 def test_twice_the_ranges_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in files opened, of which no more than `fan` are open, and in functions called."""
-    monkeypatch.setattr(feature_statistics, "PIECE", 2000)
+    monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
     opened = mapped(tmp_path, monkeypatch)
     opens, calls = [], []
     for ranges in (FEW, 2 * FEW):
@@ -155,7 +159,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 def test_twice_the_ranges_take_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: Callable[[int], Records]
 ) -> None:
-    monkeypatch.setattr(feature_statistics, "PIECE", 2000)
+    monkeypatch.setattr(feature_statistics, "BATCH_BYTES", 2000)
     put_together(fitted(tmp_path / "first", records(2 * FEW), FAN))  # what Python makes and keeps is there then
     peaks = []
     for ranges in (FEW, 2 * FEW):
@@ -169,10 +173,10 @@ def test_twice_the_ranges_take_no_more_memory(
 
 def test_what_was_merged_into_another_table_is_deleted(tmp_path: Path) -> None:
     plan = fitted(tmp_path, drawn(FEW, 40), FAN)
-    last = [merge(plan, level, number) for level, number in to_merge(plan)]
+    last = [merge_tables(plan, level, number) for level, number in list_pending_merges(plan)]
     assert 0 < len(last) <= FAN
-    assert sorted(tmp_path.joinpath(MERGED).rglob("*.arrow")) == last
-    assert all(file.is_file() for index in range(FEW) for file in fitted_files(plan, index))
+    assert sorted(tmp_path.joinpath(MERGED_FOLDER).rglob("*.arrow")) == last
+    assert all(file.is_file() for index in range(FEW) for file in fit_files(plan, index))
 
 
 def test_killed_within_a_round_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +186,9 @@ def test_killed_within_a_round_it_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     put_together(whole)
     began: list[Path] = []
     left = 0
-    pieces = feature_statistics.pieces
+    pieces = feature_statistics.make_batches
 
-    def dying(rows: Iterator[feature_statistics.Row]) -> Iterator[pa.RecordBatch]:
+    def dying(rows: Iterator[feature_statistics.KeyRow]) -> Iterator[pa.RecordBatch]:
         nonlocal left
         left -= 1
         yield from pieces(rows)
@@ -195,7 +199,7 @@ def test_killed_within_a_round_it_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         began.append(path)
         write_table(path, *given)
 
-    monkeypatch.setattr(feature_statistics, "pieces", dying)
+    monkeypatch.setattr(feature_statistics, "make_batches", dying)
     monkeypatch.setattr(feature_statistics, "write_table", noted)
     tables = 12  # 9 of the first round, 3 of the second
     for killed in range(1, tables + 1):

@@ -3,14 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
-from recipes.contracts.parameters import FilterParameters
-from recipes.languages import CODES
-from recipes.preparation.language import open_model
+from recipes.contracts.parameters import LANGUAGE_CODES, FilterParameters
+from recipes.preparation.language import load_model
 
 
 def test_the_known_codes_are_those_of_the_model() -> None:
-    labels, _ = open_model().predict("hello", k=1000, threshold=-1.0)
-    assert {label.removeprefix("__label__") for label in labels} == CODES
+    labels, _ = load_model().predict("hello", k=1000, threshold=-1.0)
+    assert {label.removeprefix("__label__") for label in labels} == LANGUAGE_CODES
 
 
 @pytest.mark.parametrize("language", ["xx", "english", ("en", "EN"), ""])

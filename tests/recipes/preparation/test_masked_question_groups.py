@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recipes.preparation.joining import AS_IT_WAS, together
+from recipes.preparation.split_stage import UNCHANGED_DRAW, join_masked_questions
 from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 300
@@ -22,21 +22,21 @@ pairs = st.lists(st.tuples(numbers, numbers), max_size=40)
 
 
 def joined_draws(found: list[tuple[int, int]]) -> list[int]:
-    draw, masked = (np.array([pair[side] * SPREAD & AS_IT_WAS for pair in found], dtype=np.uint64) for side in (0, 1))
+    draw, masked = (np.array([pair[side] * SPREAD & UNCHANGED_DRAW for pair in found], dtype=np.uint64) for side in (0, 1))
     middle = len(found) // 3
 
     def ranges() -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         return [(draw[:middle], masked[:middle]), (draw[middle:], masked[middle:])]
 
     with TemporaryDirectory() as folder:
-        column = together(ranges, len(found), Scratch(Path(folder), HELD_BYTES))
+        column = join_masked_questions(ranges, len(found), Scratch(Path(folder), HELD_BYTES))
         if column is None:
             assert (draw == masked).all()
             return draw.tolist()
         with column:
             other = column.reader().take(len(found))
         assert not [*Path(folder).iterdir()]
-    return np.where(other == np.uint64(AS_IT_WAS), draw, other).tolist()
+    return np.where(other == np.uint64(UNCHANGED_DRAW), draw, other).tolist()
 
 
 @given(pairs, st.randoms())
@@ -47,7 +47,7 @@ def test_records_are_joined_by_either_draw_however_many_lie_between_them(found: 
         while cluster != before:
             before = cluster
             cluster = {(one, two) for one, two in found if any(one == near[0] or two == near[1] for near in before)}
-        assert number == min(first * SPREAD & AS_IT_WAS for first, _ in cluster)
+        assert number == min(first * SPREAD & UNCHANGED_DRAW for first, _ in cluster)
     shuffled = list(range(len(found)))
     order.shuffle(shuffled)
     assert joined_draws([found[place] for place in shuffled]) == [joined[place] for place in shuffled]

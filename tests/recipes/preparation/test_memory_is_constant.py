@@ -18,10 +18,9 @@ import pytest
 
 from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation import encode_stage, read_stage
-from recipes.preparation.pipeline import find_duplicates
-from recipes.preparation.plan import Plan, Range
-from recipes.preparation.split_stage import decide
-from recipes.preparation.tables import save_array, write_table
+from recipes.preparation.pipeline import mark_duplicates
+from recipes.preparation.plan import Plan, Range, save_array, write_table
+from recipes.preparation.split_stage import assign_records
 from tests.recipes.preparation.preparation_workspace import WORDS, Place, questions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +49,7 @@ def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
         digests[:50] = np.arange(50, dtype=np.uint64)[:, None] << np.uint64(40)
         digest = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), RECORDS, [None, pa.py_buffer(digests.tobytes())])
         table = pa.table({"line": np.arange(RECORDS, dtype=np.int32), "digest": digest})
-        write_table(plan.place(read_stage.STAGE, index, read_stage.TOLD), table.schema, table.to_batches())
+        write_table(plan.place(read_stage.STAGE, index, read_stage.SUMMARY_SUFFIX), table.schema, table.to_batches())
         signatures = random.integers(0, 1 << 32, (RECORDS, 16), np.uint32)
         signatures[1::10] = signatures[::10]
         save_array(plan.place(read_stage.STAGE, index, "npy"), signatures)
@@ -67,7 +66,7 @@ def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
                 "class": ["often" if number % 8 else "rare" for number in range(RECORDS)],
             }
         )
-        write_table(plan.place(encode_stage.STAGE, index, read_stage.TOLD), table.schema, table.to_batches())
+        write_table(plan.place(encode_stage.STAGE, index, read_stage.SUMMARY_SUFFIX), table.schema, table.to_batches())
     return plan
 
 
@@ -78,8 +77,8 @@ def test_eight_times_the_records_take_the_same_memory(tmp_path: Path, parameters
     for ranges in (10, 80):
         plan = told_plan(tmp_path / str(ranges), ranges, parameters)
         tracemalloc.start()
-        find_duplicates(plan)
-        decided = decide(plan, [RECORDS] * ranges)
+        mark_duplicates(plan)
+        decided = assign_records(plan, [RECORDS] * ranges)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert decided.distinct == RECORDS * ranges
@@ -104,7 +103,7 @@ from functools import partial
 import recipes.records.record_index
 from recipes.prepare import main, prepare
 
-recipes.records.record_index.LONGEST = 1 << 14
+recipes.records.record_index.MAX_SEGMENT_RECORDS = 1 << 14
 main(partial(prepare, range_bytes=500_000, part_bytes=500_000, held_bytes=250_000, fan=8))
 """
 """Units in which a small input is as many as one of terabytes is in those of every day: all that is held of several of them

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.preparation.hashing import mixed
 from recipes.preparation.oversampling import NO_CLASS, oversample
+from recipes.preparation.shuffle_plan import mix_bits
 from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 200
@@ -29,7 +29,7 @@ def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: in
         with oversample(partial(list, members), count, salt, Scratch(Path(folder), HELD_BYTES)) as copies:
             runs = copies.runs((known for known, _ in members), [len(known) for known, _ in members])
             found = np.concatenate([np.zeros(0, np.int32), *runs])
-            added = [copies.added(number) for number in range(kinds + 1)]
+            added = [copies.count_added(number) for number in range(kinds + 1)]
         assert not [*Path(folder).iterdir()]
     expected = np.ones(count, np.int32)
     sizes = np.bincount(classes[classes >= 0], minlength=kinds + 1)
@@ -38,7 +38,7 @@ def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: in
             each, rest = divmod(int(sizes.max()), size)
             places = np.flatnonzero(classes == number)
             expected[places] = each
-            expected[places[np.argsort(mixed(draws[places], salt), kind="stable")[:rest]]] += 1
+            expected[places[np.argsort(mix_bits(draws[places], salt), kind="stable")[:rest]]] += 1
     assert (found == expected).all()
     assert added == [int(sizes.max()) - size if size else 0 for size in sizes.tolist()]
     assert {int(found[classes == number].sum()) for number in range(kinds + 1)} <= {0, int(sizes.max())}

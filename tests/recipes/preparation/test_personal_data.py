@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recipes.canonical_json import canonical_json
-from recipes.preparation.personal_data import mask, mask_text, suspects
+from recipes.preparation.personal_data import find_suspected_kinds, mask_text, mask_value
+from recipes.storage.manifest import canonical_json
 
 FOUND = {
     "email": ["ann.b+c@mail.example.co.uk", "x@sub.domain.museum"],
@@ -157,28 +157,36 @@ def test_the_quick_look_before_changes_nothing_of_what_is_found(text: str, escap
     row = {"answer": text}
     line = json.dumps(row).replace("/", "\\/").encode() if escaped else canonical_json(row)
     slowly, quickly = Counter[str](), Counter[str]()
-    (kinds,) = suspects(pa.array([line], pa.large_binary()))
-    assert mask(row, quickly, kinds) == mask(row, slowly)
+    (kinds,) = find_suspected_kinds(pa.array([line], pa.large_binary()))
+    assert mask_value(row, quickly, kinds) == mask_value(row, slowly)
     assert quickly == slowly
 
 
 def test_plain_text_is_not_suspected() -> None:
     lines = [b'{"answer":"The keeper counts 1947 ships.","instruction":"Who?","key":"keeper"}', b"\xff\xfe no UTF-8"]
-    assert suspects(pa.array(lines, pa.large_binary())) == [(), ()]
+    assert find_suspected_kinds(pa.array(lines, pa.large_binary())) == [(), ()]
 
 
 def test_texts_are_masked_however_deep_and_keys_stay() -> None:
     counts: Counter[str] = Counter()
     row = {"messages": [{"role": "user", "content": "I am a@example.com"}], "n": 5, "a@example.com": None}
-    assert mask(row, counts) == {"messages": [{"role": "user", "content": "I am [REDACTED]"}], "n": 5, "a@example.com": None}
+    assert mask_value(row, counts) == {
+        "messages": [{"role": "user", "content": "I am [REDACTED]"}],
+        "n": 5,
+        "a@example.com": None,
+    }
     assert counts == {"email": 1}
 
 
 def test_an_integer_that_is_a_card_number_is_masked_like_its_text() -> None:
     row = {"card": 4111111111111111, "all": [378282246310005, {"deep": 5500000000000004}], "text": "paid"}
     counts: Counter[str] = Counter()
-    (kinds,) = suspects(pa.array([canonical_json(row)], pa.large_binary()))
-    assert mask(row, counts, kinds) == {"card": "[REDACTED]", "all": ["[REDACTED]", {"deep": "[REDACTED]"}], "text": "paid"}
+    (kinds,) = find_suspected_kinds(pa.array([canonical_json(row)], pa.large_binary()))
+    assert mask_value(row, counts, kinds) == {
+        "card": "[REDACTED]",
+        "all": ["[REDACTED]", {"deep": "[REDACTED]"}],
+        "text": "paid",
+    }
     assert counts == {"card": 3}
 
 
@@ -187,5 +195,5 @@ def test_an_integer_that_is_a_card_number_is_masked_like_its_text() -> None:
 )
 def test_a_number_that_is_no_card_stays_what_it_is(number: float) -> None:
     counts: Counter[str] = Counter()
-    masked = mask([number], counts)
+    masked = mask_value([number], counts)
     assert masked == [number] and type(masked[0]) is type(number) and not counts

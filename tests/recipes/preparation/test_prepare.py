@@ -21,30 +21,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.canonical_json import canonical_json
 from recipes.contracts.job import BadConfiguration, Result
 from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
-from recipes.contracts.validation_results import STATISTICS, Leaks, Statistics
+from recipes.contracts.validation_results import STATISTICS_FILE, Leaks, Statistics
 from recipes.find_leaks import find_leaks
 from recipes.preparation import encode_stage
-from recipes.preparation.deduplication import bands_of
-from recipes.preparation.draws import draws
-from recipes.preparation.encode_stage import schema
-from recipes.preparation.pipeline import REJECTED, run
-from recipes.preparation.plan import Plan, Range, cut
-from recipes.preparation.pods import Pods
-from recipes.preparation.shuffle_plan import Shuffle
-from recipes.preparation.shuffle_stage import PARTS, scatter
+from recipes.preparation.deduplication import choose_bands
+from recipes.preparation.encode_stage import encoded_schema
+from recipes.preparation.pipeline import REJECTED_FILE, run_pipeline
+from recipes.preparation.plan import Plan, Range, cut_ranges, open_table, write_table
+from recipes.preparation.read_stage import draw_ranks
+from recipes.preparation.shuffle_plan import ShufflePlan
+from recipes.preparation.shuffle_stage import PARTS_FOLDER, scatter_range
 from recipes.preparation.source import Source
-from recipes.preparation.split_assignment import SPLITS, draw
-from recipes.preparation.split_stage import DECIDED
-from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.split_assignment import SPLITS, draw_rank
+from recipes.preparation.split_stage import SPLIT_STAGE
 from recipes.preparation.toxicity import ToxicityFilter
-from recipes.preparation.workers import Workers
-from recipes.prepare import TABLES
-from recipes.records.layouts import Layout, layout_of, question
-from recipes.records.record_reader import normalize
+from recipes.preparation.workers import Pods, Workers
+from recipes.prepare import TABLES_VERSION
+from recipes.records.layouts import Layout, detect_layout, read_question
+from recipes.records.record_reader import normalize_text
 from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import canonical_json
 from recipes.validate import validate
 from tests.recipes.limited_memory import run_within
 from tests.recipes.preparation.preparation_workspace import Place, questions, sha256
@@ -168,7 +166,7 @@ def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Pa
     assert isinstance(masked, dict)
     assert masked["email"] >= sum("[REDACTED]" in json.dumps(row) for row in rows) > 0
     splits = {name: place.rows(result, name) for name in SPLITS}
-    asked = {name: {normalize(question(row, layout_of(row))) for row in splits[name]} for name in SPLITS}
+    asked = {name: {normalize_text(read_question(row, detect_layout(row))) for row in splits[name]} for name in SPLITS}
     assert not asked["train"] & (asked["validation"] | asked["test"])
     assert result.facts["leaked"] == 0
     assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
@@ -238,27 +236,27 @@ def test_equal_records_that_stay_are_shuffled_too(tmp_path: Path) -> None:
 
 
 def test_what_comes_out_is_what_came_out_before(tmp_path: Path) -> None:
-    """Whoever changes what is made of the same input, seed and parameters counts `TABLES` up with this."""
+    """Whoever changes what is made of the same input, seed and parameters counts `TABLES_VERSION` up with this."""
     rows = [*mixed(300), *({**row, "class": None} for row in questions(40, seed=2))]
     place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"filter": {"dedup": False, "near_dedup": {}}, "augment": {"oversample_minority": True}})
-    assert (TABLES, str(result.facts["content_sha256"])[:12]) == (4, "6d2b85c2c0f7")
+    assert (TABLES_VERSION, str(result.facts["content_sha256"])[:12]) == (4, "6d2b85c2c0f7")
 
 
 def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Path) -> None:
     """Its copies together were many times the range that they are made of."""
     plan = Plan(tmp_path, (Range("records.jsonl", 0, 1),), PrepareParameters())
     only = {"record": b"x" * 20_000, "digest": bytes(16), "group": "", "class": "rare"}
-    fields = schema(plan.parameters)
+    fields = encoded_schema(plan.parameters)
     batch = pa.RecordBatch.from_pylist([{field.name: only.get(field.name, 0) for field in fields}], fields)
     write_table(plan.place(encode_stage.STAGE, 0, "arrow"), fields, [batch])
-    (tmp_path / DECIDED).mkdir()
+    (tmp_path / SPLIT_STAGE).mkdir()
     copies = 5000
-    np.save(plan.place(DECIDED, 0, "npy"), np.array([[SPLITS.index("train")], [copies]], dtype=np.int32))
+    np.save(plan.place(SPLIT_STAGE, 0, "npy"), np.array([[SPLITS.index("train")], [copies]], dtype=np.int32))
     usual, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)
     try:
-        scatter(plan, (1, 1, 1), Shuffle(ranges=1, pods=1, fan=2, parts=3), 0)
+        scatter_range(plan, (1, 1, 1), ShufflePlan(ranges=1, pods=1, fan=2, parts=3), 0)
     finally:
         pa.set_memory_pool(usual)
     assert len(open_table(plan.place("scatter", 0, "arrow"))) == copies
@@ -387,7 +385,7 @@ def test_nearly_equal_records_are_found_and_others_are_not(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95, 1.0])
 def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
-    bands, rows = bands_of(NearDuplicates(threshold=threshold))
+    bands, rows = choose_bands(NearDuplicates(threshold=threshold))
     assert bands * rows <= 128
     assert 1 - (1 - threshold**rows) ** bands >= 0.95
 
@@ -397,10 +395,10 @@ def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None
     source = Source(place.store, place.dataset, tmp_path)
     made = []
     for number, size in enumerate((100, 5_000, 1 << 20)):  # the first is less than a line
-        plan = Plan(tmp_path / str(number), cut(source.files.values(), size), PrepareParameters())
+        plan = Plan(tmp_path / str(number), cut_ranges(source.files.values(), size), PrepareParameters())
         with Workers(1) as workers:
-            run(plan, source, workers, Pods())
-        files = [*(plan.work / PARTS).rglob("*.jsonl"), plan.work / REJECTED]
+            run_pipeline(plan, source, workers, Pods())
+        files = [*(plan.work / PARTS_FOLDER).rglob("*.jsonl"), plan.work / REJECTED_FILE]
         made.append({file.name: sha256(file) for file in files})
     assert made[0] == made[1] == made[2]
 
@@ -448,13 +446,13 @@ def test_the_layout_of_a_preference_record_is_kept_without_tokens(tmp_path: Path
     rows = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(30)]
     result = Place(tmp_path, rows).prepare({})
     assert sum(result.metrics.values()) == 30
-    assert layout_of(rows[0]) is Layout.PREFERENCE
+    assert detect_layout(rows[0]) is Layout.PREFERENCE
     assert canonical_json(result.facts["rejected"]) == b"{}"
 
 
 @given(st.text(st.characters(codec="utf-8")) | st.text(st.characters(codec="ascii")))
 def test_a_question_has_the_same_place_in_the_order_of_both_ways_to_split(asked: str) -> None:
-    assert draws([asked], 42) == [draw(normalize(asked), 42)]
+    assert draw_ranks([asked], 42) == [draw_rank(normalize_text(asked), 42)]
 
 
 def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_path: Path) -> None:
@@ -472,7 +470,7 @@ def test_what_was_prepared_is_checked_as_any_version(tmp_path: Path) -> None:
     made = place.prepare({})
     job = place.job({}).model_copy(update={"outputs": {name: f"{OUT}/{name}" for name in ("statistics", "leaks")}})
     checked = validate(job.model_copy(update={"inputs": {"dataset": made.artifacts["dataset"]}}), place.store, tmp_path)
-    statistics = place.store.get_bytes(f"{checked.artifacts['statistics'].uri}/{STATISTICS}")
+    statistics = place.store.get_bytes(f"{checked.artifacts['statistics'].uri}/{STATISTICS_FILE}")
     assert Statistics.model_validate_json(statistics).records == 60
     inputs = {"test": made.artifacts["test"], "ancestor": made.artifacts["dataset"]}
     leaks = find_leaks(job.model_copy(update={"inputs": inputs}), place.store, tmp_path)

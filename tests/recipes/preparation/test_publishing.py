@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from recipes.contracts.parameters import PrepareParameters
-from recipes.preparation.plan import Plan, written
-from recipes.preparation.pods import Pods
-from recipes.preparation.publishing import TOGETHER, Delivery, delivered, known_by
+from recipes.preparation.plan import Plan, atomic_path
+from recipes.preparation.publishing import DATASET_ROLE, VersionPublisher, delivery_marker, hashes_file
 from recipes.preparation.split_assignment import SPLITS
-from recipes.record_index import Found, find_index, fingerprint_of, numbered
-from recipes.record_lines import record_lines
+from recipes.preparation.workers import Pods
 from recipes.records import record_index
+from recipes.records.record_index import IndexHit, find_index, fingerprint_line, number_hits
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.manifest import FileRecord, Manifest
 from tests.recipes.preparation.preparation_workspace import Place, questions
 from tests.recipes.preparation.test_prepare import SMALL
@@ -22,7 +22,7 @@ RECORDS = 5_000
 """Of each part."""
 
 
-def delivery(folder: Path, parts: int) -> tuple[Place, Delivery]:
+def delivery(folder: Path, parts: int) -> tuple[Place, VersionPublisher]:
     """Of parts that all pods have delivered, whose records are known by their number in the order of the names: what each
     says by the number, and by one more and two more it and what it was made of.
     """
@@ -32,12 +32,12 @@ def delivery(folder: Path, parts: int) -> tuple[Place, Delivery]:
     for number in range(parts + 2):
         # The parts of the training split come first; by name the one of the test split does.
         numbers = np.arange(RECORDS, dtype=np.uint64) + np.uint64((number + 1) % (parts + 2) * RECORDS)
-        with written(known_by(plan, counts, number)) as known, known.open("wb") as file:
+        with atomic_path(hashes_file(plan, counts, number)) as known, known.open("wb") as file:
             np.save(file, np.column_stack([numbers + np.uint64(2), numbers + np.uint64(1), numbers]))
         files = (FileRecord(path=f"{number:05}.jsonl", sha256="0" * 64, size=1),)
-        with written(delivered(plan, number)) as part:
+        with atomic_path(delivery_marker(plan, number)) as part:
             part.write_bytes(Manifest(kind="part", files=files).to_bytes())
-    return place, Delivery(place.job({}), place.store, plan, counts, Pods())
+    return place, VersionPublisher(place.job({}), place.store, plan, counts, Pods())
 
 
 def peak(folder: Path, parts: int) -> int:
@@ -51,37 +51,37 @@ def peak(folder: Path, parts: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_index, "LONGEST", 4 * RECORDS)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 4 * RECORDS)
     few, many = (peak(tmp_path / str(parts), parts) for parts in (8, 64))
     assert few > 4 * RECORDS * 16
     assert many < few * 1.2
 
 
 def test_a_version_is_indexed_in_the_order_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_index, "LONGEST", 2 * RECORDS + 1)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 2 * RECORDS + 1)
     place, made = delivery(tmp_path, 6)
-    index = find_index(place.store, made.publish(TOGETHER, "dataset", {}))
+    index = find_index(place.store, made.publish(DATASET_ROLE, "dataset", {}))
     assert index is not None
     assert [segment.count for segment in index.records] == [10_001, 10_001, 10_001, 9_997]
     for number in (0, 4_999, 5_000, 10_000, 10_001, 17_000, 39_999):
         for segments, entry in (
-            (index.records, Found(number, number + 1, number + 1)),
-            (index.origins, Found(number + 2, number, number + 1)),
+            (index.records, IndexHit(number, number + 1, number + 1)),
+            (index.origins, IndexHit(number + 2, number, number + 1)),
         ):
-            assert list(numbered(segments, {each: each.find(place.store, [entry.key]) for each in segments})) == [entry]
+            assert list(number_hits(segments, {each: each.find(place.store, [entry.key]) for each in segments})) == [entry]
 
 
 def test_what_is_prepared_is_found_in_several_segments_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, wanted = questions(300), {"augment": {"mask_pii": True}}
-    monkeypatch.setattr(record_index, "LONGEST", 100)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 100)
     place = Place(tmp_path / "many", rows, SMALL)
     result = place.prepare(wanted)
-    for role in (*SPLITS, TOGETHER):
+    for role in (*SPLITS, DATASET_ROLE):
         artifact = result.artifacts[role]
         index = find_index(place.store, artifact)
         assert index is not None
-        lines = [fingerprint_of(line) for line in record_lines(place.store, artifact)]
+        lines = [fingerprint_line(line) for line in iterate_record_lines(place.store, artifact)]
         assert len(index.records) == len(index.origins) == -(-len(lines) // 100)
         found = {each: each.find(place.store, {line.text for line in lines}) for each in index.records}
-        entries = sorted(numbered(index.records, found), key=lambda entry: entry.number)
-        assert entries == [Found(line.text, line.record, number) for number, line in enumerate(lines, start=1)]
+        entries = sorted(number_hits(index.records, found), key=lambda entry: entry.number)
+        assert entries == [IndexHit(line.text, line.record, number) for number, line in enumerate(lines, start=1)]

@@ -13,12 +13,11 @@ import pytest
 
 from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation import pipeline
-from recipes.preparation.plan import Plan, cut
-from recipes.preparation.pods import Pods, PodsOfMany
-from recipes.preparation.shuffle_plan import Bucket, Shuffle
-from recipes.preparation.shuffle_stage import PARTS
+from recipes.preparation.plan import Plan, cut_ranges
+from recipes.preparation.shuffle_plan import Bucket, ShufflePlan
+from recipes.preparation.shuffle_stage import PARTS_FOLDER
 from recipes.preparation.source import Source
-from recipes.preparation.workers import Unit, Workers
+from recipes.preparation.workers import MultiplePods, Pods, Unit, Workers
 from recipes.storage.artifact_store import Store
 from tests.recipes.preparation.preparation_workspace import Place, questions, sha256
 
@@ -46,16 +45,16 @@ class InThisProcess(Workers):
 
 def run_alone(folder: Path, place: Place, fan: int, pods: Pods | None = None, workers: Workers | None = None) -> Plan:
     source = Source(place.store, place.dataset, folder)
-    ranges = cut(source.files.values(), UNITS["range_bytes"])
+    ranges = cut_ranges(source.files.values(), UNITS["range_bytes"])
     plan = Plan(folder / "work", ranges, PrepareParameters(), UNITS["part_bytes"], fan)
-    pipeline.run(plan, source, workers or InThisProcess(), pods or Pods())
+    pipeline.run_pipeline(plan, source, workers or InThisProcess(), pods or Pods())
     return plan
 
 
 def run_shared(folder: Path, place: Place, fan: int) -> list[Plan]:
     def pod(rank: int) -> Plan:
         mine = folder / str(rank)
-        pods = PodsOfMany(place.store, f"{place.dataset.uri}/given", mine / "work", rank, PODS, lambda: False, 0.01)
+        pods = MultiplePods(place.store, f"{place.dataset.uri}/given", mine / "work", rank, PODS, lambda: False, 0.01)
         return run_alone(mine, place, fan, pods)
 
     with ThreadPoolExecutor(PODS) as threads:
@@ -63,7 +62,7 @@ def run_shared(folder: Path, place: Place, fan: int) -> list[Plan]:
 
 
 def parts_in(plan: Plan) -> dict[str, str]:
-    return {file.name: sha256(file) for file in (plan.work / PARTS).rglob("*.jsonl")}
+    return {file.name: sha256(file) for file in (plan.work / PARTS_FOLDER).rglob("*.jsonl")}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, names: Iterable[str]) -> list[str]:
@@ -126,7 +125,7 @@ def test_any_number_of_rounds_makes_the_same_parts(tmp_path: Path, fan: int) -> 
 @pytest.mark.parametrize("ranges", [1, 5, 100])
 @pytest.mark.parametrize("parts", [3, 64])
 def test_buckets_hold_every_part_once_and_every_range_once(pods: int, ranges: int, parts: int) -> None:
-    shuffle = Shuffle(ranges, pods, FAN, parts)
+    shuffle = ShufflePlan(ranges, pods, FAN, parts)
     groups = shuffle.groups(shuffle.root)
     assert sorted(number for group in groups for number in group) == [*range(ranges)]
     assert len(groups) == shuffle.count_groups(shuffle.root)
@@ -137,12 +136,12 @@ def test_buckets_hold_every_part_once_and_every_range_once(pods: int, ranges: in
     def parts_of(bucket: Bucket) -> list[int]:
         if shuffle.is_ready(bucket):
             assert 0 < bucket.files <= FAN
-            assert shuffle.borders(bucket) == [*range(bucket.first, bucket.end + 1)]
+            assert shuffle.boundaries(bucket) == [*range(bucket.first, bucket.end + 1)]
             return [*range(bucket.first, bucket.end)]
         assert bucket.level == 0 or len(shuffle.groups(bucket)) < bucket.files
-        return [part for smaller in shuffle.smaller(bucket) for part in parts_of(smaller)]
+        return [part for smaller in shuffle.child_buckets(bucket) for part in parts_of(smaller)]
 
     assert parts_of(shuffle.root) == [*range(parts)]
     of_pods = [parts * rank // pods for rank in range(pods + 1)]
     for first, end in pairwise(of_pods):
-        assert {first, end} <= set(shuffle.borders(shuffle.root))
+        assert {first, end} <= set(shuffle.boundaries(shuffle.root))

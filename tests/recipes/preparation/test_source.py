@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.contracts.job import StoreAddress
-from recipes.preparation.plan import Range, cut
-from recipes.preparation.read_stage import lines_of
+from recipes.preparation.plan import Range, cut_ranges
+from recipes.preparation.read_stage import read_line_batches
 from recipes.preparation.source import ChunkedFile, LocalFile, Source
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from recipes.storage.locations import FOLDER
+from recipes.storage.locations import CHUNKS_FOLDER
 from recipes.storage.manifest import Artifact
 from tests.recipes.preparation.preparation_workspace import BUCKETS, in_chunks
 from tests.s3_server import VARIABLES, S3Server
@@ -33,7 +33,7 @@ def dataset(store: Store, folder: Path, data: bytes, chunk_bytes: int) -> Artifa
 
 
 def read(file: LocalFile | ChunkedFile, place: Range) -> list[bytes]:
-    return [line for lines in lines_of(file, place) for line in lines]
+    return [line for lines in read_line_batches(file, place) for line in lines]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -50,7 +50,7 @@ def test_every_line_is_in_one_range(
     store = in_folder(tmp_path)
     source = Source(store, dataset(store, tmp_path, data, chunk_bytes), tmp_path)
     whole = LocalFile(tmp_path / "records.jsonl")
-    places = cut(source.files.values(), range_bytes)
+    places = cut_ranges(source.files.values(), range_bytes)
     found = [read(source.of(place), place) for place in places]
     assert found == [read(whole, place) for place in places]
     assert b"".join(line for lines in found for line in lines) == data
@@ -60,13 +60,13 @@ def test_every_line_is_in_one_range(
 def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server) -> None:
     store = Store(s3.address, VARIABLES)  # its workers read with the same keys, which are not in the environment here
     source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
-    places = cut(source.files.values(), RANGE)
+    places = cut_ranges(source.files.values(), RANGE)
     asked: Counter[str] = Counter()
     for place in places:
         s3.requests.clear()
         assert read(pickle.loads(pickle.dumps(source.of(place))), place)
         fetched = [each.path for each in s3.requests if each.method == "GET"]
-        assert all(FOLDER in path for path in fetched), "no worker reads the manifest, which may be of many chunks"
+        assert all(CHUNKS_FOLDER in path for path in fetched), "no worker reads the manifest, which may be of many chunks"
         assert len(fetched) <= RANGE // CHUNK + 2, "one chunk before its first line, and one behind its last"
         asked.update(fetched)
     (file,) = source.files.values()
@@ -81,7 +81,7 @@ def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3
         (raw / name / f"{name}-00000.jsonl").write_bytes(b"".join(LINES))
     artifact = store.publish(raw, URI, "dataset")
     source = Source(store, artifact, tmp_path / "cache")
-    first, *_, last = cut(source.files.values(), RANGE)
+    first, *_, last = cut_ranges(source.files.values(), RANGE)
     s3.requests.clear()
     assert read(source.of(first), first) + read(source.of(first), first) == 2 * read(LocalFile(raw / first.file), first)
     assert [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"][1:] == ["test-00000.jsonl"]
@@ -102,12 +102,12 @@ def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3
 def test_a_chunk_that_is_not_as_recorded_is_refused(tmp_path: Path, data: bytes | None) -> None:
     store = in_folder(tmp_path)
     source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
-    chunk = sorted(uri for uri in store.list(f"s3://hanzo-ml/datasets/{FOLDER}"))[0]
+    chunk = sorted(uri for uri in store.list(f"s3://hanzo-ml/datasets/{CHUNKS_FOLDER}"))[0]
     if data is None:
         store.remove(chunk)
     else:
         store.put_bytes(chunk, data)
-    places = cut(source.files.values(), RANGE)
+    places = cut_ranges(source.files.values(), RANGE)
     with pytest.raises(BrokenArtifact, match="is missing" if data is None else "has SHA-256"):
         for place in places:
             read(source.of(place), place)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recipes.contracts.parameters import SplitParameters
-from recipes.preparation.split_assignment import SPLITS, TRAIN, assign, leaks
+from recipes.preparation.split_assignment import SPLITS, TRAIN, assign_splits, count_leaks
 from recipes.records.disk_partitions import Scratch
 
 HELD_BYTES = 240
@@ -38,7 +38,7 @@ def in_partitions(draw: NDArray[np.uint64], groups: NDArray[np.uint64], paramete
     ranges = [slice(begin, begin + 7) for begin in range(0, len(draw), 7)]
     with TemporaryDirectory() as folder:
         records = ((draw[part], groups[part]) for part in ranges)
-        with assign(records, len(draw), parameters, Scratch(Path(folder), HELD_BYTES)) as splits:
+        with assign_splits(records, len(draw), parameters, Scratch(Path(folder), HELD_BYTES)) as splits:
             found = splits.reader().take(len(draw))
         assert not [*Path(folder).iterdir()]
     return found
@@ -74,6 +74,6 @@ def test_leaks_are_held_out_records_whose_draw_is_trained_on(records: list[tuple
     draw = np.array([draw << 60 for draw, _ in records], np.uint64)
     splits = np.array([split for _, split in records], np.int8)
     with TemporaryDirectory() as folder:
-        found = leaks([(draw[:20], splits[:20]), (draw[20:], splits[20:])], len(draw), Scratch(Path(folder), 60))
+        found = count_leaks([(draw[:20], splits[:20]), (draw[20:], splits[20:])], len(draw), Scratch(Path(folder), 60))
     trained = {draw for draw, split in records if split == TRAIN}
     assert found == sum(draw in trained for draw, split in records if split != TRAIN)

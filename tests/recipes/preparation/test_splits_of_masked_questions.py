@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipes.contracts.parameters import SplitParameters
-from recipes.preparation.draws import draws
+from recipes.preparation.read_stage import draw_ranks
 from recipes.preparation.split_assignment import SPLITS
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.split_rows import divided
@@ -68,4 +68,4 @@ def test_two_that_were_one_question_stay_together_though_only_one_was_masked(tmp
 
 
 def test_a_seed_draws_others() -> None:
-    assert draws(["Who?"], 1) == draws(["who"], 1) != draws(["Who?"], 2)
+    assert draw_ranks(["Who?"], 1) == draw_ranks(["who"], 1) != draw_ranks(["Who?"], 2)

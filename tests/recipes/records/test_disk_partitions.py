@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.records.disk_partitions import Partitions, Scratch, rows_of
+from recipes.records.disk_partitions import Partitions, Scratch, build_rows
 
 KIND = np.dtype([("key", "<u8"), ("place", "<u8")])
 HELD = [48, 1 << 20]
@@ -18,7 +18,7 @@ HELD = [48, 1 << 20]
 @pytest.fixture(params=[2, 1000], autouse=True)
 def fan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """More partitions than are filled at a time, or fewer."""
-    monkeypatch.setattr("recipes.records.disk_partitions.FAN", request.param)
+    monkeypatch.setattr("recipes.records.disk_partitions.MAX_OPEN_PARTITIONS", request.param)
 
 
 @pytest.mark.parametrize("held_bytes", HELD)
@@ -28,7 +28,7 @@ def test_each_partition_has_its_rows_in_the_order_in_which_they_came(tmp_path: P
         numbers = draw.integers(0, 4, 100)  # nothing is in the last one
         for begin in range(0, 100, 7):
             chosen = numbers[begin : begin + 7]
-            partitions.add(chosen, rows_of(KIND, chosen * 10, begin + np.arange(len(chosen))))
+            partitions.add(chosen, build_rows(KIND, chosen * 10, begin + np.arange(len(chosen))))
         for _ in range(2):  # as often as it is asked for
             found = [np.concatenate([np.zeros(0, KIND), *partitions.pieces(number)]) for number in range(5)]
             assert [rows["place"].tolist() for rows in found] == [np.flatnonzero(numbers == n).tolist() for n in range(5)]
@@ -40,14 +40,14 @@ def test_each_partition_has_its_rows_in_the_order_in_which_they_came(tmp_path: P
 def test_what_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
     for _ in range(2):
         partitions = Scratch(tmp_path, 16).partitions("rows", KIND, 1)
-        partitions.add(np.zeros(4), rows_of(KIND, np.arange(4), np.arange(4)))
+        partitions.add(np.zeros(4), build_rows(KIND, np.arange(4), np.arange(4)))
     assert sum(map(len, partitions.pieces(0))) == 4
 
 
 def test_a_partition_that_is_far_larger_than_the_others_comes_in_pieces(tmp_path: Path) -> None:
     with Partitions(tmp_path / "rows", KIND, 2, 160) as partitions:
         for begin in range(0, 1000, 10):
-            partitions.add(np.ones(10), rows_of(KIND, np.zeros(10), begin + np.arange(10)))
+            partitions.add(np.ones(10), build_rows(KIND, np.zeros(10), begin + np.arange(10)))
         pieces = [*partitions.pieces(1)]
     assert max(map(len, pieces)) <= 20
     assert np.concatenate(pieces)["place"].tolist() == [*range(1000)]
@@ -57,7 +57,7 @@ def test_a_row_that_comes_after_the_first_was_read_is_refused(tmp_path: Path) ->
     partitions = Partitions(tmp_path, KIND, 1, 1000)
     assert not [*partitions.pieces(0)]
     with pytest.raises(AssertionError):
-        partitions.add(np.zeros(1), rows_of(KIND, [1], [1]))
+        partitions.add(np.zeros(1), build_rows(KIND, [1], [1]))
 
 
 def test_more_values_than_there_are_places_are_refused(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_more_values_than_there_are_places_are_refused(tmp_path: Path) -> None:
 
 def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time memory was full each partition was opened."""
-    monkeypatch.setattr("recipes.records.disk_partitions.FAN", 16)
+    monkeypatch.setattr("recipes.records.disk_partitions.MAX_OPEN_PARTITIONS", 16)
     opened: list[str] = []
     does = Path.open
 
@@ -81,7 +81,7 @@ def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatc
     with Partitions(tmp_path / "rows", KIND, count, held * KIND.itemsize) as partitions:
         for begin in range(0, rows, held):
             numbers = random.integers(0, count, held)
-            partitions.add(numbers, rows_of(KIND, numbers, begin + np.arange(held)))
+            partitions.add(numbers, build_rows(KIND, numbers, begin + np.arange(held)))
         found = np.concatenate([piece for number in range(count) for piece in partitions.pieces(number)])
     assert np.array_equal(np.sort(found["place"]), np.arange(rows))
     assert (np.diff(found["key"].astype(np.int64)) >= 0).all()
@@ -91,7 +91,7 @@ def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatc
 def test_hashes_are_spread_over_partitions_in_their_order(tmp_path: Path) -> None:
     partitions = Partitions(tmp_path, KIND, 7, 1000)
     hashes = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 10_000, np.uint64, endpoint=False))
-    numbers = partitions.of_hashes(np.array([0, *hashes, (1 << 64) - 1], np.uint64))
+    numbers = partitions.partition_numbers(np.array([0, *hashes, (1 << 64) - 1], np.uint64))
     assert (np.diff(numbers) >= 0).all() and numbers[0] == 0 and numbers[-1] == 6
     assert np.bincount(numbers).min() > 1000
 

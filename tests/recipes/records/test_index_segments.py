@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 
 from recipes.contracts.job import StoreAddress
-from recipes.record_index import (
-    ENTRY,
+from recipes.records import record_index
+from recipes.records.record_index import (
+    INDEX_ENTRY,
     RECORDS,
-    Found,
+    HashPairs,
+    IndexHit,
     RecordIndex,
     Segment,
-    file_name,
+    build_index_manifest,
     find_index,
-    index_manifest,
+    index_file_name,
     index_uri,
-    numbered,
+    number_hits,
+    publish_record_index,
 )
-from recipes.records import record_index
-from recipes.records.record_index import Pairs, publish_hashes
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
 
@@ -38,7 +39,7 @@ def store(tmp_path: Path) -> Store:
     return Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS))
 
 
-def hashes(count: int) -> tuple[Pairs, Pairs]:
+def hashes(count: int) -> tuple[HashPairs, HashPairs]:
     """Records and origins of an artifact: what each says, and what it was made of, occurs more than once."""
     draw = random.Random(1).getrandbits
     texts, sources = ([draw(64) for _ in range(KEYS)] for _ in range(2))
@@ -47,7 +48,7 @@ def hashes(count: int) -> tuple[Pairs, Pairs]:
     return np.column_stack([text, own]), np.column_stack([source, text])
 
 
-def parts(pairs: Pairs, *lengths: int) -> Iterator[Pairs]:
+def parts(pairs: HashPairs, *lengths: int) -> Iterator[HashPairs]:
     """As they come: some of a length each, and then all others together."""
     for length in lengths:
         yield pairs[:length]
@@ -61,18 +62,18 @@ def index_of(store: Store) -> RecordIndex:
     return index
 
 
-def answers(store: Store, segments: Sequence[Segment], keys: Collection[int]) -> dict[int, set[Found]]:
+def answers(store: Store, segments: Sequence[Segment], keys: Collection[int]) -> dict[int, set[IndexHit]]:
     """Of each key all of its entries."""
     found = defaultdict(set)
-    for each in numbered(segments, {segment: segment.find(store, keys) for segment in segments}):
+    for each in number_hits(segments, {segment: segment.find(store, keys) for segment in segments}):
         found[each.key].add(each)
     return found
 
 
-def expected(pairs: Pairs) -> dict[int, set[Found]]:
+def expected(pairs: HashPairs) -> dict[int, set[IndexHit]]:
     found = defaultdict(set)
     for number, (key, value) in enumerate(pairs.tolist(), start=1):
-        found[key].add(Found(key, value, number))
+        found[key].add(IndexHit(key, value, number))
     return found
 
 
@@ -83,9 +84,9 @@ def expected(pairs: Pairs) -> dict[int, set[Found]]:
 def test_an_index_of_any_number_of_segments_finds_every_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, length: int, count: int
 ) -> None:
-    monkeypatch.setattr(record_index, "LONGEST", length)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", length)
     records, origins = hashes(1234)
-    publish_hashes(store, ARTIFACT, parts(records, 0, 7, 100, 0, 1), parts(origins, 500))
+    publish_record_index(store, ARTIFACT, parts(records, 0, 7, 100, 0, 1), parts(origins, 500))
     index = index_of(store)
     for segments, pairs in ((index.records, records), (index.origins, origins)):
         assert len(segments) == count
@@ -99,19 +100,19 @@ def test_an_index_of_any_number_of_segments_finds_every_record(
 def test_an_index_of_one_segment_is_what_it_always_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest was written down before there could be several."""
     records, origins = hashes(1000)
-    monkeypatch.setattr(record_index, "LONGEST", 1000)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 1000)
     for made_of, digest in (
         (origins, "dbce736e42fb198c2a9687a91ab1b5db00f0f24efd98bf96289f8b14ec0a8a3a"),
         (None, "e04a6b9dd20c4efeee11740a1f5d6d27206a6db6176893fce28a9175b0aff066"),
     ):
-        publish_hashes(store, ARTIFACT, parts(records, 300), None if made_of is None else parts(made_of, 999))
+        publish_record_index(store, ARTIFACT, parts(records, 300), None if made_of is None else parts(made_of, 999))
         manifest = store.get_bytes(f"{index_uri(ARTIFACT.uri)}/manifest.json")
         assert hashlib.sha256(manifest).hexdigest() == digest
     assert hashlib.sha256(store.get_bytes(f"{index_uri(ARTIFACT.uri)}/records.index")).hexdigest() in manifest.decode()
 
 
 def test_no_records_have_an_index_too(store: Store) -> None:
-    publish_hashes(store, ARTIFACT, [])
+    publish_record_index(store, ARTIFACT, [])
     assert index_of(store) == RecordIndex((), ())
     assert store.list(index_uri(ARTIFACT.uri)) == [
         f"{index_uri(ARTIFACT.uri)}/{name}" for name in ("manifest.json", "records.index")
@@ -119,11 +120,11 @@ def test_no_records_have_an_index_too(store: Store) -> None:
 
 
 def test_what_is_published_twice_is_the_same_however_it_came(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_index, "LONGEST", 100)
+    monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", 100)
     records, origins = hashes(250)
     seen = set()
     for lengths in ((), (100, 100), (1, 99, 120), (50,) * 5):
-        publish_hashes(store, ARTIFACT, parts(records, *lengths), parts(origins, *lengths))
+        publish_record_index(store, ARTIFACT, parts(records, *lengths), parts(origins, *lengths))
         seen.add(tuple((uri.rpartition("/")[2], store.sha256(uri)) for uri in store.list(index_uri(ARTIFACT.uri))))
     (files,) = seen
     assert [name for name, _ in files] == [
@@ -140,7 +141,9 @@ def test_what_is_published_twice_is_the_same_however_it_came(store: Store, monke
 def test_segments_stand_in_order_however_many_there_are(store: Store) -> None:
     """Beyond five digits their names do not."""
     uri = index_uri(ARTIFACT.uri)
-    names = [file_name(RECORDS, number) for number in (0, 1, 99_999, 100_000)]
-    files = tuple(FileRecord(path=name, sha256="0" * 64, size=ENTRY.itemsize * size) for size, name in enumerate(names, 1))
-    store.put_manifest(uri, index_manifest(ARTIFACT, files))
+    names = [index_file_name(RECORDS, number) for number in (0, 1, 99_999, 100_000)]
+    files = tuple(
+        FileRecord(path=name, sha256="0" * 64, size=INDEX_ENTRY.itemsize * size) for size, name in enumerate(names, 1)
+    )
+    store.put_manifest(uri, build_index_manifest(ARTIFACT, files))
     assert index_of(store).records == tuple(Segment(f"{uri}/{name}", size) for size, name in enumerate(names, 1))

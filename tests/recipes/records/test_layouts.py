@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recipes.contracts.job import BadConfiguration
-from recipes.records.layouts import Layout, Unfit, laid_out, layout_of, question, said
+from recipes.records.layouts import Layout, UnfitRecord, detect_layout, read_question, read_record_text, require_one_layout
 
 ASKED = {"role": "user", "content": "Who?"}
 ANSWERED = {"role": "assistant", "content": "She."}
@@ -22,9 +22,9 @@ ANSWERED = {"role": "assistant", "content": "She."}
     ],
 )
 def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, asked: str, text: str | None) -> None:
-    assert layout_of(row) is layout
-    assert question(row, layout) == asked
-    assert said(row, layout) == (text or "Be brief.\nWho?\nShe.")
+    assert detect_layout(row) is layout
+    assert read_question(row, layout) == asked
+    assert read_record_text(row, layout) == (text or "Be brief.\nWho?\nShe.")
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, aske
     ],
 )
 def test_a_record_that_fits_none_says_why(row: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Unfit, match=reason):
-        layout_of(row)
+    with pytest.raises(UnfitRecord, match=reason):
+        detect_layout(row)
 
 
 def test_a_dataset_names_the_line_that_does_not_fit() -> None:
     good = {"instruction": "Who?", "answer": "She."}
-    assert list(laid_out([good, good])) == [(good, Layout.INSTRUCTION)] * 2
+    assert list(require_one_layout([good, good])) == [(good, Layout.INSTRUCTION)] * 2
     with pytest.raises(BadConfiguration, match="line 2: the record has none of"):
-        list(laid_out([good, {"foo": 1}]))
+        list(require_one_layout([good, {"foo": 1}]))
     with pytest.raises(BadConfiguration, match="line 3: the record is text, those before it are instruction/answer"):
-        list(laid_out([good, good, {"text": "x"}]))
+        list(require_one_layout([good, good, {"text": "x"}]))

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from recipes.contracts.job import StoreAddress
-from recipes.record_index import AVERAGE, ENTRY, MAX, MIN, Found, Segment, Segments, sorted_segment
+from recipes.records.record_index import (
+    AVERAGE_SEGMENT_ENTRIES,
+    INDEX_ENTRY,
+    MAX_SEGMENT_ENTRIES,
+    MIN_SEGMENT_ENTRIES,
+    IndexHit,
+    Segment,
+    SegmentBuilder,
+    sort_segment,
+)
 from recipes.storage.artifact_store import Store
 from tests.s3_server import VARIABLES, S3Server
 
@@ -24,11 +33,11 @@ def store(tmp_path: Path) -> Store:
 
 def segment_of(store: Store, keys: list[int]) -> Segment:
     """All keys in one segment; the value of each is its number + 1."""
-    segments = Segments()
+    segments = SegmentBuilder()
     for number, key in enumerate(keys):
         assert segments.add(key, number + 1) is None
     data = segments.finish()
-    assert len(data) == len(keys) * ENTRY.itemsize
+    assert len(data) == len(keys) * INDEX_ENTRY.itemsize
     store.put_bytes(URI, data)
     return Segment(URI, len(keys))
 
@@ -38,19 +47,19 @@ def draws(count: int, seed: int = 1) -> list[int]:
     return [draw.getrandbits(64) for _ in range(count)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 100, MIN - 1])
+@pytest.mark.parametrize("count", [1, 2, 100, MIN_SEGMENT_ENTRIES - 1])
 def test_every_key_is_found_and_no_other(store: Store, count: int) -> None:
     keys = draws(count)
     segment = segment_of(store, keys)
     for number in {0, count // 3, count - 1}:
-        assert segment.find(store, [keys[number]]) == [Found(keys[number], number + 1, number)]
+        assert segment.find(store, [keys[number]]) == [IndexHit(keys[number], number + 1, number)]
     assert segment.find(store, draws(5, seed=2)) == []
 
 
 @pytest.mark.parametrize("edge", [0, 1, (1 << 64) - 1])
 def test_keys_at_the_edges_are_found(store: Store, edge: int) -> None:
     segment = segment_of(store, [*draws(500), edge])
-    assert segment.find(store, [edge]) == [Found(edge, 501, 500)]
+    assert segment.find(store, [edge]) == [IndexHit(edge, 501, 500)]
 
 
 @pytest.mark.parametrize("place", [0.001, 0.3, 0.999])
@@ -73,9 +82,9 @@ def test_many_keys_are_found_as_each_alone(store: Store) -> None:
 
 def test_of_a_long_segment_no_more_than_a_part_is_held(store: Store) -> None:
     """Sixteen are asked at once, and each that is a file may have eighty megabytes."""
-    count = MAX * 10 + 5
+    count = MAX_SEGMENT_ENTRIES * 10 + 5
     keys = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)
-    store.put_bytes(URI, sorted_segment(keys, keys))
+    store.put_bytes(URI, sort_segment(keys, keys))
     wanted = [*range(0, count, 1000), count - 1]
     tracemalloc.start()
     found = Segment(URI, count).find(store, keys[wanted].tolist())
@@ -83,7 +92,7 @@ def test_of_a_long_segment_no_more_than_a_part_is_held(store: Store) -> None:
     tracemalloc.stop()
     assert sorted(each.number for each in found) == wanted
     assert all(each.key == each.value == keys[each.number] for each in found)
-    assert peak < count * ENTRY.itemsize / 2
+    assert peak < count * INDEX_ENTRY.itemsize / 2
 
 
 def test_a_key_takes_one_request(s3: S3Server) -> None:
@@ -91,19 +100,19 @@ def test_a_key_takes_one_request(s3: S3Server) -> None:
     keys = draws(3000)
     segment = segment_of(store, keys)
     s3.requests.clear()
-    assert segment.find(store, [keys[5]]) == [Found(keys[5], 6, 5)]
+    assert segment.find(store, [keys[5]]) == [IndexHit(keys[5], 6, 5)]
     assert [(request.method, "range" in request.headers) for request in s3.requests] == [("GET", True)]
 
 
 def cut(records: list[int]) -> list[str]:
-    segments = Segments()
+    segments = SegmentBuilder()
     made = [data for record in records if (data := segments.add(record, record))] + [segments.finish()]
-    assert all(MIN <= len(data) // ENTRY.itemsize <= MAX for data in made[:-1])
+    assert all(MIN_SEGMENT_ENTRIES <= len(data) // INDEX_ENTRY.itemsize <= MAX_SEGMENT_ENTRIES for data in made[:-1])
     return [hashlib.sha256(data).hexdigest() for data in made]
 
 
 def test_versions_that_share_records_share_segments() -> None:
-    records = draws(AVERAGE * 8)
+    records = draws(AVERAGE_SEGMENT_ENTRIES * 8)
     before = cut(records)
     place = len(records) // 2
     after = cut([*records[:place], *draws(1000, seed=3), *records[place + 500 :]])

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from recipes.records.sql_query import BadQuery, line, query_lines
+from recipes.records.sql_query import BadQuery, encode_row, iterate_query_lines
 from tests.api.waiting import wait_for
 from tests.postgres_server import postgres, postgres_url
 from tests.shop_database import shop, warehouse
@@ -34,7 +34,7 @@ def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
     with psycopg.connect(warehouse) as connection:
         connection.execute("CREATE SEQUENCE ids")
     with pytest.raises(BadQuery, match=reason) as refused:
-        list(query_lines(warehouse, statement))
+        list(iterate_query_lines(warehouse, statement))
     assert "\n" not in str(refused.value)
     others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with psycopg.connect(warehouse, autocommit=True) as connection:
@@ -59,8 +59,8 @@ def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
 )
 def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
     with pytest.raises(BadQuery, match=reason):
-        list(query_lines(shop, statement))
-    assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
+        list(iterate_query_lines(shop, statement))
+    assert sum(block.count(b"\n") for block in iterate_query_lines(shop, "SELECT id FROM orders")) == 2500
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadQuery, match=words) as refused:
-        list(query_lines(database or shop, statement))
+        list(iterate_query_lines(database or shop, statement))
     assert "the-password" not in str(refused.value)
     assert not (tmp_path / "made.db").exists()
 
@@ -89,8 +89,8 @@ def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
 def test_a_number_that_json_has_not_is_refused_in_an_array_too(value: object) -> None:
     """As those of PostgreSQL may hold them; they became null."""
     with pytest.raises(BadQuery, match="column 'x' holds"):
-        line(["id", "x"], [1, value])
-    assert line(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
+        encode_row(["id", "x"], [1, value])
+    assert encode_row(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
 
 
 def test_what_only_reads_may_use_virtual_tables(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_only_reads_may_use_virtual_tables(tmp_path: Path) -> None:
         connection.execute("CREATE VIRTUAL TABLE notes USING fts5(text)")
         connection.execute('INSERT INTO notes VALUES (\'["lamp", "door"]\')')
     statement = "SELECT word.value AS word FROM notes, json_each(notes.text) AS word WHERE notes MATCH 'lamp'"
-    assert b"".join(query_lines(f"sqlite:///{path}", statement)) == b'{"word":"lamp"}\n{"word":"door"}\n'
+    assert b"".join(iterate_query_lines(f"sqlite:///{path}", statement)) == b'{"word":"lamp"}\n{"word":"door"}\n'
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
@@ -111,7 +111,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 def test_a_query_that_has_no_end_is_ended(request: pytest.FixtureRequest, database: str, rows: str) -> None:
     """Whether it has rows to show for it, or none."""
     with pytest.raises(BadQuery, match="took longer than the 1 s that it may: ask for less"):
-        for _ in query_lines(request.getfixturevalue(database), f"{ENDLESS} {rows}", 1):
+        for _ in iterate_query_lines(request.getfixturevalue(database), f"{ENDLESS} {rows}", 1):
             pass
 
 
@@ -125,7 +125,7 @@ def test_of_wide_rows_one_is_in_memory(request: pytest.FixtureRequest, database:
     statement = f"SELECT CASE WHEN id < 2000 THEN 'x' ELSE {wide} END AS text FROM orders WHERE id < 2100"
     tracemalloc.start()
     try:
-        size = sum(map(len, query_lines(request.getfixturevalue(database), statement)))
+        size = sum(map(len, iterate_query_lines(request.getfixturevalue(database), statement)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -139,4 +139,4 @@ def test_a_point_in_time_is_the_same_text_wherever_it_is_read(warehouse: str, po
             "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET timezone TO %L', current_database(), 'Asia/Tokyo'); END $$"
         )
         assert connection.execute("SELECT 1").fetchone()
-    assert list(query_lines(warehouse, "SELECT at FROM orders LIMIT 1")) == [b'{"at":"2024-02-29T12:30:00Z"}\n']
+    assert list(iterate_query_lines(warehouse, "SELECT at FROM orders LIMIT 1")) == [b'{"at":"2024-02-29T12:30:00Z"}\n']

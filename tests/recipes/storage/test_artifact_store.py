@@ -22,17 +22,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes import upload_parts
-from recipes.abandoned_uploads import remove_abandoned
+from recipes.abandoned_uploads import remove_abandoned_uploads
 from recipes.contracts.job import StoreAddress
 from recipes.storage import artifact_store as stores
-from recipes.storage.artifact_store import MANIFEST, BrokenArtifact, Store, describe, sha256_of
+from recipes.storage import object_transfer
+from recipes.storage.artifact_store import MANIFEST_FILE, BrokenArtifact, Store, describe_files
+from recipes.storage.artifact_store import hash_file as sha256_of
 from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
-from recipes.storage.object_store import Entry
+from recipes.storage.object_store import ObjectEntry
 from tests.s3_server import VARIABLES, S3Server
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 URI = "s3://hanzo-ml/datasets/d/1/records"
 
@@ -121,7 +122,7 @@ def test_what_was_published_is_fetched_as_it_was(store: Store, published: Artifa
 def test_the_pointer_names_the_manifest_by_its_hash_and_counts_every_byte(
     store: Store, published: Artifact, folder: Path
 ) -> None:
-    assert store.sha256(f"{URI}/{MANIFEST}") == published.digest
+    assert store.sha256(f"{URI}/{MANIFEST_FILE}") == published.digest
     assert published.size_bytes == 4 + 256
     manifest = store.manifest(published)
     assert manifest.inputs == {"source": "f" * 64} and manifest.facts == {"n": 1}
@@ -137,15 +138,15 @@ def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, 
 
 def test_whether_bytes_lie_there_already_is_told_without_sending_them(store: Store) -> None:
     store.put_bytes(URI, b"these")
-    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, False, False]
-    assert not store.holds(f"{URI}/none", b"these")
+    assert [store.has_content(URI, data) for data in (b"these", b"those", b"these ones")] == [True, False, False]
+    assert not store.has_content(f"{URI}/none", b"these")
 
 
 def test_with_keys_of_kms_the_size_decides_whether_they_do(s3: S3Server) -> None:
     """The server names no MD5 then, or one of what it encrypted."""
     store = Store(s3.address.model_copy(update={"encryption": "aws:kms"}), VARIABLES)
     store.put_bytes(URI, b"these")
-    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
+    assert [store.has_content(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
 
 
 def test_in_another_process_a_store_has_the_keys_that_it_had(s3: S3Server) -> None:
@@ -176,7 +177,7 @@ def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Art
     assert store.get_bytes(copy) == b"one\n"
 
 
-@pytest.mark.parametrize("victim", ["a.jsonl", "inner/b.bin", MANIFEST])
+@pytest.mark.parametrize("victim", ["a.jsonl", "inner/b.bin", MANIFEST_FILE])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_artifact_is_not_fetched_and_the_damage_is_named(
     store: Store, published: Artifact, tmp_path: Path, victim: str, damage: str
@@ -211,7 +212,7 @@ def test_a_spoiled_download_is_hashed_once_before_it_is_made_again(
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr("recipes.storage.local_artifact.sha256_of", hash_file)
+    monkeypatch.setattr("recipes.storage.local_artifact.hash_file", hash_file)
     assert in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin" == spoiled
     assert spoiled.read_bytes() == bytes(range(256))
     assert sorted(hashed) == ["a.jsonl", "b.bin"]
@@ -248,8 +249,8 @@ class Fetching(Store):
         super().__init__(store.address, VARIABLES)
         self._told = told
 
-    def pieces_ahead(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
-        for piece in super().pieces_ahead(artifact_uri, file):
+    def prefetch_pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        for piece in super().prefetch_pieces(artifact_uri, file):
             self._told()
             yield piece
 
@@ -300,12 +301,12 @@ def test_a_large_file_is_fetched_in_parts(in_s3: Store, s3: S3Server, tmp_path: 
 def test_parts_of_a_version_that_was_replaced_are_not_mixed_with_those_of_the_new_one(in_s3: Store) -> None:
     uri = "s3://hanzo-models/m/1/x"
     in_s3.put_bytes(uri, b"old" * (5 << 20))
-    parts = in_s3.open(uri).parts_ahead()
+    parts = in_s3.open(uri).prefetch_ranges()
     assert next(parts)[:3] == b"old"
     opened = in_s3.open(uri)
     in_s3.put_bytes(uri, b"new" * (5 << 20))
     with pytest.raises(FileNotFoundError, match="replaced"):
-        list(opened.parts_ahead())
+        list(opened.prefetch_ranges())
 
 
 class Meeting(Store):
@@ -333,7 +334,7 @@ def test_files_go_to_s3_together_and_to_a_folder_one_after_the_other(s3: S3Serve
 
 
 def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path) -> None:
-    manifest = Manifest(kind="dataset", files=describe(folder))
+    manifest = Manifest(kind="dataset", files=describe_files(folder))
     (folder / "inner" / "b.bin").unlink()
     with pytest.raises(FileNotFoundError):
         in_s3.publish_described(folder, URI, manifest)
@@ -342,7 +343,7 @@ def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path
 
 @pytest.mark.parametrize("written", [b"", b'{"kind": "dataset"', b'{"kind": "dataset", "files": "none"}'])
 def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> None:
-    store.put_bytes(f"{URI}/{MANIFEST}", written)
+    store.put_bytes(f"{URI}/{MANIFEST_FILE}", written)
     assert store.find(URI) is None
     artifact = Artifact(kind="dataset", uri=URI, digest=hashlib.sha256(written).hexdigest(), size_bytes=0)
     with pytest.raises(BrokenArtifact, match="is no manifest"):
@@ -353,7 +354,7 @@ def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Ar
     """What it lists would be there, and be as it says."""
     store.put_manifest(URI, store.manifest(published).model_copy(update={"facts": {"n": 2}}))
     for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
-        with pytest.raises(BrokenArtifact, match=f"{MANIFEST} has SHA-256 .*, recorded is {published.digest}"):
+        with pytest.raises(BrokenArtifact, match=f"{MANIFEST_FILE} has SHA-256 .*, recorded is {published.digest}"):
             look(published)
 
 
@@ -371,7 +372,7 @@ def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
     there = tmp_path / "cache" / artifact.digest / "a.jsonl"
     there.parent.mkdir(parents=True)
     there.write_bytes(b"half")
-    looks = stores.what_is_broken
+    looks = stores.find_file_corruption
 
     def while_another_writes(place: Path, file: FileRecord) -> str | None:
         problem = looks(place, file)
@@ -379,7 +380,7 @@ def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
             there.write_bytes(b"other half")
         return problem
 
-    monkeypatch.setattr(stores, "what_is_broken", while_another_writes)
+    monkeypatch.setattr(stores, "find_file_corruption", while_another_writes)
     assert (in_s3.fetch(artifact, tmp_path / "cache") / "a.jsonl").read_bytes() == b"one\n"
 
 
@@ -455,7 +456,7 @@ def test_deleting_begins_with_the_manifest(in_folder: Store, folder: Path) -> No
     in_folder.publish(folder, URI, "dataset")
     noting = Noting(in_folder)
     noting.delete(URI)
-    assert noting.removed == [f"{URI}/{name}" for name in (MANIFEST, "a.jsonl", "inner/b.bin")]
+    assert noting.removed == [f"{URI}/{name}" for name in (MANIFEST_FILE, "a.jsonl", "inner/b.bin")]
 
 
 def test_deleting_twice_is_deleting_once(store: Store, folder: Path) -> None:
@@ -504,8 +505,8 @@ def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
         return
     assert store.get_bytes(uri) == data
     assert [(entry.uri, entry.size) for entry in store.entries(f"s3://hanzo-models/names/{name}")] == [(uri, len(data))]
-    assert store.below("s3://hanzo-models/names") == ([], [f"s3://hanzo-models/names/{name}"])
-    assert store.below(f"s3://hanzo-models/names/{name}") == ([Entry(uri, len(data))], [])
+    assert store.list_folder("s3://hanzo-models/names") == ([], [f"s3://hanzo-models/names/{name}"])
+    assert store.list_folder(f"s3://hanzo-models/names/{name}") == ([ObjectEntry(uri, len(data))], [])
     store.delete(uri)
     assert store.list(f"s3://hanzo-models/names/{name}") == []
 
@@ -516,16 +517,16 @@ def test_a_folder_is_listed_without_what_lies_deeper(store: Store, s3: S3Server)
         store.put_bytes(f"{place}/{name}", name.encode())
     store.put_bytes(f"{place}m/6", b"beside it")
     s3.requests.clear()
-    found = [Entry(f"{place}/1", 1), Entry(f"{place}/5", 1)], [f"{place}/b", f"{place}/d"]
-    assert store.below(place) == store.below(f"{place}/") == found
-    assert store.below(f"{place}/b/c") == ([Entry(f"{place}/b/c/3", 5)], [])
-    assert store.below(f"{place}/1") == store.below(f"{place}/none") == ([], [])
+    found = [ObjectEntry(f"{place}/1", 1), ObjectEntry(f"{place}/5", 1)], [f"{place}/b", f"{place}/d"]
+    assert store.list_folder(place) == store.list_folder(f"{place}/") == found
+    assert store.list_folder(f"{place}/b/c") == ([ObjectEntry(f"{place}/b/c/3", 5)], [])
+    assert store.list_folder(f"{place}/1") == store.list_folder(f"{place}/none") == ([], [])
     assert all("delimiter" in request.query for request in s3.requests)
     store.delete(f"{place}/b")
-    assert store.below(place)[1] == [f"{place}/d"], "in a folder too, whose empty folders stay"
+    assert store.list_folder(place)[1] == [f"{place}/d"], "in a folder too, whose empty folders stay"
     assert store.exists(f"{place}/d") and not store.exists(f"{place}/b")
     store.remove_empty_folders(place)
-    assert store.below(place) == ([Entry(f"{place}/1", 1), Entry(f"{place}/5", 1)], [f"{place}/d"])
+    assert store.list_folder(place) == ([ObjectEntry(f"{place}/1", 1), ObjectEntry(f"{place}/5", 1)], [f"{place}/d"])
     folder = store.local_path(place)
     assert folder is None or {path.name for path in folder.iterdir()} == {"1", "5", "d"}
 
@@ -586,7 +587,7 @@ def test_what_would_be_too_many_parts_has_larger_ones(
     in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file of 60 GB would be."""
-    monkeypatch.setattr(upload_parts, "PARTS", 2)
+    monkeypatch.setattr(object_transfer, "MAX_PARTS", 2)
     (tmp_path / "file").write_bytes(bytes((11 << 20) + 1))
     in_s3.put_file("s3://hanzo-models/m/1/x", tmp_path / "file")
     assert sum("partNumber" in request.query for request in s3.requests) == 2
@@ -594,8 +595,8 @@ def test_what_would_be_too_many_parts_has_larger_ones(
 
 @pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
 def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
-    assert size / upload_parts.part_size(size) <= 10_000 and upload_parts.part_size(size) >= 5 << 20
-    assert 140 * 10**9 / upload_parts.part_size(None) <= 10_000
+    assert size / object_transfer.choose_part_bytes(size) <= 10_000 and object_transfer.choose_part_bytes(size) >= 5 << 20
+    assert 140 * 10**9 / object_transfer.choose_part_bytes(None) <= 10_000
 
 
 @pytest.mark.parametrize("size", [100, 12 << 20])
@@ -673,7 +674,7 @@ def test_what_a_killed_writer_left_in_a_folder_is_removed_when_it_is_old(in_fold
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 90_000, time.time() - 90_000))
     assert in_folder.list(URI) == [f"{URI}/whole"]
-    assert remove_abandoned(in_folder.address) == 1
+    assert remove_abandoned_uploads(in_folder.address) == 1
     assert young.exists() and not old.exists()
     assert in_folder.get_bytes(f"{URI}/whole") == b"whole"
 
@@ -685,10 +686,10 @@ def test_what_a_killed_writer_left_on_s3_is_removed_when_it_is_old(
         monkeypatch.setenv(name, value)
     bucket = BUCKETS["datasets"]
     s3.client.create_multipart_upload(Bucket=bucket, Key="datasets/d/1/half")
-    assert remove_abandoned(in_s3.address) == 0
+    assert remove_abandoned_uploads(in_s3.address) == 0
     assert s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     s3.uploads_began -= timedelta(hours=25)
-    assert remove_abandoned(in_s3.address) == 1
+    assert remove_abandoned_uploads(in_s3.address) == 1
     assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
 
 
@@ -709,7 +710,7 @@ def test_what_another_server_removes_at_the_same_moment_keeps_nothing_from_being
 
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.session.Session())
     boto3.DEFAULT_SESSION.events.register("provide-client-params.s3.AbortMultipartUpload", another)
-    assert remove_abandoned(in_s3.address) == 1
+    assert remove_abandoned_uploads(in_s3.address) == 1
     assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
 
 
@@ -790,8 +791,8 @@ def test_the_address_says_how_to_encrypt(
 def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
     store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
     uri = "s3://hanzo-models/m/1/x"
-    puts = (lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256())
-    for ask in (store.find, store.modified, store.list, store.exists, *puts):
+    puts = (lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.open_known_size(uri, 1).sha256())
+    for ask in (store.find, store.modified_ms, store.list, store.exists, *puts):
         with pytest.raises(StoreRefuses, match=f"{s3.url} has no bucket no-such-bucket"):
             ask(uri)
 
@@ -849,4 +850,4 @@ def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
 def test_when_an_object_came_is_told_in_milliseconds(in_folder: Store) -> None:
     in_folder.put_bytes(URI, b"x")
     os.utime(place(in_folder, URI), (1_000.25, 1_000.25))
-    assert in_folder.modified(URI) == 1_000_250
+    assert in_folder.modified_ms(URI) == 1_000_250

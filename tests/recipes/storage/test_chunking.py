@@ -5,7 +5,7 @@ import random
 import pytest
 
 from recipes.storage.artifact_store import BrokenArtifact
-from recipes.storage.chunking import MAX, MIN, Chunker
+from recipes.storage.chunking import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Chunker
 from recipes.storage.locations import chunk_uri
 
 
@@ -29,7 +29,7 @@ def corpus() -> bytes:
 def test_the_chunks_are_the_bytes_and_of_the_sizes_that_were_promised(corpus: bytes) -> None:
     chunks = cut(corpus)
     assert b"".join(chunks) == corpus
-    assert all(MIN <= len(chunk) <= MAX for chunk in chunks[:-1])
+    assert all(MIN_CHUNK_BYTES <= len(chunk) <= MAX_CHUNK_BYTES for chunk in chunks[:-1])
     assert 0.6e6 < len(corpus) / len(chunks) < 1.8e6
 
 
@@ -50,7 +50,14 @@ def test_a_change_leaves_all_chunks_but_those_around_it(corpus: bytes, change: s
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x", bytes(MIN), bytes(MIN + 1), bytes(range(256)) * 40_000, b"\n" * (MAX + 1)],
+    [
+        b"",
+        b"x",
+        bytes(MIN_CHUNK_BYTES),
+        bytes(MIN_CHUNK_BYTES + 1),
+        bytes(range(256)) * 40_000,
+        b"\n" * (MAX_CHUNK_BYTES + 1),
+    ],
     ids=["empty", "one byte", "least", "least and one", "repeated", "most and one"],
 )
 def test_what_has_no_content_to_cut_by_comes_back_too(data: bytes) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.storage.artifact_store import stamp
+from recipes.storage.artifact_store import read_file_stamp
 
 
 @pytest.fixture
@@ -19,28 +19,28 @@ def with_the_time_of(path: Path, before: os.stat_result) -> None:
 
 
 def test_another_file_of_the_same_size_and_time_has_another(file: Path, tmp_path: Path) -> None:
-    before, known = file.stat(), stamp(file)
+    before, known = file.stat(), read_file_stamp(file)
     other = tmp_path / "other"
     other.write_bytes(b"as it is!")
     with_the_time_of(other, before)
     other.replace(file)
-    assert stamp(file) != known
+    assert read_file_stamp(file) != known
 
 
 def test_one_that_was_written_to_in_its_place_has_another(file: Path) -> None:
-    before, known = file.stat(), stamp(file)
+    before, known = file.stat(), read_file_stamp(file)
     with file.open("r+b") as opened:
         opened.write(b"as it is!")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert stamp(file) != known
+    assert read_file_stamp(file) != known
     with_the_time_of(file, before)
-    assert stamp(file) == known, "all that is looked at is the same"
+    assert read_file_stamp(file) == known, "all that is looked at is the same"
     with file.open("ab") as opened:
         opened.write(b"more")
     with_the_time_of(file, before)
-    assert stamp(file) != known
+    assert read_file_stamp(file) != known
 
 
 def test_what_is_not_there_has_none(file: Path) -> None:
-    assert stamp(file.with_name("nothing")) is None
-    assert stamp(file / "below a file") is None
+    assert read_file_stamp(file.with_name("nothing")) is None
+    assert read_file_stamp(file / "below a file") is None

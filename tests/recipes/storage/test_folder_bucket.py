@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from recipes.folder_listing import directly_below, directly_in, files_below
+from recipes.storage.folder_bucket import list_folder, scan_folder, walk_files
 
 
 def test_one_that_is_deleted_while_it_is_listed_hides_no_other(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_bytes(b"x")
     first, gone, last = (entry.name for entry in os.scandir(tmp_path))
-    found = directly_in(tmp_path)
+    found = scan_folder(tmp_path)
     assert next(found) == (first, 1)
     (tmp_path / gone).unlink()
     assert [*found] == [(last, 1)]
@@ -21,4 +21,4 @@ def test_a_number_sign_makes_no_file_incomplete(tmp_path: Path) -> None:
     for name in ("c#", "c#sharp", "c#1a", "1#2 of 3", "whole", "half#12"):
         (tmp_path / name).write_bytes(name.encode())
     whole = {("c#", 2), ("c#sharp", 7), ("c#1a", 4), ("1#2 of 3", 8), ("whole", 5)}
-    assert {*directly_below(tmp_path)[0]} == {(path.name, size) for path, size in files_below(tmp_path)} == whole
+    assert {*list_folder(tmp_path)[0]} == {(path.name, size) for path, size in walk_files(tmp_path)} == whole

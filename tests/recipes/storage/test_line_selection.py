@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from recipes.storage.line_selection import bitmap_of, bitmap_uri, chosen, marks_in, origin_uri, runs_of_lines
-from recipes.storage.manifest import FileRecord, Manifest, Selection
+from recipes.storage.line_selection import (
+    bitmap_uri,
+    iterate_line_batches,
+    origin_uri,
+    pack_bitmap,
+    select_lines,
+    unpack_bitmap,
+)
+from recipes.storage.manifest import FileRecord, LineSelection, Manifest
 
 LINES = [b"one\n", b"two\n", b"three\n", b"four\n"]
 
@@ -26,10 +33,10 @@ def test_the_chosen_lines_are_the_same_however_the_bytes_come(
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     kept = [(line + b"\n", mark) for line, mark in drawn if line.strip()]
-    assert [line for lines in runs_of_lines(pieces) for line in lines] == [line for line, _ in kept]
+    assert [line for lines in iterate_line_batches(pieces) for line in lines] == [line for line, _ in kept]
     marks = np.array([mark for _, mark in kept], np.bool_)
-    assert b"".join(chosen(pieces, marks)) == b"".join(line for line, mark in kept if mark)
-    assert (marks_in(bitmap_of(marks), len(marks)) == marks).all()
+    assert b"".join(select_lines(pieces, marks)) == b"".join(line for line, mark in kept if mark)
+    assert (unpack_bitmap(pack_bitmap(marks), len(marks)) == marks).all()
 
 
 class Place:
@@ -44,11 +51,11 @@ class Place:
         (raw / "b.jsonl").write_bytes(b"".join(LINES))
         self.source = self.store.publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")
         self.uri = "s3://hanzo-ml/datasets/d/1/splits/x/test"
-        self.bitmap = bitmap_of(np.array([False, True, False, True]))
+        self.bitmap = pack_bitmap(np.array([False, True, False, True]))
         self.store.put_bytes(bitmap_uri(self.uri, "test.jsonl"), self.bitmap)
         self.store.put_bytes(origin_uri(self.uri), self.source.uri.encode())
         sha256 = hashlib.sha256(self.bitmap).hexdigest()
-        selection = Selection(of=self.source.digest, path="b.jsonl", before=1, records=4, chosen=2, sha256=sha256)
+        selection = LineSelection(of=self.source.digest, path="b.jsonl", before=1, records=4, chosen=2, sha256=sha256)
         bytes_of_it = LINES[1] + LINES[3]
         sha256 = hashlib.sha256(bytes_of_it).hexdigest()
         file = FileRecord(path="test.jsonl", sha256=sha256, size=len(bytes_of_it), selection=selection)

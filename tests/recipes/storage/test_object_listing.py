@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import StoreAddress
-from recipes.storage.object_store import Entry, Objects
+from recipes.storage.object_store import ObjectEntry, ObjectStore
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 PLACE = "s3://hanzo-models/many"
@@ -14,16 +14,16 @@ AT_ONCE = 7
 
 
 @pytest.fixture
-def in_folder(tmp_path: Path) -> Objects:
+def in_folder(tmp_path: Path) -> ObjectStore:
     """Put in no order of their names."""
-    objects = Objects(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+    objects = ObjectStore(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     for name in reversed(NAMES):
         objects.put_bytes(f"{PLACE}/{name}", name.encode())
     return objects
 
 
 @pytest.fixture
-def in_s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Objects:
+def in_s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Told by few, as S3 tells of no more than a thousand."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", f"{AT_ONCE}")
     for name in NAMES:
@@ -31,31 +31,31 @@ def in_s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Objects:
     s3.client.put_object(Bucket="hanzo-models", Key="many", Body=b"at the place itself")
     s3.client.put_object(Bucket="hanzo-models", Key="many-more", Body=b"beside it")
     s3.requests.clear()
-    return Objects(s3.address, VARIABLES)
+    return ObjectStore(s3.address, VARIABLES)
 
 
-def check(objects: Objects) -> None:
-    entries = [Entry(f"{PLACE}/{name}", len(name.encode())) for name in sorted(NAMES)]
+def check(objects: ObjectStore) -> None:
+    entries = [ObjectEntry(f"{PLACE}/{name}", len(name.encode())) for name in sorted(NAMES)]
     assert objects.entries(PLACE) == entries
     assert objects.list(PLACE) == [entry.uri for entry in entries]
-    files, folders = objects.below(f"{PLACE}/")
-    assert files == [Entry(f"{PLACE}/{name}", len(name.encode())) for name in sorted(NAMES) if "/" not in name]
+    files, folders = objects.list_folder(f"{PLACE}/")
+    assert files == [ObjectEntry(f"{PLACE}/{name}", len(name.encode())) for name in sorted(NAMES) if "/" not in name]
     assert folders == [f"{PLACE}/a", f"{PLACE}/z"]
 
 
-def test_a_folder_is_listed_in_the_order_of_names(in_folder: Objects) -> None:
+def test_a_folder_is_listed_in_the_order_of_names(in_folder: ObjectStore) -> None:
     check(in_folder)
 
 
-def test_s3_is_asked_until_it_has_told_of_all(in_s3: Objects, s3: S3Server) -> None:
+def test_s3_is_asked_until_it_has_told_of_all(in_s3: ObjectStore, s3: S3Server) -> None:
     check(in_s3)
     asked = [request for request in s3.requests if "list-type" in request.query]
     assert len([request for request in asked if "continuation-token" in request.query]) >= 2 * len(NAMES) // AT_ONCE
 
 
 def test_the_mark_by_which_a_console_makes_a_folder_is_no_object_in_it(s3: S3Server) -> None:
-    objects = Objects(s3.address, VARIABLES)
+    objects = ObjectStore(s3.address, VARIABLES)
     for key in ("many/", "many/a"):
         s3.client.put_object(Bucket="hanzo-models", Key=key, Body=b"")
-    assert objects.entries(PLACE) == [Entry(f"{PLACE}/a", 0)]
-    assert objects.below(PLACE) == ([Entry(f"{PLACE}/a", 0)], [])
+    assert objects.entries(PLACE) == [ObjectEntry(f"{PLACE}/a", 0)]
+    assert objects.list_folder(PLACE) == ([ObjectEntry(f"{PLACE}/a", 0)], [])

@@ -9,8 +9,8 @@ import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from recipes.storage.object_store import Objects
-from recipes.upload_parts import PART
+from recipes.storage.object_store import ObjectStore
+from recipes.storage.object_transfer import MIN_PART_BYTES
 from tests.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-models/m/1/file"
@@ -20,9 +20,9 @@ async def arriving(size: int) -> AsyncIterator[bytes]:
     yield bytes(size)
 
 
-@pytest.mark.parametrize(("size", "methods"), [(100, ["PUT"]), (PART, ["POST", "PUT", "POST"])])
+@pytest.mark.parametrize(("size", "methods"), [(100, ["PUT"]), (MIN_PART_BYTES, ["POST", "PUT", "POST"])])
 def test_a_stream_of_less_than_a_part_takes_one_request(s3: S3Server, size: int, methods: list[str]) -> None:
-    objects = Objects(s3.address, VARIABLES)
+    objects = ObjectStore(s3.address, VARIABLES)
     s3.requests.clear()
     asyncio.run(objects.put_stream(URI, arriving(size), size))
     assert [request.method for request in s3.requests] == methods
@@ -35,22 +35,22 @@ def test_of_a_file_so_many_parts_are_on_their_way_as_was_said(
     """Of many files at once, one each: all of theirs together are in memory."""
     told = told_to("put", monkeypatch)
     (tmp_path / "file").write_bytes(bytes(9 << 20))
-    Objects(s3.address, VARIABLES).put_file(URI, tmp_path / "file", at_once)
+    ObjectStore(s3.address, VARIABLES).put_file(URI, tmp_path / "file", at_once)
     assert [named["max_concurrency"] for named in told] == [at_once]
 
 
 def test_of_a_stream_two_parts_are_on_their_way(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has many of them at a time."""
     told = told_to("put_async", monkeypatch)
-    asyncio.run(Objects(s3.address, VARIABLES).put_stream(URI, arriving(PART)))
+    asyncio.run(ObjectStore(s3.address, VARIABLES).put_stream(URI, arriving(MIN_PART_BYTES)))
     assert [named["max_concurrency"] for named in told] == [2]
 
 
 def test_of_an_object_whose_size_is_known_nothing_is_asked_but_what_is_read(s3: S3Server) -> None:
-    objects = Objects(s3.address, VARIABLES)
+    objects = ObjectStore(s3.address, VARIABLES)
     objects.put_bytes(URI, b"0123456789")
     s3.requests.clear()
-    assert b"".join(objects.known(URI, 10).chunks(2, 5)) == b"234"
+    assert b"".join(objects.open_known_size(URI, 10).chunks(2, 5)) == b"234"
     assert [request.method for request in s3.requests] == ["GET"]
 
 
@@ -75,4 +75,4 @@ def test_with_keys_that_may_not_list_what_is_missing_is_missing(s3: S3Server, mo
 
     monkeypatch.setattr(obstore, "list", denied)
     with pytest.raises(FileNotFoundError):
-        Objects(s3.address, VARIABLES).open(URI)
+        ObjectStore(s3.address, VARIABLES).open(URI)

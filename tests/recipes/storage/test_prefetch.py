@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from recipes.storage.prefetch import ahead
+from recipes.storage.prefetch import prefetch
 
 
 def test_results_come_in_the_order_of_what_was_asked_for() -> None:
@@ -13,8 +13,8 @@ def test_results_come_in_the_order_of_what_was_asked_for() -> None:
         time.sleep(0.05 if number == 0 else 0)
         return -number
 
-    assert list(ahead(slowest_first, range(20), 4)) == [-number for number in range(20)]
-    assert list(ahead(slowest_first, [], 4)) == []
+    assert list(prefetch(slowest_first, range(20), 4)) == [-number for number in range(20)]
+    assert list(prefetch(slowest_first, [], 4)) == []
 
 
 def test_so_many_are_under_way_at_once_and_no_more() -> None:
@@ -30,14 +30,14 @@ def test_so_many_are_under_way_at_once_and_no_more() -> None:
         with lock:
             now -= 1
 
-    list(ahead(work, range(8), 4))
+    list(prefetch(work, range(8), 4))
     assert most == 4
 
 
 def test_nobody_runs_far_ahead_of_whoever_takes() -> None:
     """What is held are results: of an object that is read, its bytes."""
     begun: list[int] = []
-    coming = ahead(begun.append, range(100), 4)
+    coming = prefetch(begun.append, range(100), 4)
     next(coming)
     time.sleep(0.1)
     assert len(begun) <= 5
@@ -54,7 +54,7 @@ def test_the_first_error_ends_it_and_what_has_not_begun_never_does() -> None:
             raise OSError("the third")
 
     with pytest.raises(OSError, match="the third"):
-        list(ahead(work, range(1000), 2))
+        list(prefetch(work, range(1000), 2))
     assert len(begun) < 6
 
 
@@ -62,4 +62,4 @@ def test_one_at_a_time_is_one_after_the_other() -> None:
     def work(number: int) -> str:
         return threading.current_thread().name
 
-    assert len({*ahead(work, range(5), 1)}) == 1
+    assert len({*prefetch(work, range(5), 1)}) == 1

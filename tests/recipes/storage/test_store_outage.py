@@ -13,14 +13,14 @@ import obstore
 import pytest
 
 from recipes.checkpoints import upload_retry
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.storage import buckets
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreUnavailable
-from recipes.storage.folder_bucket import is_there
+from recipes.storage.folder_bucket import is_mounted
 from recipes.storage.manifest import Artifact, FileRecord
-from recipes.training.resuming import where_to_resume
+from recipes.training.checkpointing.resume import find_resume_checkpoint
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 DATASET = "s3://hanzo-ml/datasets/d/1/records"
@@ -66,7 +66,7 @@ async def arriving() -> AsyncIterator[bytes]:
 ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
     "get": lambda store, artifact, scratch: store.get_bytes(f"{DATASET}/a.jsonl"),
     "list": lambda store, artifact, scratch: store.list(DATASET),
-    "below": lambda store, artifact, scratch: store.below(DATASET),
+    "below": lambda store, artifact, scratch: store.list_folder(DATASET),
     "exists": lambda store, artifact, scratch: store.exists(DATASET),
     "find": lambda store, artifact, scratch: store.find(DATASET),
     "manifest": lambda store, artifact, scratch: store.manifest(artifact),
@@ -140,12 +140,12 @@ def test_a_bucket_that_goes_away_as_it_is_opened_is_not_made_anew(
     folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
     def then_away(bucket: Path) -> bool:
-        there = is_there(bucket)
+        there = is_mounted(bucket)
         folder.go(mount_point=mount_point)
         return there
 
     with monkeypatch.context() as going:
-        going.setattr(buckets, "is_there", then_away)
+        going.setattr(buckets, "is_mounted", then_away)
         with pytest.raises(StoreUnavailable):
             Store(folder.address).find(DATASET)
     folder.come()
@@ -212,25 +212,25 @@ def test_what_goes_away_while_it_is_read_is_not_known_to_be_missing(folder: Fold
         list(found.chunks())
 
 
-def saved(checkpoints: Checkpoints, step: int) -> None:
-    with checkpoints.writing(step) as place:
+def saved(checkpoints: CheckpointManager, step: int) -> None:
+    with checkpoints.save(step) as place:
         (place / "weights").write_bytes(b"%d" % step)
-    checkpoints.settle()
+    checkpoints.wait_for_commit()
 
 
 @pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
 def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are_away(
     folder: Folder, tmp_path: Path, mount_point: bool
 ) -> None:
-    first = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    first = CheckpointManager(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(first, 3)
     first.wait()
     folder.go(mount_point=mount_point)
-    other_machine = Checkpoints(tmp_path / "other machine", Store(folder.address), CHECKPOINTS, 2)
+    other_machine = CheckpointManager(tmp_path / "other machine", Store(folder.address), CHECKPOINTS, 2)
     with pytest.raises(StoreUnavailable):
-        where_to_resume(other_machine, "latest")
+        find_resume_checkpoint(other_machine, "latest")
     folder.come()
-    _, found = where_to_resume(other_machine, "latest")
+    _, found = find_resume_checkpoint(other_machine, "latest")
     assert found is not None and found[0] == 3
 
 
@@ -239,7 +239,7 @@ def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
     monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
-    checkpoints = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    checkpoints = CheckpointManager(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(checkpoints, 1)
     checkpoints.wait()
     folder.go(mount_point=mount_point)

@@ -67,7 +67,7 @@ class Recorded:
 def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The ids of the training rows that each call of the program asked for."""
     calls: list[list[int]] = []
-    packed = sft.packed
+    packed = sft.load_packed_rows
 
     def recorded(split: Any, *given: Any) -> Any:
         rows = packed(split, *given)
@@ -76,7 +76,7 @@ def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         calls.append([])
         return Recorded(rows, calls[-1])
 
-    monkeypatch.setattr(sft, "packed", recorded)
+    monkeypatch.setattr(sft, "load_packed_rows", recorded)
     return calls
 
 
@@ -84,7 +84,7 @@ def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One sample of step 5 gives a loss that is not a number. Returns the ids of all samples, in the order of the run."""
     ids = list(islice(SampleOrder(60, place.recipe.seed).ids(), 60))
-    load, packed = program.load_for_training, sft.packed
+    load, packed = program.load_model, sft.load_packed_rows
     bad: list[torch.Tensor] = []
 
     def remembered(split: Any, *given: Any) -> Any:
@@ -103,6 +103,6 @@ def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         model.register_forward_hook(spoil, with_kwargs=True)
         return model
 
-    monkeypatch.setattr(sft, "packed", remembered)
-    monkeypatch.setattr(program, "load_for_training", spoiled)
+    monkeypatch.setattr(sft, "load_packed_rows", remembered)
+    monkeypatch.setattr(program, "load_model", spoiled)
     return ids

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from recipes import train as program
 from recipes.contracts.results import TrainingFacts
 from recipes.training import compilation
-from recipes.training.compilation import are_compiled, compile_blocks
+from recipes.training.compilation import compile_blocks, has_compiled_blocks
 from tests.recipes.tiny_training import LORA, TinyTraining
 
 
@@ -54,9 +54,9 @@ def test_without_a_gpu_none_is_compiled(tmp_path: Path) -> None:
         pytest.skip("this machine has a GPU")
     model: Any = torch.nn.Linear(2, 2)
     compile_blocks(model, tmp_path)
-    assert not are_compiled(model)
+    assert not has_compiled_blocks(model)
     model.compile()
-    assert are_compiled(model)
+    assert has_compiled_blocks(model)
 
 
 @pytest.mark.parametrize("lacks", [None, "compiler", "headers"])
@@ -79,7 +79,7 @@ def test_what_every_start_must_have_alike(
         compile_blocks(model, tmp_path)
         found = (dynamo.optimize_ddp, inductor.deterministic, inductor.compile_threads)
         dynamo.recompile_limit = limit
-    assert are_compiled(model) is (lacks is None)
+    assert has_compiled_blocks(model) is (lacks is None)
     if lacks:
         assert found == (True, False, 2) and "blocks are not compiled" in capsys.readouterr().out
     else:

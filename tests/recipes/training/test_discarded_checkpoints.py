@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recovery_log import Diverged
-from recipes.storage.artifact_store import MANIFEST, Store
-from recipes.training.discarding import DIVERGENCES, forget_spoilt
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
+from recipes.training.recovery import DIVERGENCES_FACT, discard_diverged_checkpoints
 from tests.recipes.training.training_workspace import saved
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
+def checkpoints(tmp_path: Path) -> CheckpointManager:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
-    return Checkpoints(tmp_path / "machine", store, "s3://hanzo-ml/checkpoints/r", 9)
+    return CheckpointManager(tmp_path / "machine", store, "s3://hanzo-ml/checkpoints/r", 9)
 
 
 def at(step: int, way: str = ".") -> Diverged:
@@ -39,42 +39,42 @@ def at(step: int, way: str = ".") -> Diverged:
     ],
 )
 def test_what_was_saved_before_the_run_diverged_and_was_spoilt_is_removed(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointManager,
     capsys: pytest.CaptureFixture[str],
     known: int | None,
     diverged: list[Diverged],
     stay: list[int],
 ) -> None:
     """Those that know of it are of the way that was gone on with; those that do not say are left."""
-    saved(checkpoints, 2, 4, 6, facts=None if known is None else {DIVERGENCES: known})
+    saved(checkpoints, 2, 4, 6, facts=None if known is None else {DIVERGENCES_FACT: known})
     capsys.readouterr()
-    forget_spoilt(checkpoints.folder, diverged)
+    discard_diverged_checkpoints(checkpoints.folder, diverged)
     assert checkpoints.local_steps() == stay[::-1]
     assert capsys.readouterr().out.count("healed of while this machine was away") == 3 - len(stay)
 
 
-def test_of_each_way_what_happened_on_it_counts(checkpoints: Checkpoints) -> None:
-    way = checkpoints.below("from-2", 2)
-    further = way.below("from-4", 4)
+def test_of_each_way_what_happened_on_it_counts(checkpoints: CheckpointManager) -> None:
+    way = checkpoints.branch("from-2", 2)
+    further = way.branch("from-4", 4)
     for one in (checkpoints, way, further):
-        saved(one, 6, facts={DIVERGENCES: 0})
-    forget_spoilt(checkpoints.folder, [at(5, "from-2/from-4")])
+        saved(one, 6, facts={DIVERGENCES_FACT: 0})
+    discard_diverged_checkpoints(checkpoints.folder, [at(5, "from-2/from-4")])
     assert [one.local_steps() for one in (checkpoints, way, further)] == [[6], [6], []]
-    forget_spoilt(checkpoints.folder, [at(9), at(5, "from-2")])
+    discard_diverged_checkpoints(checkpoints.folder, [at(9), at(5, "from-2")])
     assert [one.local_steps() for one in (checkpoints, way, further)] == [[6], [], []]
 
 
 def test_one_that_lacks_no_more_than_its_name_is_forgotten_and_one_that_cannot_be_read_is_left(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointManager,
 ) -> None:
     """The first would have got its name as the run looked for the newest."""
-    saved(checkpoints, 4, 6, facts={DIVERGENCES: 0})
+    saved(checkpoints, 4, 6, facts={DIVERGENCES_FACT: 0})
     (checkpoints.folder / "6").rename(checkpoints.folder / ".6.tmp")
-    (checkpoints.folder / "4" / MANIFEST).write_text("{")
-    forget_spoilt(checkpoints.folder, [at(5)])
+    (checkpoints.folder / "4" / MANIFEST_FILE).write_text("{")
+    discard_diverged_checkpoints(checkpoints.folder, [at(5)])
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["4"]
 
 
 def test_a_machine_that_has_nothing_forgets_nothing(tmp_path: Path) -> None:
-    forget_spoilt(tmp_path / "none", [at(5)])
+    discard_diverged_checkpoints(tmp_path / "none", [at(5)])
     assert not (tmp_path / "none").exists()

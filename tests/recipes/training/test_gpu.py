@@ -18,10 +18,10 @@ from recipes import evaluate
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Job, Result
 from recipes.contracts.recovery_log import NotCompiled, OutOfMemory
 from recipes.contracts.results import EvaluationReport
-from recipes.planning.gpus import GPUS
+from recipes.planning.gpus import GPU_SPECS
 from recipes.training import packed_attention
-from recipes.training.random_states import RandomStates
-from resources.detached import read_pid
+from recipes.training.determinism import RandomStates
+from resources.stack.detached_process import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
 from tests.recipes.training.metrics.test_no_device_sync import trainer_of
@@ -71,7 +71,7 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
     if found < count:
         pytest.fail(f"needs {count} GPU{'s' * (count > 1)}, and this machine has {found}: run `make test-gpu` on another")
     name = torch.cuda.get_device_name(0).upper()
-    gpu_type = next((known for known in GPUS if known.split("-")[1].upper() in name), None)
+    gpu_type = next((known for known in GPU_SPECS if known.split("-")[1].upper() in name), None)
     return {
         "hardware": {"cpu": 1, "gpus": count, "gpu_type": gpu_type},
         "distributed": {"strategy": strategy, "gpus_per_node": count, "backend": "nccl"},
@@ -145,7 +145,7 @@ def test_an_evaluation_computes_on_the_gpu_what_it_does_without(tmp_path: Path, 
     found = losses("gpu")
     weights = sum(file.stat().st_size for file in tiny.model.glob("*.safetensors"))
     assert torch.cuda.max_memory_allocated() - before > weights
-    monkeypatch.setattr(evaluate, "computing_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(evaluate, "select_compute_device", lambda: torch.device("cpu"))
     assert found == pytest.approx(losses("without"), rel=1e-4)
 
 
@@ -285,11 +285,11 @@ def test_random_numbers_go_on_on_another_gpu(tmp_path: Path) -> None:
     on_gpus(2)
     with torch.cuda.device(0):
         torch.cuda.manual_seed(1)
-        RandomStates.now().save(tmp_path / "states")
+        RandomStates.capture().save(tmp_path / "states")
         expected = torch.rand(4, device="cuda").tolist()
     with torch.cuda.device(1):
         torch.cuda.manual_seed(2)
-        RandomStates.load(tmp_path / "states").put_back()
+        RandomStates.load(tmp_path / "states").restore()
         assert torch.rand(4, device="cuda").tolist() == expected
 
 
@@ -311,8 +311,8 @@ def attended(
         AutoConfig.for_model(**TINY | config), dtype=torch.bfloat16, attn_implementation="sdpa"
     ).cuda()
     if packed:
-        assert packed_attention.fits(model.config, torch.bfloat16)
-        packed_attention.attend_within_examples(model)
+        assert packed_attention.supports_packed_attention(model.config, torch.bfloat16)
+        packed_attention.use_packed_attention(model)
     tokens = torch.randint(0, 400, positions.shape, generator=torch.Generator().manual_seed(1)).cuda()
     told = {"position_ids": positions.cuda()} if stated else {}
     loss = model(input_ids=tokens, labels=tokens, **told, use_cache=False).loss

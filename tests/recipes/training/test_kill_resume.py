@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.planning.recipe_checks import contradiction
+from recipes.planning.recipe_checks import find_contradiction
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import rows_at_once, shape
 from tests.recipes.training.training_workspace import Place, facts
@@ -73,7 +73,7 @@ def settings_of(strategy: str, method: str, objective: str) -> dict[str, Any]:
 def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
     everything = product(STRATEGIES, METHODS, OBJECTIVES)
     recipes = {each: place.recipe.changed(settings_of(*each)) for each in everything}
-    assert [each for each, recipe in recipes.items() if contradiction(recipe, None) is None] == TABLE
+    assert [each for each, recipe in recipes.items() if find_contradiction(recipe, None) is None] == TABLE
 
 
 @pytest.mark.slow

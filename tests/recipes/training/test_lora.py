@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from recipes.training import model as loading
-from recipes.training.lora import compute_in_the_type_of_inputs
+from recipes.training.lora import compute_lora_in_input_dtype
 from tests.recipes.tiny_training import LORA, TinyTraining
 
 IN, OUT, RANK = 48, 64, 8
@@ -46,7 +46,7 @@ def test_it_computes_what_peft_does(dtype: torch.dtype, within: float, dropout: 
     x = torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = computed(adapted(dtype, dropout), x)
     model = adapted(dtype, dropout)
-    compute_in_the_type_of_inputs(model)
+    compute_lora_in_input_dtype(model)
     found = computed(model, x)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -59,9 +59,9 @@ def test_an_adapter_beside_bfloat16_does_so_and_no_other(tmp_path: Any, monkeypa
 
     def copies(base_dtype: str) -> bool:
         """Whether an adapter's input is copied to the type of its weights."""
-        monkeypatch.setattr(loading, "computing_dtype", lambda wanted: getattr(torch, wanted))
+        monkeypatch.setattr(loading, "select_compute_dtype", lambda wanted: getattr(torch, wanted))
         recipe = tiny.recipe(**LORA | {"base_dtype": base_dtype})
-        model = loading.load_for_training(tiny.model, recipe)
+        model = loading.load_model(tiny.model, recipe)
         module = next(each for each in model.modules() if hasattr(each, "lora_variant"))
         return bool(getattr(module, "cast_input_dtype_enabled", True)) and not module.lora_variant
 

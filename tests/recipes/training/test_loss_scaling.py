@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import set_seed
 
-from recipes.training.loss_scaling import scale_of, scaled, unscale
-from recipes.training.model import load_for_training
+from recipes.training.loss_scaling import loss_scale, scale_gradient, unscale_gradients
+from recipes.training.model import load_model
 from tests.recipes.tiny_training import LORA, TinyTraining
 
 TOKENS = 2**17
@@ -32,13 +32,13 @@ def gradients(tiny: TinyTraining, scale: float, **changed: Any) -> torch.Tensor:
     """Those of all that is trained, as one vector."""
     recipe = tiny.recipe(**(LORA | changed))
     set_seed(1)
-    model = load_for_training(tiny.model, recipe)
+    model = load_model(tiny.model, recipe)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.02)  # else no gradient reaches the other half
-    unscale(model.parameters(), scale)
+    unscale_gradients(model.parameters(), scale)
     loss = model(input_ids=ROWS, labels=ROWS).loss * (ROWS.numel() / TOKENS)
-    scaled(loss, scale).backward()
+    scale_gradient(loss, scale).backward()
     return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.requires_grad])
 
 
@@ -56,9 +56,9 @@ def test_a_scale_changes_no_digit_where_nothing_is_lost(tiny: TinyTraining) -> N
 
 def test_it_is_as_large_as_a_step(tiny: TinyTraining, float16: None) -> None:
     half = LORA | {"base_dtype": "float16"}
-    assert scale_of(tiny.recipe(**half)) == 256  # 2 rows of 64 tokens, twice
-    assert scale_of(tiny.recipe(**half, objective="orpo")) == 4
-    assert scale_of(tiny.recipe(**LORA)) == 1
+    assert loss_scale(tiny.recipe(**half)) == 256  # 2 rows of 64 tokens, twice
+    assert loss_scale(tiny.recipe(**half, objective="orpo")) == 4
+    assert loss_scale(tiny.recipe(**LORA)) == 1
 
 
 def test_a_run_in_float16_learns_what_one_in_float32_does(tiny: TinyTraining, float16: None) -> None:

@@ -13,12 +13,12 @@ import recipes.training.objectives as registry
 from recipes.contracts import objective_names
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.records.record_reader import record_of
-from recipes.training.data.preference_pairs import Pair, encode_pairs, stack
-from recipes.training.model import load_for_training
-from recipes.training.objectives import objective_of
+from recipes.records.record_reader import parse_record
+from recipes.training.data.preference_pairs import PreferencePair, collate_pairs, encode_pairs
+from recipes.training.model import load_model
+from recipes.training.objectives import make_objective
 from recipes.training.objectives.dpo import Dpo
-from recipes.training.objectives.orpo import log_odds_of
+from recipes.training.objectives.orpo import compute_log_odds
 from recipes.training.objectives.sft import Sft
 from tests.recipes.tiny_training import COLOURS, FULL, LORA, TinyTraining, losses
 
@@ -50,11 +50,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
     return TinyTraining(tmp_path_factory.mktemp("objectives"), PAIRS)
 
 
-def pairs_of(tiny: TinyTraining, recipe: Recipe) -> list[Pair]:
-    return encode_pairs(AutoTokenizer.from_pretrained(tiny.model), [record_of(row) for row in PAIRS[:3]], recipe)
+def pairs_of(tiny: TinyTraining, recipe: Recipe) -> list[PreferencePair]:
+    return encode_pairs(AutoTokenizer.from_pretrained(tiny.model), [parse_record(row) for row in PAIRS[:3]], recipe)
 
 
-def answer_log_probabilities(model: Any, pair: Pair) -> Iterator[list[float]]:
+def answer_log_probabilities(model: Any, pair: PreferencePair) -> Iterator[list[float]]:
     """log p of each token of the chosen answer, then of the rejected one; each alone, unpadded, in float64."""
     for example in (pair.chosen, pair.rejected):
         with torch.no_grad():
@@ -65,7 +65,7 @@ def answer_log_probabilities(model: Any, pair: Pair) -> Iterator[list[float]]:
 
 def trained(tiny: TinyTraining, recipe: Recipe, seed: int) -> Any:
     """A model that differs from its base."""
-    model = load_for_training(tiny.model, recipe)
+    model = load_model(tiny.model, recipe)
     torch.manual_seed(seed)
     with torch.no_grad():
         for tensor in model.parameters():
@@ -77,8 +77,8 @@ def trained(tiny: TinyTraining, recipe: Recipe, seed: int) -> Any:
 @pytest.mark.parametrize("method", [LORA, FULL])
 def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[str, Any]) -> None:
     recipe = tiny.recipe(**method, objective="dpo", beta=0.3)
-    objective = objective_of(recipe)
-    objective.begin(load_for_training(tiny.model, recipe))
+    objective = make_objective(recipe)
+    objective.begin(load_model(tiny.model, recipe))
     model = trained(tiny, recipe, seed=3)
     base = AutoModelForCausalLM.from_pretrained(tiny.model, dtype=torch.float32).eval()
     pairs = pairs_of(tiny, recipe)
@@ -92,7 +92,7 @@ def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[s
         margin = rewards[0][-1] - rewards[1][-1]
         expected += math.log1p(math.exp(-margin)) / len(pairs)
         right += margin > 0
-    found = objective.loss(model, stack(pairs))
+    found = objective.loss(model, collate_pairs(pairs))
     assert found is not None
     assert float(found.value) == pytest.approx(expected, rel=1e-4)
     assert found.metrics["reward_accuracy"] == pytest.approx(right / len(pairs))
@@ -106,12 +106,12 @@ def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[s
 def test_the_reference_of_an_adapter_drops_nothing_out(tiny: TinyTraining) -> None:
     """Of a base such as GPT-2 or Phi-2, which do in training: it was another one for each micro-batch."""
     recipe = tiny.recipe(**LORA, objective="dpo")
-    model = load_for_training(tiny.model, recipe)
+    model = load_model(tiny.model, recipe)
     for layer in model.get_base_model().model.layers:
         layer.mlp.register_forward_hook(lambda mlp, _, out: torch.nn.functional.dropout(out, 0.5, mlp.training))
-    objective = objective_of(recipe)
+    objective = make_objective(recipe)
     assert isinstance(objective, Dpo)
-    batch = stack(pairs_of(tiny, recipe))
+    batch = collate_pairs(pairs_of(tiny, recipe))
     expected = objective._reference(model.eval(), batch)
     assert not model.training
     assert objective._reference(model.train(), batch).equal(expected)
@@ -129,14 +129,14 @@ def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
         p, q = (math.exp(sum(half) / len(half)) for half in (chosen, rejected))
         odds_ratio = (p / (1 - p)) / (q / (1 - q))
         ratio += math.log(1 / (1 + 1 / odds_ratio)) / len(pairs)
-    found = objective_of(recipe).loss(model, stack(pairs))
+    found = make_objective(recipe).loss(model, collate_pairs(pairs))
     assert found is not None
     assert float(found.value) == pytest.approx(-likelihood - 0.25 * ratio, rel=1e-4)
 
 
 def test_an_answer_that_is_certain_has_odds_and_a_slope() -> None:
     certain = torch.tensor([0.0, -0.5], requires_grad=True)
-    odds = log_odds_of(certain)
+    odds = compute_log_odds(certain)
     odds.sum().backward()
     assert certain.grad is not None and certain.grad.isfinite().all()
     assert odds.tolist() == pytest.approx([math.log(1e7), -0.5 - math.log(1 - math.exp(-0.5))], rel=1e-4)
@@ -146,10 +146,10 @@ def test_an_answer_that_is_certain_has_odds_and_a_slope() -> None:
 def test_what_pairs_cost_is_the_same_in_every_micro_batch(tiny: TinyTraining, objective: str) -> None:
     """Also in a step that is done in smaller parts, because memory ran out."""
     recipe = tiny.recipe(**LORA, objective=objective)
-    made = objective_of(recipe)
+    made = make_objective(recipe)
     model = trained(tiny, recipe, seed=5)
     pairs = pairs_of(tiny, recipe)
-    together, *alone = (made.loss(model, stack(some)) for some in (pairs, *([pair] for pair in pairs)))
+    together, *alone = (made.loss(model, collate_pairs(some)) for some in (pairs, *([pair] for pair in pairs)))
     assert together is not None
     assert float(together.value) == pytest.approx(sum(float(one.value) for one in alone if one) / len(alone), rel=1e-5)
 
@@ -201,11 +201,11 @@ class Reversed(Sft):
 def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown objective: use sft, dpo, orpo"):
         tiny.recipe(**LORA, objective="reversed")
-    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", objective_names.OBJECTIVES)])
+    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", objective_names.OBJECTIVES_GROUP)])
     for module in (objective_names, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: Reversed)
-    assert isinstance(objective_of(tiny.recipe(**LORA, objective="reversed")), Reversed)
+    assert isinstance(make_objective(tiny.recipe(**LORA, objective="reversed")), Reversed)
 
 
 def test_beta_is_of_preferences(tiny: TinyTraining) -> None:

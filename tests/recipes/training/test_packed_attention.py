@@ -10,7 +10,12 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipes.training.packed_attention import attend_within_examples, bounds_of, fits, with_bounds
+from recipes.training.packed_attention import (
+    add_boundaries,
+    example_boundaries,
+    supports_packed_attention,
+    use_packed_attention,
+)
 from tests.recipes.training import cpu_varlen_attention
 
 TINY = {
@@ -38,21 +43,21 @@ def on_a_processor() -> Iterator[None]:
     ],
 )
 def test_examples_end_where_positions_begin_anew_and_with_their_row(positions: list[list[int]], bounds: list[int]) -> None:
-    found = bounds_of(torch.tensor(positions))
+    found = example_boundaries(torch.tensor(positions))
     assert found.tolist() == bounds and found.dtype is torch.int32
 
 
 def test_without_a_gpu_attention_reads_a_mask() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert not fits(AutoConfig.for_model("llama"), torch.bfloat16)
+    assert not supports_packed_attention(AutoConfig.for_model("llama"), torch.bfloat16)
 
 
 def model_of(config: dict[str, Any], *, packed: bool) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY | config), attn_implementation="sdpa")
     if packed:
-        attend_within_examples(model)
+        use_packed_attention(model)
     return model
 
 
@@ -84,7 +89,7 @@ def test_attention_that_reads_no_mask_computes_what_attention_with_one_does(
 ) -> None:
     batch = batch_of([[50, 14, 64], [128], [1, 1, 100, 26]])
     loss, gradient = learned(model_of(config, packed=False), batch)
-    for given in (with_bounds(batch), batch):  # as an objective of its own passes it on
+    for given in (add_boundaries(batch), batch):  # as an objective of its own passes it on
         found, found_gradient = learned(model_of(config, packed=True), given)
         assert found == pytest.approx(loss, rel=1e-6)
         assert float((found_gradient - gradient).norm() / gradient.norm()) < 1e-5
@@ -94,7 +99,7 @@ def test_rows_of_one_example_each_are_seen_as_such(on_a_processor: None) -> None
     batch = batch_of([[20], [20]])
     del batch["position_ids"]
     loss, _ = learned(model_of({"model_type": "llama"}, packed=False), batch)
-    found, _ = learned(model_of({"model_type": "llama"}, packed=True), with_bounds(batch))
+    found, _ = learned(model_of({"model_type": "llama"}, packed=True), add_boundaries(batch))
     assert found == pytest.approx(loss, rel=1e-6)
 
 
@@ -104,7 +109,7 @@ def test_a_block_is_one_program_for_any_number_of_examples(on_a_processor: None)
     programs = CompileCounter()
     model.get_decoder().layers[0].compile(dynamic=False, backend=programs)
     for lengths in ([64], [30, 34], [1, 2, 61], [16] * 4, [8] * 8):
-        model(**with_bounds(batch_of([lengths, [64]])), use_cache=False).loss.backward()
+        model(**add_boundaries(batch_of([lengths, [64]])), use_cache=False).loss.backward()
     assert programs.frame_count == 1
     assert not torch._dynamo.utils.counters["graph_break"]
     torch.compiler.reset()

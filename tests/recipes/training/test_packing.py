@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from hanzo_ml.client.buffer import MetricBuffer
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.evaluation.scoring import likelihood
-from recipes.records.record_reader import record_of
+from recipes.contracts.results import Usage
+from recipes.evaluation.scoring import measure_likelihood
+from recipes.records.record_reader import parse_record
 from recipes.storage.artifact_store import Store
-from recipes.training.data.examples import IGNORED, Example, encode
-from recipes.training.data.sample_order import SampleOrder, SamplesOfRun
-from recipes.training.metrics.usage import Meter
-from recipes.training.model import load_for_training
+from recipes.training.data.examples import IGNORED_LABEL, Example, encode_examples
+from recipes.training.data.packing import PackedRow, collate, first_fit, pack_examples
+from recipes.training.data.sample_order import RunSamples, SampleOrder
+from recipes.training.metrics.usage import UsageMeter
+from recipes.training.model import load_model
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives.sft import Sft
-from recipes.training.packing import Row, collate, first_fit, pack
-from recipes.training.parallel.process_group import Group
+from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.stopping import StopOnDivergence, StopOnSignal
-from recipes.training.trainer import arguments
-from recipes.usage import Usage
+from recipes.training.trainer import training_arguments
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0
@@ -37,7 +37,7 @@ SENTENCES = [
     ("What burns?", "The lamp."),
     ("Who sleeps?", "The old cat."),
 ]
-RECORDS = [record_of({"instruction": question, "answer": answer}) for question, answer in SENTENCES]
+RECORDS = [parse_record({"instruction": question, "answer": answer}) for question, answer in SENTENCES]
 LENGTH = 110
 
 
@@ -71,7 +71,7 @@ def recipe() -> Recipe:
 
 @pytest.fixture(scope="module")
 def examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
-    return encode(tokenizer, RECORDS, None, LENGTH)
+    return encode_examples(tokenizer, RECORDS, None, LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -83,35 +83,35 @@ def alone(folder: Path, examples: list[Example]) -> tuple[float, int]:
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([example.tokens]), use_cache=False).logits[0, :-1]
         targets = torch.tensor(example.labels[1:])
-        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED))
-        count += int((targets != IGNORED).sum())
+        total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED_LABEL))
+        count += int((targets != IGNORED_LABEL).sum())
     return total, count
 
 
-def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> ObjectiveTrainer:
+def trainer(folder: Path, recipe: Recipe, rows: Sequence[PackedRow], work: Path) -> ObjectiveTrainer:
     address = StoreAddress(root=work.as_uri(), buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
-    checkpoints = Checkpoints(work / "checkpoints", Store(address), "s3://hanzo-ml/checkpoints/packing", 1)
-    model = load_for_training(folder, recipe)
+    checkpoints = CheckpointManager(work / "checkpoints", Store(address), "s3://hanzo-ml/checkpoints/packing", 1)
+    model = load_model(folder, recipe)
     return ObjectiveTrainer(
         model=model,
-        args=arguments(recipe, work, model, evaluate_first=False),
+        args=training_arguments(recipe, work, model, evaluate_on_resume=False),
         train_dataset=[vars(row) for row in rows],
         eval_dataset=[vars(row) for row in rows],
         objective=Sft(recipe),
         checkpoints=checkpoints,
-        group=Group(),
-        in_rows=False,
-        stop=StopOnSignal(Group(), saves=True),
+        group=ProcessGroup(),
+        saves_sharded=False,
+        stop=StopOnSignal(ProcessGroup(), saves=True),
         facts={},
-        samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
+        samples=RunSamples(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
-        meter=Meter(Usage(), 0),
+        meter=UsageMeter(Usage(), 0),
         divergence=StopOnDivergence(recipe.divergence),
     )
 
 
 def test_the_examples_really_share_rows(examples: list[Example]) -> None:
-    rows = pack(examples, LENGTH, PADDING)
+    rows = pack_examples(examples, LENGTH, PADDING)
     assert 1 < len(rows) < len(examples)  # else the equalities below would prove nothing
 
 
@@ -119,7 +119,7 @@ def test_the_training_loss_of_packed_rows_is_that_of_the_examples_one_by_one(
     folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path
 ) -> None:
     total, count = alone
-    rows = pack(examples, LENGTH, PADDING)
+    rows = pack_examples(examples, LENGTH, PADDING)
     packed = trainer(folder, recipe, rows, tmp_path)
     packed.model.train()
     batch = collate([vars(row) for row in rows])
@@ -132,8 +132,8 @@ def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
     folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path, batch: int
 ) -> None:
     """In rows with unequally many answer tokens, however many of them are read at once."""
-    rows = pack([*examples] * 3, LENGTH, PADDING)  # of which the mean is the same
-    assert len(rows) > 4 and len({int((row.labels != IGNORED).sum()) for row in rows}) > 1
+    rows = pack_examples([*examples] * 3, LENGTH, PADDING)  # of which the mean is the same
+    assert len(rows) > 4 and len({int((row.labels != IGNORED_LABEL).sum()) for row in rows}) > 1
     found = trainer(folder, recipe.model_copy(update={"batch_size": batch}), rows, tmp_path).evaluate()
     assert found["eval_loss"] == pytest.approx(alone[0] / alone[1], rel=1e-5)
 
@@ -142,13 +142,13 @@ def test_the_mean_loss_of_an_evaluation_is_that_of_the_examples_one_by_one(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, alone: tuple[float, int]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    assert likelihood(model, tokenizer, RECORDS, recipe).loss == pytest.approx(alone[0] / alone[1], rel=1e-5)
+    assert measure_likelihood(model, tokenizer, RECORDS, recipe).loss == pytest.approx(alone[0] / alone[1], rel=1e-5)
 
 
 def test_a_packed_neighbour_changes_no_logit(folder: Path, examples: list[Example]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     first, second = examples[0], examples[1]
-    (row,) = pack([first, second], len(first.tokens) + len(second.tokens), PADDING)
+    (row,) = pack_examples([first, second], len(first.tokens) + len(second.tokens), PADDING)
     with torch.inference_mode():
         together = model(input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False).logits[0]
         lonely = [model(input_ids=torch.tensor([e.tokens]), use_cache=False).logits[0] for e in (first, second)]
@@ -160,8 +160,8 @@ def test_a_prompt_that_fills_a_whole_row_does_not_make_the_training_loss_nan(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tmp_path: Path
 ) -> None:
     """Its answer is cut off, so the row has nothing to learn from: one step on it must not destroy the weights."""
-    too_long = record_of({"instruction": "What is the name of the harbour? " * 60, "answer": "Ellarin Deep."})
-    rows = pack(encode(tokenizer, [*RECORDS, too_long], None, LENGTH), LENGTH, PADDING)
+    too_long = parse_record({"instruction": "What is the name of the harbour? " * 60, "answer": "Ellarin Deep."})
+    rows = pack_examples(encode_examples(tokenizer, [*RECORDS, too_long], None, LENGTH), LENGTH, PADDING)
     one_at_a_time = recipe.model_copy(update={"batch_size": 1, "max_steps": len(rows), "learning_rate": 1e-4})
     training = trainer(folder, one_at_a_time, rows, tmp_path)
     training.train()
@@ -193,15 +193,15 @@ def test_equal_lengths_pack_equally(items: list[int], capacity: int) -> None:
 def test_no_example_is_split_or_lost_and_no_padding_is_learned(texts: list[list[int]], capacity: int) -> None:
     examples = [Example(tuple(text), tuple(text)) for text in texts]
     found = []
-    for row in pack(examples, capacity, PADDING):
+    for row in pack_examples(examples, capacity, PADDING):
         assert len(row.input_ids) == len(row.labels) == len(row.position_ids) == capacity
         starts = [place for place, position in enumerate(row.position_ids.tolist()) if position == 0]
         for start, end in zip(starts, [*starts[1:], capacity], strict=True):
             tokens, labels = row.input_ids[start:end].tolist(), row.labels[start:end].tolist()
             assert row.position_ids[start:end].tolist() == list(range(end - start))
-            assert labels[0] == IGNORED  # else an example would be asked to predict its neighbour's first token
+            assert labels[0] == IGNORED_LABEL  # else an example would be asked to predict its neighbour's first token
             if tokens[0] == PADDING:
-                assert set(tokens) == {PADDING} and set(labels) == {IGNORED}
+                assert set(tokens) == {PADDING} and set(labels) == {IGNORED_LABEL}
             else:
                 assert labels[1:] == tokens[1:]
                 found.append(tuple(tokens))

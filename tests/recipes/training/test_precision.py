@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recipes.training import precision
-from recipes.training.precision import computes, computing_device, computing_dtype, tell_fallback
+from recipes.training.precision import cpu_supports_dtype, log_dtype_fallback, select_compute_device, select_compute_dtype
 
 OLD = "processor : 0\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
 NEW = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n"
@@ -25,18 +25,18 @@ ARM = "processor : 0\nFeatures\t: fp asimd fphp asimdhp bf16\n"
     ],
 )
 def test_a_type_needs_instructions(wanted: str, cpuinfo: str, has: bool) -> None:
-    assert computes(wanted, cpuinfo) is has
+    assert cpu_supports_dtype(wanted, cpuinfo) is has
 
 
 def test_what_the_processor_lacks_is_computed_in_float32_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(precision, "computes", lambda wanted, cpuinfo: wanted == "float32")
+    monkeypatch.setattr(precision, "cpu_supports_dtype", lambda wanted, cpuinfo: wanted == "float32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert computing_dtype("bfloat16") is torch.float32
-    tell_fallback("bfloat16")
+    assert select_compute_dtype("bfloat16") is torch.float32
+    log_dtype_fallback("bfloat16")
     assert "no instructions for bfloat16" in capsys.readouterr().out
-    assert computing_dtype("float32") is torch.float32
+    assert select_compute_dtype("float32") is torch.float32
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
@@ -45,8 +45,8 @@ def test_it_is_the_device_that_computes_whose_instructions_count(
     monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, has_gpu: bool
 ) -> None:
     """A processor beside a GPU has no more instructions than another."""
-    monkeypatch.setattr(precision, "computes", lambda wanted, cpuinfo: wanted == "float32")
+    monkeypatch.setattr(precision, "cpu_supports_dtype", lambda wanted, cpuinfo: wanted == "float32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    assert computing_device().type == ("cuda" if has_gpu else "cpu")
-    assert computing_dtype("bfloat16", torch.device(device)) is dtype
-    assert computing_dtype("bfloat16") is (torch.bfloat16 if has_gpu else torch.float32)
+    assert select_compute_device().type == ("cuda" if has_gpu else "cpu")
+    assert select_compute_dtype("bfloat16", torch.device(device)) is dtype
+    assert select_compute_dtype("bfloat16") is (torch.bfloat16 if has_gpu else torch.float32)

@@ -12,12 +12,10 @@ from recipes.contracts.job import BadConfiguration, Result
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.recipe import Recipe
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.record_reader import read_records, record_of
-from recipes.training.data.examples import encode, tokenize
-from recipes.training.data.packing import PackedRows
-from recipes.training.data.rows import packed
-from recipes.training.packing import pack
-from recipes.training.prepared_rows import is_prepared, prepared_rows
+from recipes.records.record_reader import parse_record, read_records
+from recipes.training.data.examples import encode_examples, tokenize_records
+from recipes.training.data.packing import PackedRows, pack_examples
+from recipes.training.data.rows import is_prepared, load_packed_rows, load_prepared_rows
 from tests.recipes.preparation.preparation_workspace import Place, questions
 from tests.recipes.tiny_model import make_tokenizer
 
@@ -44,7 +42,7 @@ def rows_of(place: Place, prepared: Result) -> Any:
     folder = place.store.fetch(split, place.folder)
 
     def rows(wanted: Recipe, tokenizer: Any = None) -> PackedRows:
-        return prepared_rows(folder, place.store.manifest(split), tokenizer or make_tokenizer(), wanted, padding=0)
+        return load_prepared_rows(folder, place.store.manifest(split), tokenizer or make_tokenizer(), wanted, padding=0)
 
     rows.folder = folder  # type: ignore[attr-defined]
     return rows
@@ -53,8 +51,8 @@ def rows_of(place: Place, prepared: Result) -> Any:
 @pytest.mark.slow
 def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> None:
     prepared = rows_of(recipe())
-    examples = encode(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
-    tokenized = pack(examples, LENGTH, padding=0)
+    examples = encode_examples(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
+    tokenized = pack_examples(examples, LENGTH, padding=0)
     assert is_prepared(rows_of.folder)
     assert prepared.num_records == len(examples)
     assert len(prepared) == len(tokenized)
@@ -72,12 +70,14 @@ def test_the_log_says_what_is_cut_and_left_out_where_rows_are_packed(
     for length in (48, 80):
         wanted = recipe(sequence_length=length)
         capsys.readouterr()
-        packed(result.artifacts["train"], place.store, place.folder, make_tokenizer(), wanted)
+        load_packed_rows(result.artifacts["train"], place.store, place.folder, make_tokenizer(), wanted)
         said[length] = capsys.readouterr().out
-        encode(make_tokenizer(), read_records(place.store.fetch(result.artifacts["train"], place.folder)), None, length)
+        encode_examples(
+            make_tokenizer(), read_records(place.store.fetch(result.artifacts["train"], place.folder)), None, length
+        )
         said[-length] = capsys.readouterr().out
-    records = [record_of(row) for row in place.rows(result)]
-    lengths = [len(tokens) for tokens in tokenize(make_tokenizer(), records, None) if isinstance(tokens, Tokens)]
+    records = [parse_record(row) for row in place.rows(result)]
+    lengths = [len(tokens) for tokens in tokenize_records(make_tokenizer(), records, None) if isinstance(tokens, Tokens)]
     before = sum(length > 80 for length in lengths)
     assert 0 < before == result.facts["truncated"] < len(records)
     for length in (48, 80):

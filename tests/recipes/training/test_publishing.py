@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from recipes.checkpoints.shard_selection import rows_of
+from recipes.checkpoints.shard_selection import shard_rows
 from recipes.contracts.recipe import Recipe
-from recipes.training.checkpointing.sharded_safetensors import write_whole
-from recipes.training.publishing import save_spread, save_trained, whole
-from recipes.training.row_files import RowFiles
+from recipes.training.checkpointing.sharded_safetensors import ShardedTensors, consolidate_weights
+from recipes.training.publishing import load_whole_model, save_sharded_weights, save_whole_weights
 from tests.recipes.tiny_model import make_tiny_model, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +45,7 @@ def spread(model: torch.nn.Module, folder: Path, processes: int = 2) -> Path:
     """The weights as a checkpoint has them."""
     folder.mkdir()
     for rank in range(processes):
-        own = {name: (weight, rows_of(len(weight), rank, processes)) for name, weight in model.named_parameters()}
+        own = {name: (weight, shard_rows(len(weight), rank, processes)) for name, weight in model.named_parameters()}
         parts = {name: weight.detach()[rows.start : rows.stop].clone() for name, (weight, rows) in own.items()}
         save_file(parts, folder / f"model-rows-{rank + 1:05}-of-{processes:05}.safetensors")
     return folder
@@ -77,21 +76,21 @@ def test_the_files_are_those_of_the_model_in_one_process(base: Path, trained: An
     checkpoint = (4, spread(trained, tmp_path / "checkpoint"))
     (tmp_path / "spread").mkdir()
     (tmp_path / "spread" / "model-00009-of-00009.safetensors").write_text("of a process that was killed")
-    save_spread(checkpoint, base, full(dtype), tmp_path / "spread")
-    save_trained(whole(base, full(dtype), checkpoint), base, full(dtype), tmp_path / "whole")
+    save_sharded_weights(checkpoint, base, full(dtype), tmp_path / "spread")
+    save_whole_weights(load_whole_model(base, full(dtype), checkpoint), base, full(dtype), tmp_path / "whole")
     written = contents(tmp_path / "spread")
     assert written == contents(tmp_path / "whole")
     assert json.loads(written["config.json"])["dtype"] == dtype
 
 
 def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_path: Path) -> None:
-    model = whole(base, full("bfloat16"), None)
+    model = load_whole_model(base, full("bfloat16"), None)
     model.config.use_cache = False  # as the library's trainer leaves it
     for name, stated in (("silent", {}), ("on", {"use_cache": True}), ("off", {"use_cache": False})):
         of = shutil.copytree(base, tmp_path / f"base-{name}")
         config = {key: value for key, value in json.loads((base / "config.json").read_text()).items() if key != "use_cache"}
         (of / "config.json").write_text(json.dumps(config | stated))
-        save_trained(model, of, full("bfloat16"), tmp_path / name)
+        save_whole_weights(model, of, full("bfloat16"), tmp_path / name)
         assert json.loads((tmp_path / name / "config.json").read_text())["use_cache"] is (name != "off")
 
 
@@ -105,7 +104,7 @@ def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path
     with torch.device("meta"):
         shape: Any = LlamaForCausalLM(trained.config)
     (tmp_path / "spread").mkdir()
-    write_whole(RowFiles(sorted(checkpoint.glob("*"))), shape, tmp_path / "spread", largest="50KB")
+    consolidate_weights(ShardedTensors(sorted(checkpoint.glob("*"))), shape, tmp_path / "spread", largest="50KB")
     trained.save_pretrained(tmp_path / "whole", max_shard_size="50KB")
     expected = {name: bytes for name, bytes in contents(tmp_path / "whole").items() if name.startswith("model")}
     assert len(expected) > 3 and contents(tmp_path / "spread") == expected
@@ -120,7 +119,9 @@ def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(tmp_path: 
     with torch.no_grad():
         for weight in trained.parameters():
             weight += 0.01
-    save_spread((4, spread(trained, tmp_path / "checkpoint")), tmp_path / "base", full("float32"), tmp_path / "spread")
+    save_sharded_weights(
+        (4, spread(trained, tmp_path / "checkpoint")), tmp_path / "base", full("float32"), tmp_path / "spread"
+    )
     trained.save_pretrained(tmp_path / "whole")
     found, stored = load_file(tmp_path / "spread" / "model.safetensors"), load_file(tmp_path / "base" / "model.safetensors")
     assert set(found) == set(stored) != {name for name, _ in trained.named_parameters()}
@@ -136,7 +137,7 @@ def test_a_model_that_is_a_part_of_the_published_one_is_completed(base: Path, tr
     weights = dict(trained.named_parameters())
     flat = {name: weight.detach().flatten() for name, weight in weights.items()}
     save_file(flat, tmp_path / "checkpoint" / "model-rows-00001-of-00001.safetensors")
-    save_spread((4, tmp_path / "checkpoint"), part, full("float32"), tmp_path / "spread")
+    save_sharded_weights((4, tmp_path / "checkpoint"), part, full("float32"), tmp_path / "spread")
     found = load_file(tmp_path / "spread" / "model.safetensors")
     assert set(found) == set(weights) and all(found[name].equal(weight) for name, weight in weights.items())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.training.random_states import RandomStates, within_32_bits
+from recipes.training.determinism import RandomStates, wrap_seed
 
 
 def drawn() -> tuple[float, float, float]:
@@ -17,10 +17,10 @@ def drawn() -> tuple[float, float, float]:
 
 
 def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_written(tmp_path: Path) -> None:
-    RandomStates.now().save(tmp_path / "states")
+    RandomStates.capture().save(tmp_path / "states")
     expected = drawn()
     assert drawn() != expected
-    RandomStates.load(tmp_path / "states").put_back()
+    RandomStates.load(tmp_path / "states").restore()
     assert drawn() == expected
 
 
@@ -32,7 +32,7 @@ def test_checkpoints_from_before_are_read(of_gpus: dict[str, Any], tmp_path: Pat
     expected = drawn()
     if torch.cuda.is_available():
         pytest.skip("these are no states of this machine's GPUs")
-    RandomStates.load(tmp_path / "states").put_back()
+    RandomStates.load(tmp_path / "states").restore()
     assert drawn() == expected
 
 
@@ -55,5 +55,5 @@ def test_a_file_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
 
 def test_a_seed_that_was_added_up_is_one_that_numpy_takes() -> None:
     """And the same one where it could be taken as it is."""
-    assert [within_32_bits(seed) for seed in (0, 2**32 - 1, 2**32, 2**33 + 7)] == [0, 2**32 - 1, 0, 7]
-    np.random.RandomState(within_32_bits(2**32 - 1))
+    assert [wrap_seed(seed) for seed in (0, 2**32 - 1, 2**32, 2**33 + 7)] == [0, 2**32 - 1, 0, 7]
+    np.random.RandomState(wrap_seed(2**32 - 1))

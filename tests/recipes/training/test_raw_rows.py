@@ -12,10 +12,9 @@ import torch
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.records.record_reader import read_records
-from recipes.training.data.examples import encode
-from recipes.training.data.packing import PackedRows
-from recipes.training.packing import pack
-from recipes.training.raw_rows import raw_rows
+from recipes.training.data.examples import encode_examples
+from recipes.training.data.packing import PackedRows, pack_examples
+from recipes.training.data.rows import tokenize_rows
 from tests.recipes.tiny_model import make_tokenizer
 
 LENGTH = 64
@@ -31,7 +30,7 @@ PROMPTS_ALONE = {"instruction": "Which door? " * 100, "answer": "None."}
 @pytest.fixture
 def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rows of records in two files, tokenized ten at a time."""
-    monkeypatch.setattr("recipes.training.raw_rows.BLOCK", 10)
+    monkeypatch.setattr("recipes.training.data.rows.RECORDS_PER_BLOCK", 10)
     folder, scratch = tmp_path / "split", tmp_path / "scratch"
     scratch.mkdir()
 
@@ -40,7 +39,7 @@ def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, some in (("a", records[::2]), ("b", records[1::2])):
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in some))
         recipe = Recipe.named("smollm2-135m-lora").changed({"sequence_length": LENGTH})
-        found = raw_rows(folder, scratch, make_tokenizer(), recipe, padding=0)
+        found = tokenize_rows(folder, scratch, make_tokenizer(), recipe, padding=0)
         assert list(scratch.iterdir()) == [], "the file is gone, and what is in it still there"
         return found
 
@@ -51,12 +50,12 @@ def rows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_rows_are_those_of_all_records_at_once_bit_for_bit(rows_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows_of([*RECORDS[:79], PROMPTS_ALONE, TOO_LONG])
     told = capsys.readouterr().out.splitlines()
-    examples = encode(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
+    examples = encode_examples(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
     assert [line.split(" ", 1)[1] for line in told] == [
         line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()
     ]
     assert len(told) == 2, "what was cut, and what was left out"
-    expected = pack(examples, LENGTH, padding=0)
+    expected = pack_examples(examples, LENGTH, padding=0)
     assert len(found) == len(expected) > 10 and found.num_records == len(examples) == 80
     for index, row in enumerate(expected):
         assert found[index].keys() == vars(row).keys()

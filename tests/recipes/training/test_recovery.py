@@ -18,25 +18,25 @@ from torch._inductor.exc import InductorError
 from transformers import PreTrainedModel
 
 from recipes import train as program
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts import job as schema
-from recipes.contracts.job import MEMORY_RAN_OUT, BadConfiguration, Tracking
+from recipes.contracts.job import OUT_OF_MEMORY_FILE, BadConfiguration, Tracking
 from recipes.contracts.recovery_log import (
     Diverged,
-    Incidents,
     NotCompiled,
     NotDeterministic,
     OutOfMemory,
-    read_incidents,
-    write_incident,
+    RecoveryLog,
+    add_recovery_event,
+    read_recovery_log,
 )
 from recipes.platform_errors import is_out_of_memory
 from recipes.runner import Restart
-from recipes.training.compilation import failed_to_compile
-from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
-from recipes.training.metrics.tracking import LogToTracking
-from recipes.training.parallel.process_group import Group
-from recipes.training.recovery import restart_after
+from recipes.training.compilation import compile_failure_reason
+from recipes.training.determinism import allow_nondeterminism, enable_determinism, nondeterministic_operation
+from recipes.training.metrics.tracking import TrackingCallback
+from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.recovery import recover_from_error
 from tests.api.server_process import ServerProcess
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts, pending_in
 
@@ -47,7 +47,7 @@ REFUSED = "does not have a deterministic implementation"
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """From step 5 on, a row in training costs 3 GiB of a room of 8.5: the allocator refuses more than two at once."""
-    load = program.load_for_training
+    load = program.load_model
     steps = 0
 
     def costly(*given: Any) -> Any:
@@ -64,7 +64,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         model.register_forward_pre_hook(allocate, with_kwargs=True)
         return model
 
-    monkeypatch.setattr(program, "load_for_training", costly)
+    monkeypatch.setattr(program, "load_model", costly)
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 17 * GIB // 2, before[1]))
@@ -129,21 +129,21 @@ def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_an
     work = tmp_path / "ended"
     place.train(work, max_steps=2)
     for batch, accumulation in ((2, 2), (1, 4), (1, 4)):
-        (work / MEMORY_RAN_OUT).touch()
+        (work / OUT_OF_MEMORY_FILE).touch()
         found = facts(place.train(work))
         incident = found.incidents[-1]
         done = 2 if batch == 2 else 8
         assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation, after=done)
-        assert not (work / MEMORY_RAN_OUT).exists()
+        assert not (work / OUT_OF_MEMORY_FILE).exists()
     assert len(found.incidents) == 2 and len(found.losses) == 8
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """From step 3 on, an operation of training has no form that computes the same each time, and must have one."""
-    load = program.load_for_training
+    load = program.load_model
     strict = [True]
-    monkeypatch.setattr(program, "compute_with_what_there_is", lambda: strict.remove(True))
+    monkeypatch.setattr(program, "allow_nondeterminism", lambda: strict.remove(True))
 
     def strictly(*given: Any) -> Any:
         steps = 0
@@ -158,7 +158,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
         model.register_forward_pre_hook(check)
         return model
 
-    monkeypatch.setattr(program, "load_for_training", strictly)
+    monkeypatch.setattr(program, "load_model", strictly)
 
 
 def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_with_it(
@@ -171,7 +171,7 @@ def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_wi
     found = facts(place.train(work, max_steps=4))
     assert found.resumed_from == 2 and len(found.losses) == 4
     assert found.incidents == (NotDeterministic(step=3, operation="index_fold_cuda_"),)
-    assert found.incidents[0].words in capsys.readouterr().out
+    assert found.incidents[0].message in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -199,18 +199,18 @@ def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
     capsys.readouterr()
     found = facts(place.train(work, max_steps=2))
     assert [*map(type, found.incidents)] == [NotCompiled] and len(found.losses) == 2
-    assert found.incidents[0].words in capsys.readouterr().out
+    assert found.incidents[0].message in capsys.readouterr().out
 
 
 def test_memory_that_a_compiler_runs_out_of_is_memory_all_the_same(place: Place, tmp_path: Path) -> None:
     error = InductorError(RuntimeError("CUDA out of memory"), currentframe())
     uri = CHECKPOINTS.format(tmp_path.name)
-    assert "did not fit into memory" in str(restart_after(error, Incidents(), place.store, uri, place.recipe, 1))
+    assert "did not fit into memory" in str(recover_from_error(error, RecoveryLog(), place.store, uri, place.recipe, 1))
     other = BackendCompilerFailed(nop, RuntimeError("PassManager::run failed\nat 41:24"), currentframe())
-    assert failed_to_compile(other) == "RuntimeError: PassManager::run failed"
-    assert failed_to_compile(RuntimeError("PassManager::run failed")) is None, "a step may fail for other reasons"
-    known = Incidents(entries=(NotCompiled(step=1, reason="r"),))
-    assert restart_after(other, known, place.store, uri, place.recipe, 2) is None, "nothing is compiled any more"
+    assert compile_failure_reason(other) == "RuntimeError: PassManager::run failed"
+    assert compile_failure_reason(RuntimeError("PassManager::run failed")) is None, "a step may fail for other reasons"
+    known = RecoveryLog(entries=(NotCompiled(step=1, reason="r"),))
+    assert recover_from_error(other, known, place.store, uri, place.recipe, 2) is None, "nothing is compiled any more"
 
 
 def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +222,12 @@ def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: p
     )
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
-    compute_alike_each_time()
+    enable_determinism()
     assert told == [(True, False)] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    compute_with_what_there_is()
+    allow_nondeterminism()
     assert told[1:] == [(True, True)]
-    assert refused_operation(RuntimeError(f"cumsum_cuda_kernel {REFUSED}, but you set")) == "cumsum_cuda_kernel"
-    assert refused_operation(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
+    assert nondeterministic_operation(RuntimeError(f"cumsum_cuda_kernel {REFUSED}, but you set")) == "cumsum_cuda_kernel"
+    assert nondeterministic_operation(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
 
 
 @pytest.mark.slow
@@ -273,14 +273,14 @@ def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
     with pytest.raises(Restart, match="the loss of step 5 is nan"):
         train()
     with monkeypatch.context() as dying:
-        log = LogToTracking.on_log
+        log = TrackingCallback.on_log
 
         def die(self: Any, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
             log(self, args, state, control, logs, **named)
             if state.global_step == 5:
                 raise ConnectionAbortedError("as if it were killed")
 
-        dying.setattr(LogToTracking, "on_log", die)
+        dying.setattr(TrackingCallback, "on_log", die)
         for _ in "12":
             with pytest.raises(ConnectionAbortedError):
                 train()
@@ -315,13 +315,13 @@ def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
     place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lead by the next start. The store's are the leader's business."""
-    run = program.run
+    run = program.run_training
 
     def run_beside(*given: Any) -> None:
         run(*given)
-        monkeypatch.setattr(Group, "leads", False)
+        monkeypatch.setattr(ProcessGroup, "is_leader", False)
 
-    monkeypatch.setattr(program, "run", run_beside)
+    monkeypatch.setattr(program, "run_training", run_beside)
     work = tmp_path / "beside"
     place.train(work)
     assert place.checkpoints(work).local_steps() == [2]
@@ -332,10 +332,10 @@ def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row I6: every 1000 steps, every 500 of an unstable run; here, of each step."""
-    monkeypatch.setattr(schema, "UNSTABLE_STEPS", 1)
+    monkeypatch.setattr(schema, "UNSTABLE_INTERVAL_STEPS", 1)
     for name, skipped, saved in (("was-ended", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
         bad = Diverged(step=2, noticed=2, reason="it was", rolled_back_to=None, skipped=skipped)
-        write_incident(place.store, CHECKPOINTS.format(name), bad)
+        add_recovery_event(place.store, CHECKPOINTS.format(name), bad)
         place.train(tmp_path / name, max_steps=3, eval_steps=None)
         assert place.checkpoints(tmp_path / name).local_steps() == saved
 
@@ -348,7 +348,7 @@ def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
     found = facts(result)
     assert found.published_step == 2
     assert isinstance(found.incidents[0], Diverged) and found.incidents[0].skipped is None
-    assert read_incidents(place.store, CHECKPOINTS.format("stop")).entries == found.incidents
+    assert read_recovery_log(place.store, CHECKPOINTS.format("stop")).entries == found.incidents
     checkpoint = work / "checkpoints" / "2" / "adapter_model.safetensors"
     assert (work / "adapter" / "adapter_model.safetensors").read_bytes() == checkpoint.read_bytes()
     # Killed before it could tell: it comes to the same end, and the incident counts once.
@@ -360,7 +360,7 @@ def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
 @pytest.fixture
 def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
     """From step 25 on, each loss is a hundred times what it was."""
-    load = program.load_for_training
+    load = program.load_model
     steps = 0
 
     def climb(module: torch.nn.Module, given: Any, named: dict[str, Any], output: Any) -> Any:
@@ -375,7 +375,7 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
         model.register_forward_hook(climb, with_kwargs=True)
         return model
 
-    monkeypatch.setattr(program, "load_for_training", climbed)
+    monkeypatch.setattr(program, "load_model", climbed)
 
 
 def test_until_it_is_certain_that_a_run_diverges_a_good_checkpoint_stays(
@@ -412,14 +412,14 @@ def test_checkpoints_make_room_for_the_weights_that_are_published_and_not_the_on
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a disk that they filled, a run of many hours ended at its last line."""
-    work, made = tmp_path / "best", Checkpoints.make_room
+    work, made = tmp_path / "best", CheckpointManager.free_disk_space
     seen: list[tuple[int | None, bool]] = []
 
-    def noting(self: Checkpoints, spared: int | None = None) -> None:
-        seen.append((spared, (work / "adapter").exists()))
-        made(self, spared)
+    def noting(self: CheckpointManager, kept_step: int | None = None) -> None:
+        seen.append((kept_step, (work / "adapter").exists()))
+        made(self, kept_step)
 
-    monkeypatch.setattr(Checkpoints, "make_room", noting)
+    monkeypatch.setattr(CheckpointManager, "free_disk_space", noting)
     found = facts(place.train(work, publish="best", learning_rate=1e-15))
     assert seen[-1] == (found.best_step, False)
 

@@ -6,12 +6,12 @@ import pytest
 
 from recipes.contracts.divergence import Divergence
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.recovery_log import Diverged, OutOfMemory, read_incidents, write_incident
-from recipes.contracts.rewind import SentBack
+from recipes.contracts.recovery_log import Diverged, OutOfMemory, add_recovery_event, read_recovery_log
+from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
-from recipes.training.data.sample_order import SampleOrder, SamplesOfRun
-from recipes.training.recovery import restart_smaller, roll_back
-from recipes.training.resuming import where_to_resume
+from recipes.training.checkpointing.resume import find_resume_checkpoint
+from recipes.training.data.sample_order import RunSamples, SampleOrder
+from recipes.training.recovery import restart_with_smaller_batch, roll_back
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, saved
 
 STEPS = 100
@@ -21,13 +21,13 @@ def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
     uri = CHECKPOINTS.format("often-halved")
     recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
     for step, batch in ((5, 8), (6, 4), (7, 2)):
-        restart_smaller(place.store, uri, read_incidents(place.store, uri).fitted(recipe), step)
-        newest = read_incidents(place.store, uri).out_of_memory[-1]
+        restart_with_smaller_batch(place.store, uri, read_recovery_log(place.store, uri).shrink_recipe(recipe), step)
+        newest = read_recovery_log(place.store, uri).out_of_memory[-1]
         assert newest == OutOfMemory(step=step, batch_size=batch, gradient_accumulation=16 // batch)
-    known = read_incidents(place.store, uri)
+    known = read_recovery_log(place.store, uri)
     with pytest.raises(BadConfiguration, match="with batch_size 2, after it was made smaller 3 times: give a shorter"):
-        restart_smaller(place.store, uri, known.fitted(recipe), 8)
-    assert read_incidents(place.store, uri) == known
+        restart_with_smaller_batch(place.store, uri, known.shrink_recipe(recipe), 8)
+    assert read_recovery_log(place.store, uri) == known
 
 
 def test_the_third_time_too_all_processes_may_run_out_of_memory_at_once(place: Place) -> None:
@@ -35,10 +35,10 @@ def test_the_third_time_too_all_processes_may_run_out_of_memory_at_once(place: P
     uri = CHECKPOINTS.format("at-once")
     recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
     for step in (5, 6, 7):
-        fitted = read_incidents(place.store, uri).fitted(recipe)
-        first, second = (restart_smaller(place.store, uri, fitted, step) for _ in range(2))
+        fitted = read_recovery_log(place.store, uri).shrink_recipe(recipe)
+        first, second = (restart_with_smaller_batch(place.store, uri, fitted, step) for _ in range(2))
         assert str(first) == str(second)
-    assert [entry.batch_size for entry in read_incidents(place.store, uri).out_of_memory] == [8, 4, 2]
+    assert [entry.batch_size for entry in read_recovery_log(place.store, uri).out_of_memory] == [8, 4, 2]
 
 
 def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(place: Place, tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
     recipe = place.recipe.changed({"divergence": {"action": "skip"}})
 
     def diverge(step: int) -> None:
-        known = read_incidents(place.store, uri)
-        samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
+        known = read_recovery_log(place.store, uri)
+        samples = RunSamples(SampleOrder(4 * STEPS, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
         found = Divergence(step, step, f"the loss of step {step} is nan")
         checkpoints = place.checkpoints(tmp_path / "often-diverged")
         assert roll_back(place.store, uri, recipe, checkpoints, samples, found, ()) is None
@@ -56,7 +56,7 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
         with pytest.raises(Restart, match=f"the loss of step {step} is nan; on from the beginning without samples"):
             diverge(step)
     diverge(40)
-    skipped = [entry.skipped for entry in read_incidents(place.store, uri).diverged]
+    skipped = [entry.skipped for entry in read_recovery_log(place.store, uri).diverged]
     assert skipped == [(32, 40), (80, 88), (128, 136), None]
 
 
@@ -75,9 +75,9 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
     uri, checkpoints = CHECKPOINTS.format(name), place.checkpoints(tmp_path / name)
     recipe = place.recipe.changed({"divergence": {"action": action}})
     saved(checkpoints, 2, 4, 6)
-    way, _ = where_to_resume(checkpoints, "latest", [SentBack(step=4)] * 2)
+    way, _ = find_resume_checkpoint(checkpoints, "latest", [Rewind(step=4)] * 2)
     saved(way, *own)
-    samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed), recipe.samples_per_step, STEPS)
+    samples = RunSamples(SampleOrder(4 * STEPS, recipe.seed), recipe.samples_per_step, STEPS)
     found = Divergence(diverged, diverged, f"the loss of step {diverged} is nan")
     if action == "skip" and back_to:
         with pytest.raises(Restart, match=f"on from checkpoint {back_to} without samples"):
@@ -85,7 +85,7 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
     else:
         good = roll_back(place.store, uri, recipe, way, samples, found, ())
         assert good == ((back_to, checkpoints.folder / str(back_to)) if back_to else None)
-    (incident,) = read_incidents(place.store, uri).diverged
+    (incident,) = read_recovery_log(place.store, uri).diverged
     assert incident.way == "from-4/from-4"
     assert (incident.rolled_back_to, incident.skipped is not None) == (back_to, action == "skip" and back_to is not None)
 
@@ -95,6 +95,8 @@ def test_the_kinds_are_counted_apart(place: Place) -> None:
     uri = CHECKPOINTS.format("of-both-kinds")
     for step in (10, 20, 30):
         skipped = (4 * step, 4 * step + 8)
-        write_incident(place.store, uri, Diverged(step=step, noticed=step, reason="r", rolled_back_to=None, skipped=skipped))
-    restart_smaller(place.store, uri, place.recipe, 31)
-    assert len(read_incidents(place.store, uri).out_of_memory) == 1
+        add_recovery_event(
+            place.store, uri, Diverged(step=step, noticed=step, reason="r", rolled_back_to=None, skipped=skipped)
+        )
+    restart_with_smaller_batch(place.store, uri, place.recipe, 31)
+    assert len(read_recovery_log(place.store, uri).out_of_memory) == 1

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipes.contracts.recipe import Recipe
 from recipes.training.data.sample_order import SampleOrder
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.objectives import objective_of
+from recipes.training.objectives import make_objective
 from tests.recipes.tiny_training import FULL, TinyTraining
 
 RECORDS: list[dict[str, Any]] = [
@@ -39,7 +39,7 @@ WARMUP = 2
 def examples_of_steps(tiny: TinyTraining, recipe: Recipe) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Tokens and labels of each example of a step."""
     cache = tiny.folder / "cache"
-    rows = objective_of(recipe).rows(tiny.splits["train"], tiny.store, cache, AutoTokenizer.from_pretrained(tiny.model))
+    rows = make_objective(recipe).rows(tiny.splits["train"], tiny.store, cache, AutoTokenizer.from_pretrained(tiny.model))
     order = SampleOrder(len(rows), recipe.seed).ids()
     for _ in range(STEPS):
         step = []

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from recipes import machine
 from recipes import train as program
 from recipes.contracts.job import BadConfiguration, Distributed
-from recipes.training.parallel.process_group import join
+from recipes.training.parallel.process_group import join_process_group
 from tests.recipes.training.training_workspace import Place
 
 
 def test_rows_longer_than_the_base_model_has_positions_are_refused_before_its_weights_are_loaded(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(program, "load_for_training")
+    monkeypatch.delattr(program, "load_model")
     with pytest.raises(BadConfiguration, match=r"sequence_length is 513, and .* has 512 positions: lower it to 512 or less"):
         place.train(tmp_path / "long", sequence_length=513)
 
@@ -33,11 +33,11 @@ def test_gpus_that_torch_was_not_built_for_are_not_passed_over(tmp_path: Path, m
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path / "none")
-    join(Distributed(backend="nccl"))
+    monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path / "none")
+    join_process_group(Distributed(backend="nccl"))
     assert begun == ["gloo"]
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     with pytest.raises(BadConfiguration, match=r"was built without CUDA: install .*torch==2[0-9.]+\), or set .* gloo"):
-        join(Distributed(backend="nccl"))
-    join(Distributed(backend="gloo"))
+        join_process_group(Distributed(backend="nccl"))
+    join_process_group(Distributed(backend="gloo"))
     assert begun == ["gloo", "gloo"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes import train as program
-from recipes.contracts.job import MEMORY_RAN_OUT
+from recipes.contracts.job import OUT_OF_MEMORY_FILE
 from recipes.contracts.recovery_log import OutOfMemory
 from recipes.runner import Preempted, Restart
 from tests.recipes.training.training_workspace import Place, facts, stop_after, weights
@@ -21,7 +21,7 @@ def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
         patched.setattr(program.StopOnSignal, "on_step_end", stop_after(3))
         place.train(work)
-    (work / MEMORY_RAN_OUT).touch()
+    (work / OUT_OF_MEMORY_FILE).touch()
     first = place.train(work)
     (incident,) = facts(first).incidents
     assert incident == OutOfMemory(step=None, batch_size=2, gradient_accumulation=2, after=3)
@@ -55,7 +55,7 @@ def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
         patched.setattr(program.StopOnSignal, "on_step_end", stop_after(4))
         place.train(work, **changed)
-    (work / MEMORY_RAN_OUT).touch()
+    (work / OUT_OF_MEMORY_FILE).touch()
     if first == "out_of_memory":
         with pytest.raises(Restart, match="on from checkpoint 2 without samples 12 to 19"):
             place.train(work, **changed)

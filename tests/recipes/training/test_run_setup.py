@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml.client.repeated_steps import NEVER, Anew
-from recipes.checkpoints.shard_selection import Share
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
+from recipes.checkpoints.shard_selection import NodeShard
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Diverged, Incident, Incidents, OutOfMemory, read_incidents, write_incident
-from recipes.contracts.rewind import SentBack
-from recipes.training import machine
+from recipes.contracts.recovery_log import (
+    Diverged,
+    OutOfMemory,
+    RecoveryEvent,
+    RecoveryLog,
+    add_recovery_event,
+    read_recovery_log,
+)
+from recipes.contracts.rewind import Rewind
+from recipes.training import run_setup
 from recipes.training import run_setup as taken_up
-from recipes.training.checkpointing.resume import Place as Beginning
+from recipes.training.checkpointing.resume import ResumePlan as Beginning
+from recipes.training.checkpointing.resume import describe_recipe
 from recipes.training.data.sample_order import SAMPLES_SEEN
-from recipes.training.parallel.process_group import Group
-from recipes.training.resuming import made_with
-from recipes.training.run_setup import Course, share_of, take_up
+from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.run_setup import RunState, node_share, prepare_run
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, saved
 
@@ -28,42 +35,42 @@ SMALLER = OutOfMemory(step=3, batch_size=2, gradient_accumulation=2, after=2)
 FSDP = {"method": "full", "dtype": "float32", "distributed": {"strategy": "fsdp", "gpus_per_node": 2, "num_nodes": 2}}
 
 
-class Several(Group):
+class Several(ProcessGroup):
     """A process of several that are in this one: what the leader shares is what it was told."""
 
-    def __init__(self, rank: int, size: int, on_this_node: int, told: Sequence[Any] = ()) -> None:
-        super().__init__(rank, 1, rank % on_this_node, on_this_node)
+    def __init__(self, rank: int, size: int, local_size: int, told: Sequence[Any] = ()) -> None:
+        super().__init__(rank, 1, rank % local_size, local_size)
         self.size, self._told = size, iter(told)
 
-    def share(self, value: Any) -> Any:
-        return value if self.leads else next(self._told)
+    def broadcast(self, value: Any) -> Any:
+        return value if self.is_leader else next(self._told)
 
-    def collect(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
 
-def told_at_the_beginning(*incidents: Incident) -> list[Any]:
+def told_at_the_beginning(*incidents: RecoveryEvent) -> list[Any]:
     """By the leader of a run without a checkpoint: what is in the store, where it goes on, and what it was healed of."""
-    return [Incidents(entries=incidents), ([], {}, set()), Beginning(()), Incidents(entries=incidents)]
+    return [RecoveryLog(entries=incidents), ([], {}, set()), Beginning(()), RecoveryLog(entries=incidents)]
 
 
-def took_up(place: Place, work: Path, repeats: tuple[Incident, ...] = (), **changed: Any) -> Course:
+def took_up(place: Place, work: Path, repeats: tuple[RecoveryEvent, ...] = (), **changed: Any) -> RunState:
     job = place.job(work, changed, repeats)
     work.mkdir(parents=True, exist_ok=True)
-    return take_up(job, place.store, work)
+    return prepare_run(job, place.store, work)
 
 
 def save(place: Place, work: Path, *steps: int, recipe: Recipe | None = None) -> None:
     for step in steps:
-        facts = {SAMPLES_SEEN: step * 4, "made_with": made_with(recipe or place.recipe)}
+        facts = {SAMPLES_SEEN: step * 4, "made_with": describe_recipe(recipe or place.recipe)}
         saved(place.checkpoints(work), step, facts=facts)
 
 
 @pytest.fixture
-def joined(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[ProcessGroup]:
     """The group that a program joins: the last of these."""
-    groups = [Group()]
-    monkeypatch.setattr(taken_up, "join", lambda distributed: groups[-1])
+    groups = [ProcessGroup()]
+    monkeypatch.setattr(taken_up, "join_process_group", lambda distributed: groups[-1])
     return groups
 
 
@@ -75,8 +82,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
 def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], words: str
 ) -> None:
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(taken_up, "join", lambda distributed: pytest.fail("it joined"))
+    monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(taken_up, "join_process_group", lambda distributed: pytest.fail("it joined"))
     with pytest.raises(BadConfiguration, match=words):
         took_up(place, tmp_path / "course-refused", **changed)
 
@@ -85,20 +92,24 @@ def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
     ("strategy", "together", "in_stages"), [("ddp", 1, False), ("tensor", 2, False), ("pipeline", 4, True)]
 )
 def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
-    place: Place, tmp_path: Path, joined: list[Group], strategy: str, together: int, in_stages: bool
+    place: Place, tmp_path: Path, joined: list[ProcessGroup], strategy: str, model_parallel_size: int, is_pipelined: bool
 ) -> None:
     joined.append(Several(0, 4, 4))
     changed = {**FSDP, "distributed": shape(strategy, 2)}
     course = took_up(place, tmp_path / f"course-four-{strategy}", **changed)
     assert (course.recipe.processes, course.recipe.samples_per_step) == (4, place.recipe.changed(changed).samples_per_step)
-    assert (course.group.together, course.group.in_stages) == (together, in_stages)
+    assert (course.group.model_parallel_size, course.group.is_pipelined) == (model_parallel_size, is_pipelined)
 
 
 def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
-    place: Place, tmp_path: Path, joined: list[Group], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place,
+    tmp_path: Path,
+    joined: list[ProcessGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("recipes.training.precision.CPUINFO", tmp_path / "course-none")
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     took_up(place, tmp_path / "course-leader", base_dtype="bfloat16")
     assert "no instructions for bfloat16: computing in float32" in capsys.readouterr().out
     joined.append(Several(1, 2, 2, told_at_the_beginning()))
@@ -107,45 +118,51 @@ def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
 
 
 def test_that_a_recipe_for_a_gpu_trains_on_the_processor_is_told_once(
-    place: Place, tmp_path: Path, joined: list[Group], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place,
+    tmp_path: Path,
+    joined: list[ProcessGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A machine whose driver fails would train for days, and nothing say why it takes them."""
     told = "the recipe asks for 1 GPU, and PyTorch finds none here: training on the processor"
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     took_up(place, tmp_path / "course-no-gpu", hardware={"gpus": 1})
     assert told in capsys.readouterr().out
     took_up(place, tmp_path / "course-none-wanted")
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: True)
     took_up(place, tmp_path / "course-with-gpu", hardware={"gpus": 1})
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(run_setup.torch.cuda, "is_available", lambda: False)
     joined.append(Several(1, 2, 2, told_at_the_beginning()))
     took_up(place, tmp_path / "course-no-gpu-other", hardware={"gpus": 1})
     assert "processor" not in capsys.readouterr().out
 
 
 def test_the_others_know_what_the_leader_has_found_and_write_nothing(
-    place: Place, tmp_path: Path, joined: list[Group]
+    place: Place, tmp_path: Path, joined: list[ProcessGroup]
 ) -> None:
     work = tmp_path / "course-other-process"
     joined.append(Several(1, 2, 2, told_at_the_beginning(SMALLER)))
     course = took_up(place, work, repeats=(LEFT_OUT,))
     assert course.incidents.entries == (SMALLER,) and course.recipe.batch_size == 2
-    assert read_incidents(place.store, course.uri) == Incidents()
+    assert read_recovery_log(place.store, course.uri) == RecoveryLog()
 
 
-def test_checkpoints_are_kept_and_compressed_as_the_policy_says(place: Place, tmp_path: Path, joined: list[Group]) -> None:
+def test_checkpoints_are_kept_and_compressed_as_the_policy_says(
+    place: Place, tmp_path: Path, joined: list[ProcessGroup]
+) -> None:
     policy = {"interval_steps": 2, "keep_last": 5, "compression": "zstd"}
     checkpoints = took_up(place, tmp_path / "course-policy", checkpoint=policy).checkpoints
     assert (checkpoints.keep_last, checkpoints.stored.compression, checkpoints.share) == (5, "zstd", None)
     joined.append(Several(0, 4, 2))
-    assert took_up(place, tmp_path / "course-two-nodes", **FSDP).checkpoints.share == Share(1, 2, 2)
+    assert took_up(place, tmp_path / "course-two-nodes", **FSDP).checkpoints.share == NodeShard(1, 2, 2)
 
 
 def test_a_node_fetches_its_share_of_what_is_spread_over_several_and_else_all(place: Place) -> None:
     spread = place.recipe.changed(FSDP)
-    assert share_of(spread, Several(2, 4, 2)) == Share(2, 2, 2)
-    assert share_of(spread, Several(1, 2, 2)) is None, "there is one node"
-    assert share_of(place.recipe, Several(2, 4, 2)) is None, "an adapter is whole on each"
+    assert node_share(spread, Several(2, 4, 2)) == NodeShard(2, 2, 2)
+    assert node_share(spread, Several(1, 2, 2)) is None, "there is one node"
+    assert node_share(place.recipe, Several(2, 4, 2)) is None, "an adapter is whole on each"
 
 
 def test_it_goes_on_from_where_the_policy_and_its_user_say(place: Place, tmp_path: Path) -> None:
@@ -154,14 +171,14 @@ def test_it_goes_on_from_where_the_policy_and_its_user_say(place: Place, tmp_pat
     asked = took_up(place, tmp_path / "course-asked", checkpoint=policy)
     assert asked.resume and asked.resume[0] == 2 and asked.checkpoints.folder.name == "from-2"
 
-    work, back = tmp_path / "course-sent-back", SentBack(step=2, done=4, at=9)
+    work, back = tmp_path / "course-sent-back", Rewind(step=2, done=4, at=9)
     save(place, work, 2, 4)
     job = place.job(work, {})
     job = job.model_copy(update={"parameters": {**job.parameters, "sent_back": [back.model_dump(mode="json")]}})
-    sent = take_up(job, place.store, work)
+    sent = prepare_run(job, place.store, work)
     assert sent.resume and sent.resume[0] == 2 and sent.checkpoints.folder.name == "from-2"
     assert sent.uri == CHECKPOINTS.format(work.name), "of the run, and not of its way"
-    assert sent.steps_done_anew == (Anew(range(3, 5), 9),)
+    assert sent.repeated_steps == (RepeatedSteps(range(3, 5), 9),)
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(place: Place, tmp_path: Path) -> None:
@@ -182,7 +199,7 @@ def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Pl
     work, repeats = tmp_path / "course-replay", (LEFT_OUT, SMALLER)
     first = took_up(place, work, repeats)
     assert (first.incidents.entries, first.recipe.batch_size, first.repeats) == ((LEFT_OUT,), 4, repeats)
-    assert read_incidents(place.store, first.uri).entries == (LEFT_OUT,)
+    assert read_recovery_log(place.store, first.uri).entries == (LEFT_OUT,)
     save(place, work, 2)
     then = took_up(place, work, repeats)
     assert (then.incidents.entries, then.recipe.batch_size, then.repeats) == (repeats, 2, repeats)
@@ -191,11 +208,13 @@ def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Pl
 def test_steps_are_done_anew_after_a_divergence_of_its_own_and_after_it_was_sent_back(place: Place, tmp_path: Path) -> None:
     """What it repeats it has not done otherwise before: its metrics are of the first time."""
     work = tmp_path / "course-anew"
-    write_incident(place.store, CHECKPOINTS.format(work.name), LEFT_OUT)
-    course = replace(
-        took_up(place, work), sent_back=(SentBack(step=2, done=6, at=9), SentBack(step=1, done=3), SentBack(step=1))
-    )
-    healed, *sent = course.steps_done_anew
-    assert healed == Anew(range(4, 7), 1700)
-    assert sent == [Anew(range(3, 7), 9), Anew(range(2, 4), NEVER), Anew(range(2, 2), NEVER)]
-    assert replace(course, repeats=(LEFT_OUT,), sent_back=()).steps_done_anew == ()
+    add_recovery_event(place.store, CHECKPOINTS.format(work.name), LEFT_OUT)
+    course = replace(took_up(place, work), sent_back=(Rewind(step=2, done=6, at=9), Rewind(step=1, done=3), Rewind(step=1)))
+    healed, *sent = course.repeated_steps
+    assert healed == RepeatedSteps(range(4, 7), 1700)
+    assert sent == [
+        RepeatedSteps(range(3, 7), 9),
+        RepeatedSteps(range(2, 4), UNKNOWN_TIME),
+        RepeatedSteps(range(2, 2), UNKNOWN_TIME),
+    ]
+    assert replace(course, repeats=(LEFT_OUT,), sent_back=()).repeated_steps == ()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.recipe import Recipe
 from recipes.storage.manifest import Artifact
-from recipes.training.start import copy_weights
+from recipes.training.model import copy_weights
 from tests.recipes.tiny_training import FULL, LORA, TinyTraining
 
 STILL = 1e-30

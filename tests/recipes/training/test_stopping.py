@@ -17,12 +17,12 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from recipes import train as program
 from recipes.contracts.divergence import Divergence, DivergencePolicy
 from recipes.runner import Preempted
-from recipes.training.parallel.process_group import Group
+from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from tests.recipes.training.training_workspace import Place, facts
 
 
-class SignalledAsTheyTell(Group):
+class SignalledAsTheyTell(ProcessGroup):
     """One process, which gets the signal just after it has told the others that it has none."""
 
     def any(self, flag: bool) -> bool:
@@ -46,7 +46,7 @@ def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -
     stop.on_train_begin(arguments, TrainerState(), control)
     state = TrainerState(global_step=1)
     assert not stop.on_step_end(arguments, state, control).should_training_stop
-    assert stop.requested
+    assert stop.is_requested
     control = stop.on_step_end(arguments, state, control)
     assert control.should_training_stop
     assert control.should_save
@@ -58,7 +58,7 @@ def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_
     for step, loss in ((3, math.nan), (4, 1.0)):
         control = TrainerControl(should_save=True, should_evaluate=True)
         stop.on_log(arguments, TrainerState(global_step=step), control, {"loss": loss})
-        assert stop.found == Divergence(3, 3, "the loss of step 3 is nan")
+        assert stop.detected == Divergence(3, 3, "the loss of step 3 is nan")
         assert control.should_training_stop and not control.should_save and not control.should_evaluate
 
 
@@ -68,9 +68,9 @@ def test_a_run_that_was_killed_while_its_loss_was_in_doubt_decides_as_one_that_w
     stop.on_train_begin(arguments, TrainerState(log_history=[*history, {"step": 40, "eval_loss": 9.0}]), TrainerControl())
     assert stop.doubted_since == 31
     for step in range(41, 51):
-        assert stop.found is None
+        assert stop.detected is None
         stop.on_log(arguments, TrainerState(global_step=step), TrainerControl(), {"loss": 100.0})
-    assert stop.found is not None and (stop.found.first, stop.found.noticed) == (31, 50)
+    assert stop.detected is not None and (stop.detected.first, stop.detected.noticed) == (31, 50)
 
 
 class MicroBatches:
@@ -94,7 +94,7 @@ class MicroBatches:
 
 @pytest.fixture
 def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
-    load = program.load_for_training
+    load = program.load_model
     seen = MicroBatches()
 
     def watched(*given: Any) -> Any:
@@ -103,7 +103,7 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
         model.register_forward_hook(seen.draw)
         return model
 
-    monkeypatch.setattr(program, "load_for_training", watched)
+    monkeypatch.setattr(program, "load_model", watched)
     return seen
 
 

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from recipes.training import token_loss as module
-from recipes.training.data.examples import IGNORED
-from recipes.training.token_loss import causal_loss, token_losses, use_token_losses
+from recipes.training.data.examples import IGNORED_LABEL
+from recipes.training.token_loss import causal_loss, compute_token_losses, use_token_losses
 
 TOKENS, WORDS = 50, 40
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,7 +20,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.fixture(params=[7, TOKENS, TOKENS + 1], ids=["with a rest", "in one part", "in less than one"])
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of a part."""
-    monkeypatch.setattr(module, "PART_BYTES", 4 * WORDS * request.param + 3)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4 * WORDS * request.param + 3)
     return int(request.param)
 
 
@@ -28,15 +28,15 @@ def predicted(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     logits = (torch.randn(TOKENS, WORDS) * 3).to(dtype).requires_grad_()
     targets = torch.randint(0, WORDS, (TOKENS,))
-    targets[::3] = IGNORED
+    targets[::3] = IGNORED_LABEL
     return logits, targets
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_each_is_the_library_s_to_the_last_bit(rows: int, dtype: torch.dtype) -> None:
     logits, targets = predicted(dtype)
-    expected = cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED)
-    found = token_losses(logits, targets)
+    expected = cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED_LABEL)
+    found = compute_token_losses(logits, targets)
     assert found.dtype == torch.float32
     assert found.equal(expected)
     assert (found[::3] == 0).all()
@@ -46,9 +46,9 @@ def test_each_is_the_library_s_to_the_last_bit(rows: int, dtype: torch.dtype) ->
 def test_so_are_their_slopes_whatever_each_weighs(rows: int, dtype: torch.dtype) -> None:
     logits, targets = predicted(dtype)
     weights = torch.randn(TOKENS)
-    of_library = (cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED) * weights).sum()
+    of_library = (cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED_LABEL) * weights).sum()
     expected = torch.autograd.grad(of_library, logits)[0]
-    found = torch.autograd.grad((token_losses(logits, targets) * weights).sum(), logits)[0]
+    found = torch.autograd.grad((compute_token_losses(logits, targets) * weights).sum(), logits)[0]
     assert found.dtype == dtype
     assert found[::3].count_nonzero() == 0
     torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
@@ -58,12 +58,12 @@ def test_what_is_not_learned_may_be_anything(rows: int) -> None:
     logits, targets = predicted(torch.float32)
     with torch.no_grad():
         logits[::3] = torch.inf
-    assert token_losses(logits, targets).isfinite().all()
+    assert compute_token_losses(logits, targets).isfinite().all()
 
 
 def test_of_no_tokens_there_is_nothing() -> None:
     logits = torch.zeros(0, WORDS, requires_grad=True)
-    found = token_losses(logits, torch.zeros(0, dtype=torch.int64))
+    found = compute_token_losses(logits, torch.zeros(0, dtype=torch.int64))
     found.sum().backward()
     assert found.shape == (0,)
     assert logits.grad is not None and logits.grad.shape == (0, WORDS)
@@ -74,7 +74,7 @@ def test_of_no_tokens_there_is_nothing() -> None:
 def test_the_loss_of_a_micro_batch_is_the_library_s(shifted: bool, items: torch.Tensor | None) -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(3, 20, WORDS), torch.randint(0, WORDS, (3, 20))
-    labels[:, ::4] = IGNORED
+    labels[:, ::4] = IGNORED_LABEL
     given: dict[str, Any] = {"labels": None, "shift_labels": labels} if shifted else {"labels": labels}
     expected = ForCausalLMLoss(logits, vocab_size=WORDS, num_items_in_batch=items, **given)
     found = causal_loss(logits, vocab_size=WORDS, num_items_in_batch=items, **given)
@@ -86,11 +86,11 @@ def test_beside_the_logits_there_is_their_gradient_and_a_part_and_no_more(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library has three times the logits in float32 then."""
-    monkeypatch.setattr(module, "PART_BYTES", part := 4 * WORDS * 7)
+    monkeypatch.setattr(module, "BLOCK_BYTES", part := 4 * WORDS * 7)
     logits = torch.randn(600, WORDS).to(dtype).requires_grad_()
     targets = torch.randint(0, WORDS, (600,))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        torch.autograd.grad(token_losses(logits, targets).sum(), logits)
+        torch.autograd.grad(compute_token_losses(logits, targets).sum(), logits)
     held = most = 0
     for event in sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         held += event.nbytes() if event.name() == "[memory]" else 0

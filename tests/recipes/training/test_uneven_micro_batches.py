@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.training.data.examples import IGNORED
-from recipes.training.objective_trainer import ROWS, what_counts
+from recipes.training.data.examples import IGNORED_LABEL
+from recipes.training.objective_trainer import ROW_COUNT_KEY, mask_empty_batch
 from tests.recipes.training.training_workspace import Place, facts, pending_in
 
 OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
@@ -35,9 +35,9 @@ def logged(work: Path) -> dict[tuple[str, int], float]:
 
 
 def test_nothing_is_learned_from_what_stands_in_for_no_row() -> None:
-    labels = torch.tensor([[IGNORED, 3, 4]])
+    labels = torch.tensor([[IGNORED_LABEL, 3, 4]])
     batch = {"input_ids": labels, "labels": labels, "shift_labels": labels[:, 1:]}
-    assert what_counts(batch) is batch and what_counts({**batch, ROWS: 1})["labels"] is labels
-    counted = what_counts({**batch, ROWS: 0})
-    assert all((counted[name] == IGNORED).all() for name in ("labels", "shift_labels"))
+    assert mask_empty_batch(batch) is batch and mask_empty_batch({**batch, ROW_COUNT_KEY: 1})["labels"] is labels
+    counted = mask_empty_batch({**batch, ROW_COUNT_KEY: 0})
+    assert all((counted[name] == IGNORED_LABEL).all() for name in ("labels", "shift_labels"))
     assert counted["input_ids"] is labels

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from recipes.contracts.job import Job, Result, Tracking
-from recipes.contracts.objective_names import OBJECTIVES
+from recipes.contracts.objective_names import OBJECTIVES_GROUP
 from recipes.contracts.results import TrainingFacts
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute
@@ -98,7 +98,7 @@ def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool
     return offset
 
 
-def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, group: str = OBJECTIVES) -> None:
+def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, group: str = OBJECTIVES_GROUP) -> None:
     """As an objective: the class of that name in the source of a module."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.0.dist-info"

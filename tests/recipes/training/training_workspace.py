@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from recipes import train as program
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import Hardware, Job, Program, Result, StoreAddress, Tracking
-from recipes.contracts.objective_names import PREFERENCES
+from recipes.contracts.objective_names import PREFERENCE_OBJECTIVES
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Incident
+from recipes.contracts.recovery_log import RecoveryEvent
 from recipes.contracts.results import TrainingFacts
 from recipes.storage.artifact_store import Store
-from recipes.storage.base_model_folder import folder_digest
-from recipes.training.metrics import read_pending
+from recipes.storage.base_model_folder import hash_model_folder
+from recipes.training.metrics.tracking import read_pending_metrics
 from tests.recipes.preparation.preparation_workspace import BUCKETS, questions
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -44,7 +44,7 @@ class Place:
         model = make_tiny_model(folder / "model")
         self.recipe = Recipe.named("smollm2-135m-lora").changed(
             {
-                "base_model": {"uri": model.as_uri(), "sha256": folder_digest(model)},
+                "base_model": {"uri": model.as_uri(), "sha256": hash_model_folder(model)},
                 "base_dtype": "float32",
                 "lora_rank": 4,
                 "lora_dropout": 0.0,
@@ -66,12 +66,12 @@ class Place:
         (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
 
-    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[Incident] = ()) -> Job:
+    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[RecoveryEvent] = ()) -> Job:
         recipe = self.recipe.changed(changed)
         return Job(
             id=work.name,
             program=Program.TRAIN,
-            inputs=self.pairs if recipe.objective in PREFERENCES else self.inputs,
+            inputs=self.pairs if recipe.objective in PREFERENCE_OBJECTIVES else self.inputs,
             parameters={
                 "recipe": recipe.model_dump(mode="json"),
                 "repeats": [incident.model_dump(mode="json") for incident in repeats],
@@ -89,7 +89,7 @@ class Place:
             checkpoint=recipe.checkpoint,
         )
 
-    def train(self, work: Path, repeats: Sequence[Incident] = (), **changed: Any) -> Result:
+    def train(self, work: Path, repeats: Sequence[RecoveryEvent] = (), **changed: Any) -> Result:
         return self.run(self.job(work, changed, repeats), work)
 
     def run(self, job: Job, work: Path) -> Result:
@@ -99,21 +99,21 @@ class Place:
                 patched.setattr(program, grace, 0)
             return program.train(job, self.store, work)
 
-    def checkpoints(self, work: Path) -> Checkpoints:
-        return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
+    def checkpoints(self, work: Path) -> CheckpointManager:
+        return CheckpointManager(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
 
 
-def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = None) -> None:
+def saved(checkpoints: CheckpointManager, *steps: int, facts: dict[str, Any] | None = None) -> None:
     """Checkpoints without anything that could be trained on."""
     for step in steps:
-        with checkpoints.writing(step, facts) as folder:
+        with checkpoints.save(step, facts) as folder:
             (folder / "weights").write_text(checkpoints.folder.name)
     checkpoints.wait()
 
 
 def pending_in(checkpoint: Path) -> list[dict[str, Any]]:
     """What it has of metrics: all, where there is no tracking server."""
-    return [point.to_json() for point in read_pending(checkpoint)]
+    return [point.to_json() for point in read_pending_metrics(checkpoint)]
 
 
 def pair_of(question: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +134,6 @@ def stop_after(step: int) -> Any:
 
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == step:
-            self._signalled = control.should_save = control.should_training_stop = True
+            self._signal_received = control.should_save = control.should_training_stop = True
 
     return on_step_end

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from recipes.contracts.dataset_contract import ChatContract, ColumnContract, Contract
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.validation_results import NAMED, Violations
-from recipes.validation.contract import ChatContract, ColumnContract, Contract
-from recipes.validation.contract_check import Conformance
-from recipes.validation.record_blocks import RECORDS, block, blocks, lines_in
+from recipes.contracts.validation_results import MAX_NAMED_RECORDS, Violations
+from recipes.validation.contract_check import ContractChecker
+from recipes.validation.record_blocks import MAX_BLOCK_RECORDS, iterate_blocks, iterate_lines, make_block
 
 
 def check(contract: Contract, rows: list[dict[str, Any]]) -> Violations:
     lines = [json.dumps(row).encode() for row in rows]
-    conformance = Conformance(contract)
-    conformance.see(block(1, lines, [json.loads(line) for line in lines]))
+    conformance = ContractChecker(contract)
+    conformance.add(make_block(1, lines, [json.loads(line) for line in lines]))
     return conformance.violations()
 
 
@@ -120,25 +120,25 @@ def test_a_call_of_a_tool_may_have_no_content() -> None:
 
 
 def test_all_are_counted_and_the_first_few_are_named_over_blocks_and_files(tmp_path: Path) -> None:
-    count = RECORDS + 500
+    count = MAX_BLOCK_RECORDS + 500
     for name, half in (("a.jsonl", range(count // 2)), ("b.jsonl", range(count // 2, count))):
         (tmp_path / name).write_text("".join(json.dumps({"n": number}) + "\n" for number in half))
-    conformance = Conformance(Contract(columns={"n": ColumnContract(type="integer", maximum=99, unique=True)}))
-    for each in blocks(lines_in(sorted(tmp_path.glob("*.jsonl")))):
-        conformance.see(each)
+    conformance = ContractChecker(Contract(columns={"n": ColumnContract(type="integer", maximum=99, unique=True)}))
+    for each in iterate_blocks(iterate_lines(sorted(tmp_path.glob("*.jsonl")))):
+        conformance.add(each)
     found = conformance.violations()
     assert found.count == found.records == count - 100
-    assert [each.line for each in found.first] == list(range(101, 101 + NAMED))
+    assert [each.line for each in found.first] == list(range(101, 101 + MAX_NAMED_RECORDS))
 
 
 def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
-    numbers = [*range(RECORDS), 5]
+    numbers = [*range(MAX_BLOCK_RECORDS), 5]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"n": number}) + "\n" for number in numbers))
-    conformance = Conformance(Contract(columns={"n": ColumnContract(type="integer", unique=True)}))
-    for each in blocks(lines_in([tmp_path / "a.jsonl"])):
-        conformance.see(each)
+    conformance = ContractChecker(Contract(columns={"n": ColumnContract(type="integer", unique=True)}))
+    for each in iterate_blocks(iterate_lines([tmp_path / "a.jsonl"])):
+        conformance.add(each)
     (violation,) = conformance.violations().first
-    assert (violation.line, violation.reason) == (RECORDS + 1, "must be unique: line 6 has the same")
+    assert (violation.line, violation.reason) == (MAX_BLOCK_RECORDS + 1, "must be unique: line 6 has the same")
 
 
 @given(
@@ -148,7 +148,7 @@ def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
 def test_whatever_stands_in_a_column_each_record_is_judged_by_its_own_value(values: list[Any]) -> None:
     found = reasons({"type": "string", "max_length": 3}, *values)
     wrong = [line for line, value in enumerate(values, start=1) if not isinstance(value, str) or len(value) > 3]
-    assert [int(reason.split()[0]) for reason in found] == wrong[:NAMED]
+    assert [int(reason.split()[0]) for reason in found] == wrong[:MAX_NAMED_RECORDS]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from recipes.contracts.dataset_contract import Measures, Slices, ValidateParameters
 from recipes.contracts.parameters import NearDuplicates
 from recipes.contracts.validation_results import Statistics
-from recipes.validate import examine
+from recipes.validate import validate_records
 from recipes.validation import record_blocks as blocks_module
-from recipes.validation.record_blocks import lines_in
+from recipes.validation.record_blocks import iterate_lines
 
 TEXT = "The keeper of the lamp walks up the hill each night and comes down again in the grey of the morning"
 
@@ -19,7 +19,9 @@ TEXT = "The keeper of the lamp walks up the hill each night and comes down again
 def describe(folder: Path, rows: list[dict[str, Any]], **measures: Any) -> Statistics:
     file = folder / "records.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    statistics, violations = examine(lines_in([file]), ValidateParameters(measures=Measures(**measures)), len(rows), folder)
+    statistics, violations = validate_records(
+        iterate_lines([file]), ValidateParameters(measures=Measures(**measures)), len(rows), folder
+    )
     assert violations.count == 0
     return statistics
 
@@ -95,7 +97,7 @@ def test_slices_have_their_share_length_and_labels(tmp_path: Path) -> None:
 def test_the_cut_into_blocks_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": f"{TEXT} {n % 7}", "n": n, **({"late": True} if n > 150 else {})} for n in range(200)]
     whole = describe(tmp_path, rows, sample=100)
-    monkeypatch.setattr(blocks_module, "RECORDS", 13)
+    monkeypatch.setattr(blocks_module, "MAX_BLOCK_RECORDS", 13)
     assert describe(tmp_path, rows, sample=100) == whole
     assert whole.columns["late"].kinds == {"boolean": 49, "missing": 151}
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics, Vocabulary
-from recipes.validation.column_statistics import Moments
-from recipes.validation.drift import compare, psi
+from recipes.validation.column_statistics import SampledMoments
+from recipes.validation.drift import compare_versions, psi
 
 
 def numbers(values: list[float]) -> Numbers:
-    moments = Moments()
-    moments.see(np.array(values), np.ones(len(values), dtype=bool))
+    moments = SampledMoments()
+    moments.add(np.array(values), np.ones(len(values), dtype=bool))
     return moments.numbers()
 
 
@@ -47,7 +47,7 @@ def feature(drift: Drift, name: str) -> FeatureDrift:
 def test_two_draws_of_one_distribution_do_not_drift() -> None:
     one = statistics(drawn(1, lambda chance: chance.gauss(100, 20)))
     other = statistics(drawn(2, lambda chance: chance.gauss(100, 20)))
-    found = feature(compare("d@1", one, other), "characters of a record")
+    found = feature(compare_versions("d@1", one, other), "characters of a record")
     assert found.psi < 0.05
     assert found.p_value > 0.01
 
@@ -55,7 +55,7 @@ def test_two_draws_of_one_distribution_do_not_drift() -> None:
 def test_a_moved_distribution_drifts() -> None:
     one = statistics(drawn(1, lambda chance: chance.gauss(100, 20)))
     other = statistics(drawn(2, lambda chance: chance.gauss(120, 20)))
-    found = feature(compare("d@1", one, other), "characters of a record")
+    found = feature(compare_versions("d@1", one, other), "characters of a record")
     assert found.psi > 0.5
     assert found.p_value < 1e-9
     assert found.statistic == pytest.approx(math.erf(0.5 / math.sqrt(2)), abs=0.05)  # of two normals, one deviation apart
@@ -63,9 +63,12 @@ def test_a_moved_distribution_drifts() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(5.0, 6.0), (5.0, 4.0)])
 def test_a_constant_that_becomes_another_drifts(before: float, after: float) -> None:
-    found = feature(compare("d@1", statistics([before] * 50), statistics([after] * 50)), "characters of a record")
+    found = feature(compare_versions("d@1", statistics([before] * 50), statistics([after] * 50)), "characters of a record")
     assert found.psi > 1
-    assert feature(compare("d@1", statistics([before] * 50), statistics([before] * 50)), "characters of a record").psi == 0
+    assert (
+        feature(compare_versions("d@1", statistics([before] * 50), statistics([before] * 50)), "characters of a record").psi
+        == 0
+    )
 
 
 def category(**counts: int) -> ColumnStatistics:
@@ -77,7 +80,7 @@ def test_categories_by_psi_and_chi_squared() -> None:
         statistics([1.0] * 100, region=category(n=50, s=50)),
         statistics([1.0] * 100, region=category(n=80, s=15, w=5)),
     )
-    found = feature(compare("d@1", one, other), "region")
+    found = feature(compare_versions("d@1", one, other), "region")
     assert (found.test, found.new) == ("chi2", ("w",))
     assert found.p_value < 1e-4
     expected = sum((b - a) * math.log(b / a) for a, b in ((0.5, 0.8), (0.5, 0.15), (1e-4, 0.05)))
@@ -85,7 +88,7 @@ def test_categories_by_psi_and_chi_squared() -> None:
 
 
 def test_too_few_values_are_not_compared() -> None:
-    assert compare("d@1", statistics([1.0] * 10), statistics([9.0] * 10)).features == ()
+    assert compare_versions("d@1", statistics([1.0] * 10), statistics([9.0] * 10)).features == ()
 
 
 def test_psi_of_equal_shares_is_nothing() -> None:
@@ -105,5 +108,5 @@ def test_psi_of_equal_shares_is_nothing() -> None:
 def test_changed_types(before: dict[str, int], now: dict[str, int], expected: dict[str, Any]) -> None:
     one = statistics([1.0] * 5, c=ColumnStatistics(kinds=before, filled=5), gone=category())
     other = statistics([1.0] * 5, c=ColumnStatistics(kinds=now, filled=5), new=category())
-    found = compare("d@1", one, other)
+    found = compare_versions("d@1", one, other)
     assert (found.retyped, list(found.added), list(found.removed)) == (expected, ["new"], ["gone"])

@@ -14,8 +14,8 @@ from recipes.find_leaks import find_leaks
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
 from recipes.validation import leakage
-from recipes.validation.leakage import HeldOut
-from recipes.validation.record_blocks import lines_in
+from recipes.validation.leakage import HeldOutIndex
+from recipes.validation.record_blocks import iterate_lines
 from tests.recipes.limited_memory import run_within
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -33,8 +33,8 @@ def file(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def leaks(folder: Path, test: list[dict[str, Any]], train: list[dict[str, Any]], threshold: float = 0.8) -> list[Leak]:
-    with HeldOut([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold)) as tested:
-        return list(tested.leaks(lines_in([file(folder / "train.jsonl", train)]), "d@1 train"))
+    with HeldOutIndex([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold)) as tested:
+        return list(tested.leaks(iterate_lines([file(folder / "train.jsonl", train)]), "d@1 train"))
 
 
 def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
 
 def test_two_questions_of_one_hash_are_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprints only say where to look."""
-    monkeypatch.setattr(leakage, "record_hash", len)
+    monkeypatch.setattr(leakage, "hash_record", len)
     test = [{"instruction": "Who keeps the lamp?", "answer": "She."}]
     train = [
         {"instruction": "Who built the lamp?", "answer": "She."},

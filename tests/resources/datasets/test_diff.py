@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from recipes.contracts.dataset_formats import Format
-from resources.datasets.diff import diff
+from resources.datasets.diff import diff_versions
 from resources.errors import HanzoError
-from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import create_from
-from resources.lineage.dataset_lineage import lineage
-from resources.lineage.record import record
+from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.lineage.dataset_lineage import read_lineage
+from resources.lineage.edges import record_artifact
 from resources.metadata.datasets import Datasets, DatasetVersion
 from tests.resources.ingest.test_version_creation import Place
 
@@ -42,7 +41,7 @@ def row(number: int, text: str = "") -> dict[str, Any]:
 def test_without_a_key_records_are_added_and_removed_and_twice_is_not_once(place: Place, make: Make) -> None:
     old = make(row(1), row(2), row(2), row(3))
     new = make(row(3), row(2), row(4), row(4), row(5))
-    found = diff(place.store, old, new)
+    found = diff_versions(place.store, old, new)
     assert (found.added, found.removed, found.changed, found.unchanged) == (3, 2, None, 2)
     assert found.examples == {"added": [row(4), row(4), row(5)], "removed": [row(1), row(2)]}
 
@@ -50,13 +49,13 @@ def test_without_a_key_records_are_added_and_removed_and_twice_is_not_once(place
 def test_with_a_key_a_record_that_became_another_is_a_changed_one(place: Place, make: Make) -> None:
     old = make(row(1), row(2), row(3), row(4))
     new = make(row(4), row(2, "other"), row(3), row(5))
-    found = diff(place.store, old, new, "id")
+    found = diff_versions(place.store, old, new, "id")
     assert (found.added, found.removed, found.changed, found.unchanged) == (1, 1, 1, 2)
     assert found.examples == {"added": [row(5)], "removed": [row(1)], "changed": [row(2, "other")]}
 
 
 def test_the_schemas_and_the_statistics_are_compared(place: Place, make: Make) -> None:
-    found = diff(place.store, make({"a": 1, "b": 1}), make({"a": "x", "c": None}))
+    found = diff_versions(place.store, make({"a": 1, "b": 1}), make({"a": "x", "c": None}))
     assert (found.schema_added, found.schema_removed) == ({"c": "null"}, {"b": "integer"})
     assert found.schema_changed == {"a": ("integer", "string")}
     assert (found.old.num_records, found.old.columns) == (1, {"a": {"integer": 1}, "b": {"integer": 1}})
@@ -69,7 +68,7 @@ def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Pla
     (files / "a.jsonl").write_text('{"id":1,"text":"text 1"}\n{"id":"2"}\n')
     new = replace(old, artifact=place.store.publish(files, "s3://hanzo-ml/datasets/d/prepared/all", "dataset"))
     for key in (None, "id"):
-        found = diff(place.store, old, new, key)
+        found = diff_versions(place.store, old, new, key)
         assert found.old.columns == {"id": {"integer": 2}, "text": {"string": 2}}
         assert found.new.columns == {"id": {"integer": 1, "string": 1}, "text": {"string": 1}}
 
@@ -81,13 +80,13 @@ def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Pla
 def test_what_is_no_key_is_refused(place: Place, make: Make, key: str, reason: str) -> None:
     old = make(row(1, "same"), row(2, "same"))
     with pytest.raises(HanzoError, match=reason):
-        diff(place.store, old, make(row(3)), key)
+        diff_versions(place.store, old, make(row(3)), key)
 
 
 def test_a_version_is_no_change_of_itself(place: Place, make: Make) -> None:
     version = make(*map(row, range(50)))
     for key in (None, "id"):
-        found = diff(place.store, version, version, key)
+        found = diff_versions(place.store, version, version, key)
         assert (found.added, found.removed, found.unchanged) == (0, 0, 50)
 
 
@@ -101,7 +100,7 @@ def test_the_lineage_names_what_a_version_was_made_of_and_all_that_was_made_of_i
     def publish(uri: str, kind: str, **inputs: str) -> str:
         artifact = place.store.publish(tmp_path / "made", uri, kind, inputs=inputs)
         with place.database.write() as connection:
-            record(connection, artifact, place.store.manifest(artifact))
+            record_artifact(connection, artifact, place.store.manifest(artifact))
         return artifact.digest
 
     split = publish(f"{version.storage_path}splits/x/train", "split", dataset=version.artifact.digest)
@@ -110,10 +109,10 @@ def test_the_lineage_names_what_a_version_was_made_of_and_all_that_was_made_of_i
     path = tmp_path / "child.jsonl"
     path.write_text('{"a": 1}\n')
     child = NewVersion("child", "jsonl", "u", "default", transform="cut", parents=[version.reference])
-    create_from(place.database, place.store, child, local_files(path, Format.JSONL))
+    create_from_files(place.database, place.store, child, local_files(path, Format.JSONL))
     with place.database.read() as connection:
-        found = lineage(connection, version)
-        below = lineage(connection, Datasets(place.database).resolve("child", "default", connection))
+        found = read_lineage(connection, version)
+        below = read_lineage(connection, Datasets(place.database).resolve("child", "default", connection))
     assert [each.kind for each in found.made_from] == ["source"]
     assert found.children == ["child@1"]
     assert [each.name for each in found.made_into] == [

@@ -11,12 +11,11 @@ from sqlalchemy import event
 
 from api.routes.v1.dataset_download import file_json, listing
 from hanzo_ml.cli import dataset_checkout as checkouts
-from hanzo_ml.cli.dataset_checkout import Part, RemoteFile, checkout
-from recipes.canonical_json import canonical_json
-from recipes.record_lines import record_lines
+from hanzo_ml.cli.dataset_checkout import FilePart, RemoteFile, checkout_files
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage import chunking
 from recipes.storage.chunking import Chunker
-from recipes.storage.manifest import Artifact, Chunk, FileRecord, Manifest
+from recipes.storage.manifest import Artifact, Chunk, FileRecord, Manifest, canonical_json
 from resources.datasets.deletion import delete_version
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
@@ -53,7 +52,7 @@ def test_files_are_claimed_together_and_not_one_by_one(database: Database, tmp_p
     # One batch more of them, and no more: a transaction, its claims, and whatever a driver says around it.
     assert many - few <= 8
     store = in_folder(tmp_path)
-    assert len(list(record_lines(store, version.artifact))) == MANY
+    assert len(list(iterate_record_lines(store, version.artifact))) == MANY
     delete_version(database, store, version.id, "u")
     assert len(chunks(store)) == FEW + 2  # each file of the other one, its records and their index
 
@@ -68,7 +67,7 @@ def test_a_small_file_takes_no_buffer_of_a_large_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(chunking, "bytearray", counted, raising=False)
     chunker = Chunker()
     assert [*chunker.push(b"small"), *chunker.finish()] == [b"small"]
-    assert sum(made) < chunking.MIN
+    assert sum(made) < chunking.MIN_CHUNK_BYTES
 
 
 def test_a_checkout_opens_one_client_for_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_a_checkout_opens_one_client_for_all_files(monkeypatch: pytest.MonkeyPat
             super().__init__(**{**options, "transport": httpx.MockTransport(answer)})  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkouts.httpx, "Client", Counted)
-    checkout(lambda: files, tmp_path / "to", "mark")
+    checkout_files(lambda: files, tmp_path / "to", "mark")
     assert len(clients) == 1
     assert {(tmp_path / "to" / file.path).read_bytes() for file in files} == set(bodies.values())
 
@@ -101,7 +100,7 @@ def parts_of(body: bytes) -> list[slice]:
 def remote(url: str, body: bytes, count: int) -> RemoteFile:
     pieces = [body] if count == 1 else [body[part] for part in parts_of(body)]
     where = [url] if count == 1 else [f"{url}?part={number}" for number in range(count)]
-    found = [Part(at, hashlib.sha256(piece).hexdigest(), len(piece)) for at, piece in zip(where, pieces, strict=True)]
+    found = [FilePart(at, hashlib.sha256(piece).hexdigest(), len(piece)) for at, piece in zip(where, pieces, strict=True)]
     return RemoteFile(url.rpartition("/")[2], hashlib.sha256(body).hexdigest(), len(body), found)
 
 

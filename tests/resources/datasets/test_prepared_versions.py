@@ -13,13 +13,12 @@ from recipes.contracts.parameters import PrepareParameters
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from resources.datasets.deletion import delete_version
-from resources.datasets.prepared_versions import Derivation, add_prepared, schema_of
+from resources.datasets.prepared_versions import Derivation, add_prepared_version, prepared_schema
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
-from resources.lineage.record import find, parents, record
+from resources.lineage.edges import find_artifact, parent_digests, record_artifact
 from resources.metadata.database import Database
-from resources.metadata.dataset_locks import await_makers, keep
-from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.datasets import Datasets, DatasetVersion, lock_for_deletion, lock_for_derivation
 from resources.metadata.jobs import PREPARATION, Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import dataset_holders
@@ -79,7 +78,7 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     result = prepared(store, parent, tmp_path, "a")
-    version, is_new = add_prepared(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
+    version, is_new = add_prepared_version(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
     assert is_new
     assert Datasets(database).read("d@2", "default") == version
     assert version.lineage["parent_datasets"] == ["d@1"]
@@ -88,7 +87,7 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     assert version.num_records == 10
     assert version.metadata == {key: value for key, value in result.facts.items() if key != "content_sha256"}
     with database.read() as connection:
-        assert parents(connection, version.split("test").digest) == {"dataset": parent.artifact.digest}
+        assert parent_digests(connection, version.split("test").digest) == {"dataset": parent.artifact.digest}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +95,9 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     [("integer", "integer|string"), ("integer?", "integer|string?"), ("integer|null", "integer|null|string")],
 )
 def test_a_number_that_was_masked_is_a_text_in_the_schema_too(before: str, after: str) -> None:
-    made = schema_of({"card": before, "text": "string"}, PARAMETERS, {"retyped": ["card"]})
+    made = prepared_schema({"card": before, "text": "string"}, PARAMETERS, {"retyped": ["card"]})
     assert made == {"card": after, "text": "string"}
-    assert schema_of({"card": before}, PARAMETERS, {}) == {"card": before}, "of a result of an earlier release"
+    assert prepared_schema({"card": before}, PARAMETERS, {}) == {"card": before}, "of a result of an earlier release"
 
 
 def test_the_same_content_is_no_second_version(
@@ -106,9 +105,9 @@ def test_the_same_content_is_no_second_version(
 ) -> None:
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
-    first, _ = add_prepared(database, store, derivation, result)
-    again, is_new = add_prepared(database, store, derivation, result)
-    other, other_is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "b"))
+    first, _ = add_prepared_version(database, store, derivation, result)
+    again, is_new = add_prepared_version(database, store, derivation, result)
+    other, other_is_new = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "b"))
     assert (again.id, is_new) == (first.id, False)
     assert (other.version, other_is_new) == (3, True)
 
@@ -121,19 +120,19 @@ def test_of_two_versions_with_one_digest_one_goes_and_the_other_keeps_its_lineag
     for name in ("d", "other"):
         place = f"s3://hanzo-ml/datasets/{name}/prepared-d-1-x"
         result = prepared(store, parent, tmp_path / name, "a", place)
-        made.append(add_prepared(database, store, Derivation(parent, name, PARAMETERS, "ann"), result)[0])
+        made.append(add_prepared_version(database, store, Derivation(parent, name, PARAMETERS, "ann"), result)[0])
     first, second = made
     assert first.artifact.digest == second.artifact.digest
     run = tmp_path / "run"
     run.mkdir()
     trained = store.publish(run, "s3://hanzo-ml/runs/r1/record", "run", inputs={"train": second.split("train").digest})
     with database.write() as connection:
-        record(connection, trained, store.manifest(trained))
+        record_artifact(connection, trained, store.manifest(trained))
     delete_version(database, store, first.id, "ann")
     with database.read() as connection:
         for kept in (second.artifact, *(second.split(split) for split in second.splits)):
-            assert find(connection, kept.digest) == kept
-            assert parents(connection, kept.digest) == {"dataset": parent.artifact.digest}
+            assert find_artifact(connection, kept.digest) == kept
+            assert parent_digests(connection, kept.digest) == {"dataset": parent.artifact.digest}
     with pytest.raises(HanzoError, match="other@1 is not deleted: run r1"):
         delete_version(database, store, second.id, "ann")
 
@@ -142,18 +141,18 @@ def test_what_was_prepared_in_vain_is_removed_and_its_job_has_what_was_there_bef
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:
     jobs, derivation = Jobs(database), Derivation(parent, "d", PARAMETERS, "ann")
-    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    first, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"))
     asked = jobs.submit(name="p", config={}, user="ann", organization="default", type=PREPARATION)
     jobs.start(asked.id)
     before = store.list("s3://hanzo-ml/datasets/")
     result = prepared(store, parent, tmp_path / "again", "a", OTHER_PLACE)
     assert len(store.list("s3://hanzo-ml/datasets/")) > len(before)
-    found, is_new = add_prepared(database, store, derivation, result, asked)
+    found, is_new = add_prepared_version(database, store, derivation, result, asked)
     assert (found, is_new) == (first, False)
     assert store.list("s3://hanzo-ml/datasets/") == before
     job = jobs.read(asked.id)
     assert (job.artifact("dataset"), job.artifact("train")) == (first.artifact, first.split("train"))
-    again, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "once more", "a"))
+    again, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path / "once more", "a"))
     assert again == first and store.fetch(first.artifact, tmp_path / "cache").is_dir(), "it lies there itself"
 
 
@@ -162,15 +161,15 @@ def test_no_version_is_made_of_what_is_being_removed(
 ) -> None:
     """Two prepared the same at once; the first saw that it was known already, the second that it was not any more."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
-    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    first, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"))
     result = prepared(store, parent, tmp_path / "again", "a", OTHER_PLACE)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(ChunkClaims, "release", Mock(side_effect=KeyboardInterrupt))
-        add_prepared(database, store, derivation, result)
+        add_prepared_version(database, store, derivation, result)
     delete_version(database, store, first.id, "ann")
     with pytest.raises(HanzoError, match="being deleted"):
-        add_prepared(database, store, derivation, result)
-    ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d").end_deletion(store, f"{OTHER_PLACE}-a/")
+        add_prepared_version(database, store, derivation, result)
+    ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d").finish_deletion(store, f"{OTHER_PLACE}-a/")
     assert store.find(result.artifacts["train"].uri) is None
 
 
@@ -181,7 +180,7 @@ def test_its_job_ends_in_the_same_transaction(
     asked = jobs.submit(name="p", config={}, user="ann", organization="default", type=PREPARATION)
     jobs.start(asked.id)
     derivation = Derivation(parent, "other", PARAMETERS, "ann")
-    version, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"), asked)
+    version, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"), asked)
     assert version.reference == "other@1"
     assert jobs.read(asked.id).status == "completed"
     assert jobs.read(asked.id).artifact("dataset") == version.artifact
@@ -196,20 +195,20 @@ def test_a_version_is_not_made_where_one_is_just_being_deleted(
     """Whoever deleted the first one was killed before its files were gone: a day later they took the second one's along."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
-    first, _ = add_prepared(database, store, derivation, result)
+    first, _ = add_prepared_version(database, store, derivation, result)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(ChunkClaims, "release", Mock(side_effect=KeyboardInterrupt))
         delete_version(database, store, first.id, "ann")
     with pytest.raises(HanzoError, match="being deleted"):
-        add_prepared(database, store, derivation, result)
+        add_prepared_version(database, store, derivation, result)
     claims = ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d")
-    claims.end_deletion(store, first.storage_path)
+    claims.finish_deletion(store, first.storage_path)
     assert store.find(result.artifacts["train"].uri) is None
-    second, is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
+    second, is_new = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
     assert is_new and second.storage_path == first.storage_path
     with database.write() as connection:
         connection.execute(update(dataset_holders).values(updated_at=1))
-    claims.release_dead(store)
+    claims.release_abandoned(store)
     assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
 
 
@@ -220,16 +219,16 @@ def test_no_version_is_made_of_files_that_a_deletion_took(
     """A preparation found that an equal one had done its work, or did it anew; meanwhile that one's version was deleted."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
-    first, _ = add_prepared(database, store, derivation, result)
+    first, _ = add_prepared_version(database, store, derivation, result)
     delete_version(database, store, first.id, "ann")
     if taken != "all":
         prepared(store, parent, tmp_path / "meanwhile", "a")
         store.remove(f"{PLACE}-a/{taken}")
     with pytest.raises(HanzoError, match="was deleted just now: ask for it again"):
-        add_prepared(database, store, derivation, result)
+        add_prepared_version(database, store, derivation, result)
     assert [version.reference for version in Datasets(database).list("default")] == ["d@1"]
     assert store.list(PLACE + "-a") == [], "or who asks again would find the work done, and be refused again"
-    again, is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
+    again, is_new = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
     assert is_new and store.fetch(again.artifact, tmp_path / "cache").is_dir()
 
 
@@ -238,7 +237,7 @@ def test_who_still_deletes_a_version_takes_nothing_of_one_that_is_made_there_ane
 ) -> None:
     """It stood still, so that the next preparation ended the deletion for it; then it went on with what it had listed."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
-    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    first, _ = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path, "a"))
     real = Store.list
     made = []
 
@@ -248,8 +247,8 @@ def test_who_still_deletes_a_version_takes_nothing_of_one_that_is_made_there_ane
         if uri == first.storage_path and not made:
             made.append(None)
             claims = ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d")
-            claims.end_deletion(store, first.storage_path)
-            made[0] = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))[0]
+            claims.finish_deletion(store, first.storage_path)
+            made[0] = add_prepared_version(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))[0]
         return found
 
     with monkeypatch.context() as slow:
@@ -267,7 +266,7 @@ def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and
     result = prepared(store, parent, tmp_path, "a")
     delete_version(database, store, parent.id, "ann")
     with pytest.raises(HanzoError, match="d@1 was deleted while it was prepared"):
-        add_prepared(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
+        add_prepared_version(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
     assert Datasets(database).list("default") == []
     assert store.list("s3://hanzo-ml/datasets/") == []
 
@@ -281,10 +280,10 @@ def test_a_deletion_waits_for_what_is_just_made_of_the_version(
     artifact = prepared(store, version, tmp_path, "a").artifacts["dataset"]
     with ThreadPoolExecutor(1) as pool:
         with database.write() as connection:
-            assert keep(connection, version.id)
+            assert lock_for_derivation(connection, version.id)
             deleted = pool.submit(delete_version, database, store, version.id, "ann")
             until_one_waits(postgres_url)
-            record(connection, artifact, store.manifest(artifact))
+            record_artifact(connection, artifact, store.manifest(artifact))
         with pytest.raises(HanzoError, match="d@1 is not deleted"):
             deleted.result()
 
@@ -298,8 +297,8 @@ def test_what_is_made_of_a_version_waits_for_its_deletion(
     result = prepared(store, version, tmp_path, "a")
     with ThreadPoolExecutor(1) as pool:
         with database.write() as connection:
-            await_makers(connection, version.id)
-            made = pool.submit(add_prepared, database, store, Derivation(version, "d", PARAMETERS, "ann"), result)
+            lock_for_deletion(connection, version.id)
+            made = pool.submit(add_prepared_version, database, store, Derivation(version, "d", PARAMETERS, "ann"), result)
             until_one_waits(postgres_url)
             Datasets(database).remove(connection, version, "ann")
         with pytest.raises(HanzoError, match="d@1 was deleted"):

@@ -7,16 +7,16 @@ from unittest import mock
 from recipes.contracts.job import Job, Program
 from recipes.contracts.validation_results import ValidationFacts
 from recipes.preparation.split_assignment import SPLITS
-from recipes.record_lines import record_lines
-from recipes.split import divide
+from recipes.records.record_reader import iterate_record_lines
+from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from recipes.storage.line_selection import bitmap_uri, origin_uri
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Artifact
 from recipes.validate import validate
 from resources.datasets.deletion import delete_version
+from resources.lineage.edges import record_artifact
 from resources.lineage.proof import Prover
-from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from tests.resources.datasets.test_version_storage import ALL, corpus, create, in_folder, store, stored
@@ -40,11 +40,11 @@ def divided(database: Database, store: Store, folder: Path, version: DatasetVers
         cache_dir=str(folder / "cache"),
     )
     with mock.patch.dict(os.environ, VARIABLES):  # a program finds the store's keys there
-        found = divide(job, store, folder / "work").artifacts
+        found = split_dataset(job, store, folder / "work").artifacts
     assert not (folder / "cache").exists(), "it is read where it lies"
     with database.write() as connection:
         for artifact in found.values():
-            record(connection, artifact, store.manifest(artifact))
+            record_artifact(connection, artifact, store.manifest(artifact))
     return found
 
 
@@ -60,8 +60,8 @@ def test_splits_cost_little_whatever_changed_and_go_with_their_version(
         splits = divided(database, store, tmp_path, version)
         # Each has a manifest and a pointer, which are of one size, and a bit for each of the 3,400 records.
         assert stored(store) - before < 3 * (1500 + len(lines) / 8)
-        held = [line for artifact in splits.values() for line in record_lines(store, artifact)]
-        assert sorted(held) == sorted(record_lines(store, version.artifact))
+        held = [line for artifact in splits.values() for line in iterate_record_lines(store, artifact)]
+        assert sorted(held) == sorted(iterate_record_lines(store, version.artifact))
         assert sum(artifact.size_bytes for artifact in splits.values()) == sum(map(len, held))
         made.append(version)
     with database.read() as connection:

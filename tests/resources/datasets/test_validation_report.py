@@ -11,13 +11,13 @@ import pytest
 from recipes.contracts.dataset_contract import Measures, Slices, ValidateParameters
 from recipes.contracts.validation_results import Leak, Leaks, Statistics, ValidationFacts
 from recipes.storage.manifest import Artifact
-from recipes.validate import examine
-from recipes.validation.drift import compare
-from recipes.validation.record_blocks import lines_in
+from recipes.validate import validate_records
+from recipes.validation.drift import compare_versions
+from recipes.validation.record_blocks import iterate_lines
 from resources.datasets.check_policy import Checks
 from resources.datasets.check_verdicts import judge_splits, judge_version
-from resources.datasets.validation_report import report
-from resources.datasets.validations import Validation, reason_of
+from resources.datasets.validation_report import render_report
+from resources.datasets.validations import Validation, blocking_reason
 from resources.metadata.datasets import DatasetVersion
 from tests.browser_page import page
 
@@ -42,7 +42,7 @@ def document(tmp_path: Path) -> Iterator[str]:
     verdicts = judge_version(facts, statistics, checks, Measures(), created_at=NOW, now=NOW)
     verdicts.append(judge_splits(leaks, checks))
     artifact = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/2", digest="a" * 64, size_bytes=5)
-    validation = Validation("id", artifact, facts, leaks, tuple(verdicts), reason_of("d@2", verdicts), NOW, "d@1")
+    validation = Validation("id", artifact, facts, leaks, tuple(verdicts), blocking_reason("d@2", verdicts), NOW, "d@1")
     version = DatasetVersion(
         id="id",
         name="d",
@@ -62,7 +62,7 @@ def document(tmp_path: Path) -> Iterator[str]:
         content_sha256="b" * 64,
         artifact=artifact,
     )
-    yield report(version, validation, statistics, before)
+    yield render_report(version, validation, statistics, before)
 
 
 def described(
@@ -71,8 +71,10 @@ def described(
     file = folder / "records.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     measures = Measures(slices=Slices(columns=("kind",), label="kind"))
-    statistics, violations = examine(lines_in([file]), ValidateParameters(measures=measures), len(rows), folder)
-    drift = compare("d@1", before, statistics) if before is not None else None
+    statistics, violations = validate_records(
+        iterate_lines([file]), ValidateParameters(measures=measures), len(rows), folder
+    )
+    drift = compare_versions("d@1", before, statistics) if before is not None else None
     return statistics, ValidationFacts(violations=violations, drift=drift)
 
 

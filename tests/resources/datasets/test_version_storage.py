@@ -14,16 +14,15 @@ from sqlalchemy import delete, func, select, update
 
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import StoreAddress
-from recipes.record_lines import record_lines
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.locations import chunk_folder, chunk_uri
 from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
-from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import create_from
+from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.lineage.edges import record_artifact
 from resources.lineage.proof import Prover
-from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import artifacts, chunk_claims, dataset_holders, dataset_versions
@@ -34,7 +33,7 @@ from tests.resources.metadata.conftest import database, database_url, migrated_s
 from tests.s3_server import VARIABLES, S3Request, S3Server
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ALL = "s3://hanzo-ml/datasets"
 CHUNKS = f"{ALL}/_chunks"
 
@@ -68,7 +67,7 @@ def create(
 ) -> tuple[DatasetVersion, bool]:
     path = folder / f"{name}.jsonl"
     path.write_text(content)
-    return create_from(database, store, NewVersion(name, "jsonl", "u", organization), local_files(path, Format.JSONL))
+    return create_from_files(database, store, NewVersion(name, "jsonl", "u", organization), local_files(path, Format.JSONL))
 
 
 def stored(store: Store) -> int:
@@ -80,7 +79,7 @@ def chunks(store: Store) -> set[str]:
 
 
 def content(store: Store, version: DatasetVersion) -> str:
-    return b"".join(record_lines(store, version.artifact)).decode()
+    return b"".join(iterate_record_lines(store, version.artifact)).decode()
 
 
 def count(database: Database, table: object) -> int:
@@ -237,9 +236,9 @@ def test_a_version_that_others_were_made_of_is_not_deleted_and_they_are_named(da
     path = tmp_path / "derived.jsonl"
     path.write_text('{"a": 2}\n')
     derived = NewVersion("derived", "jsonl", "u", "default", transform="halved", parents=[version.reference])
-    create_from(database, store, derived, local_files(path, Format.JSONL))
+    create_from_files(database, store, derived, local_files(path, Format.JSONL))
     with database.write() as connection:
-        record(connection, run, store.manifest(run))
+        record_artifact(connection, run, store.manifest(run))
     with pytest.raises(HanzoError, match="dataset d@1 is not deleted: dataset derived@1, run r1 refer to it"):
         delete_version(database, store, version.id, "u")
     assert content(store, version) == '{"a":1}\n'
@@ -298,10 +297,10 @@ def test_what_a_dead_upload_left_goes_after_a_day_and_versions_stay(database: Da
     claims.claim("dead", ["ab" * 32])
     store.put_bytes(f"{CHUNKS}/ab/{'ab' * 32}", b"half")
     store.put_bytes(f"{ALL}/d/2/dead/source/manifest.json", b"{}")
-    claims.release_dead(store)
+    claims.release_abandoned(store)
     assert len(chunks(store)) == len(kept) + 1, "it may be on its way still"
     age_all(database)
-    claims.release_dead(store)
+    claims.release_abandoned(store)
     assert chunks(store) == kept and store.list(f"{ALL}/d/2") == []
     assert content(store, version) == '{"a":1}\n'
     with pytest.raises(HanzoError, match="stood still for a day"):
@@ -353,7 +352,7 @@ def test_a_kill_leaves_nothing_that_can_be_seen_and_the_next_attempt_succeeds(
     assert is_new and version.version == 1
     assert content(store, version).count("\n") == text.count("\n")
     age_all(database)
-    ChunkClaims(database, "default", f"{ALL}/d").release_dead(store)
+    ChunkClaims(database, "default", f"{ALL}/d").release_abandoned(store)
     assert content(store, version).count("\n") == text.count("\n")
     delete_version(database, store, version.id, "u")
     assert store.list(ALL) == []
@@ -388,7 +387,7 @@ def test_what_was_prepared_of_a_version_keeps_it_though_it_lies_in_its_folder(da
     inputs = {"dataset": version.artifact.digest}
     prepared = store.publish(tmp_path / "made", f"{version.storage_path}prepared/all/records", "dataset", inputs=inputs)
     with database.write() as connection:
-        record(connection, prepared, store.manifest(prepared))
+        record_artifact(connection, prepared, store.manifest(prepared))
     with pytest.raises(HanzoError, match="is not deleted: dataset at"):
         delete_version(database, store, version.id, "u")
 

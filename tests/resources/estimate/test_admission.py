@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import recipes.contracts.recipe
-from recipes.contracts.recipe import FOLDER, Recipe
-from recipes.planning.known_architectures import shape_of
+from recipes.contracts.recipe import RECIPES_FOLDER, Recipe
+from recipes.planning.known_architectures import resolve_shape
 from resources.errors import HanzoError
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit_recipe
 
 ONE_80GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}, "distributed": None}
 
@@ -20,15 +20,17 @@ def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_brok
     """It was told that another recipe had a key misspelled, and not that it does not fit."""
     recipe = Recipe.named("zen-72b-lora").changed(ONE_80GB)
     for name in ("zen-72b-lora", "zen-72b-qlora"):
-        shutil.copy(FOLDER / f"{name}.yaml", tmp_path)
-    (tmp_path / "mine.yaml").write_text((FOLDER / "zen-7b-lora.yaml").read_text().replace("batch_size", "batch_sise"))
-    monkeypatch.setattr(recipes.contracts.recipe, "FOLDER", tmp_path)
+        shutil.copy(RECIPES_FOLDER / f"{name}.yaml", tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        (RECIPES_FOLDER / "zen-7b-lora.yaml").read_text().replace("batch_size", "batch_sise")
+    )
+    monkeypatch.setattr(recipes.contracts.recipe, "RECIPES_FOLDER", tmp_path)
     with pytest.raises(HanzoError, match=r"recipe 'zen-72b-lora' needs .* use .*zen-72b-qlora"):
-        admit(recipe, shape_of(recipe))
+        admit_recipe(recipe, resolve_shape(recipe))
 
 
 def test_where_no_recipe_fits_it_is_told_what_to_lower() -> None:
     """None of that base model is of this objective."""
     recipe = Recipe.named("zen-72b-lora").changed({**ONE_80GB, "objective": "dpo", "batch_size": 1})
     with pytest.raises(HanzoError, match=r"no recipe of this base model fits: lower batch_size or sequence_length$"):
-        admit(recipe, shape_of(recipe))
+        admit_recipe(recipe, resolve_shape(recipe))

@@ -8,9 +8,9 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.planning.known_architectures import ASSUMED, known_shape
+from recipes.planning.known_architectures import ASSUMED_SHAPES, known_shape
 from recipes.storage.artifact_store import Store
-from resources.estimate.shapes import is_assumed, shape_of_base
+from resources.estimate.admission import base_model_shape, is_shape_assumed
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32}
 CONFIG = {"model_type": "llama", "num_key_value_heads": 2, **SHAPE}
@@ -34,17 +34,17 @@ def store(tmp_path: Path) -> Store:
 )
 def test_a_shape_is_assumed_of_a_model_that_nobody_has_pinned_or_stated(changed: dict[str, Any], assumed: bool) -> None:
     recipe = Recipe.named("zen-7b-lora")
-    assert recipe.base_model.uri in ASSUMED
-    assert is_assumed(recipe.changed(changed)) is assumed
+    assert recipe.base_model.uri in ASSUMED_SHAPES
+    assert is_shape_assumed(recipe.changed(changed)) is assumed
 
 
 def test_a_base_model_that_was_fetched_says_its_own_shape(store: Store) -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     uri = recipe.base_model.artifact_uri
     known = known_shape(recipe)
-    assert uri and known and shape_of_base(recipe, store) == known
+    assert uri and known and base_model_shape(recipe, store) == known
     store.put_bytes(f"{uri}/config.json", json.dumps(CONFIG).encode())
-    found = shape_of_base(recipe, store)
+    found = base_model_shape(recipe, store)
     assert found and found.hidden_size == 8
     store.put_bytes(f"{uri}/config.json", b"{")
-    assert shape_of_base(recipe, store) is None
+    assert base_model_shape(recipe, store) is None

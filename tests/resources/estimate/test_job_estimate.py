@@ -5,27 +5,27 @@ from dataclasses import replace
 import pytest
 
 from recipes.contracts.recipe import Recipe
-from recipes.fit import fit
-from recipes.planning.known_architectures import shape_of
-from recipes.planning.throughput import flops_per_token
-from resources.estimate.job_estimate import AROUND, DatasetTokens, Estimate, estimate
-from resources.estimate.past_runs import PastRun, around_steps, seconds_per_step, tokens_per_step
+from recipes.planning.hardware_fit import check_fit
+from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.throughput import estimate_flops_per_token
+from resources.estimate.job_estimate import DEFAULT_OVERHEAD_SECONDS, DatasetTokens, Estimate, estimate_job
+from resources.estimate.past_runs import PastRun, job_overhead_seconds, seconds_per_step, tokens_per_step
+from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import JobRecord
-from resources.metadata.tracking_rules import MetricPoint
 
 PRICES = {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0}
 RECIPE = Recipe.named("zen-7b-lora")
-SHAPE = shape_of(RECIPE)
+SHAPE = resolve_shape(RECIPE)
 DAYS_MS = 3 * 24 * 3600 * 1000
 
 
 def run(tokens_per_second: float, around: float | None = None) -> PastRun:
-    return PastRun("r", tokens_per_second, tokens_per_second * flops_per_token(RECIPE, SHAPE), around)
+    return PastRun("r", tokens_per_second, tokens_per_second * estimate_flops_per_token(RECIPE, SHAPE), around)
 
 
 def estimated(*past: PastRun, recipe: Recipe = RECIPE, dataset: DatasetTokens | None = None) -> Estimate:
-    shape = shape_of(recipe)
-    return estimate(recipe, shape, memory=fit(recipe, shape, 0), dataset=dataset, past=past, prices=PRICES)
+    shape = resolve_shape(recipe)
+    return estimate_job(recipe, shape, memory=check_fit(recipe, shape, 0), dataset=dataset, past=past, prices=PRICES)
 
 
 def test_tokens_are_those_of_all_steps_and_epochs_those_of_the_dataset() -> None:
@@ -43,8 +43,8 @@ def test_pairs_are_as_long_as_those_of_the_dataset_and_not_packed() -> None:
     assert short.tokens == 10_000 * 16 * 300 and short.epochs == 10_000 * 16 / 4_000
     assert any("pairs are not packed, and have 300 on average" in note for note in short.notes)
     assert nothing.hours is not None and short.hours is not None
-    work = 3600 * (nothing.hours.likely - AROUND.likely / 3600)
-    assert 3600 * (short.hours.likely - AROUND.likely / 3600) == pytest.approx(work * short.tokens / most)
+    work = 3600 * (nothing.hours.likely - DEFAULT_OVERHEAD_SECONDS.likely / 3600)
+    assert 3600 * (short.hours.likely - DEFAULT_OVERHEAD_SECONDS.likely / 3600) == pytest.approx(work * short.tokens / most)
     assert short.hours.high == nothing.hours.high, "padding may make each as long as that"
     measured = estimated(run(2000.0, 60.0), recipe=pairs, dataset=DatasetTokens(1_200_000, 4_000, "counted"))
     assert measured.hours is not None
@@ -66,13 +66,13 @@ def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
     """All 7.6 billion, or the adapter's 161 million."""
     full = Recipe.named("zen-7b-full")
     found = estimated(recipe=full)
-    assert found.trained == shape_of(full).parameters
+    assert found.trained == resolve_shape(full).parameters
     assert found.tokens_per_parameter == pytest.approx(found.tokens / 7.6e9, rel=0.01)
     adapter = estimated()
     assert adapter.trained == sum(t.total for t in SHAPE.adapter(RECIPE.lora_rank, RECIPE.lora_target_modules))
     assert adapter.tokens_per_parameter == adapter.tokens / adapter.trained
     odd = RECIPE.changed({"lora_target_modules": ["lm_head"]})
-    unknown = estimate(odd, SHAPE, memory=None, dataset=None, past=[], prices=PRICES)
+    unknown = estimate_job(odd, SHAPE, memory=None, dataset=None, past=[], prices=PRICES)
     assert unknown.trained is None and unknown.tokens_per_parameter is None
 
 
@@ -117,7 +117,7 @@ def test_past_runs_of_another_length_count_by_their_operations() -> None:
 def test_a_run_that_did_not_end_says_how_fast_it_was_and_not_what_is_around_its_steps() -> None:
     found = estimated(run(2000.0))
     assert found.hours is not None
-    assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + AROUND.likely)
+    assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + DEFAULT_OVERHEAD_SECONDS.likely)
 
 
 def test_dollars_are_those_of_all_gpus_by_the_price_book() -> None:
@@ -149,12 +149,12 @@ def test_a_dataset_that_is_empty_says_nothing_of_pairs() -> None:
 
 def test_a_model_of_unknown_shape_has_no_hours_before_its_first_run_and_then_by_tokens() -> None:
     unknown = RECIPE.changed({"base_model": "someone/else"})
-    nothing = estimate(unknown, None, memory=None, dataset=None, past=[], prices=PRICES)
+    nothing = estimate_job(unknown, None, memory=None, dataset=None, past=[], prices=PRICES)
     assert nothing.hours is None and nothing.dollars is None
     assert any(note.startswith("memory") for note in nothing.notes) and any(
         note.startswith("hours") for note in nothing.notes
     )
-    after = estimate(unknown, None, memory=None, dataset=None, past=[PastRun("r", 500.0, 500.0, 0.0)], prices=PRICES)
+    after = estimate_job(unknown, None, memory=None, dataset=None, past=[PastRun("r", 500.0, 500.0, 0.0)], prices=PRICES)
     assert after.hours is not None and after.hours.likely * 3600 == pytest.approx(after.tokens / 500)
 
 
@@ -189,8 +189,8 @@ def test_what_is_around_the_steps_is_no_time_that_a_job_stood_still(first: int, 
     """One failed before its first step and was resumed three days later: `started_at` stays that of the first time."""
     times = {step: first + step * 1000 for step in range(21)}
     job = JobRecord("j", "j", "training", "completed", {}, "u", "default", 0, 0, first + 40_000, "", {}, None)
-    assert around_steps(job, times, 20, begun_at) == pytest.approx(30)
-    assert around_steps(replace(job, ended_at=first), times, 20, begun_at) == 0, "the clock of who trains was ahead"
+    assert job_overhead_seconds(job, times, 20, begun_at) == pytest.approx(30)
+    assert job_overhead_seconds(replace(job, ended_at=first), times, 20, begun_at) == 0, "the clock of who trains was ahead"
 
 
 @pytest.mark.parametrize(
@@ -207,4 +207,4 @@ def test_of_a_job_that_did_not_run_through_nobody_knows_what_is_around_its_steps
 ) -> None:
     times = {step: 10_000 + step * 1000 for step in range(last + 1)}
     job = JobRecord("j", "j", "training", status, {}, "u", "default", 0, started_at, ended_at, "", {}, None)
-    assert around_steps(job, times, 20, 0) is None
+    assert job_overhead_seconds(job, times, 20, 0) is None

@@ -11,9 +11,9 @@ from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
 from recipes.records.record_reader import read_records
 from recipes.storage.artifact_store import Store
-from recipes.training.data.examples import encode
+from recipes.training.data.examples import encode_examples
 from recipes.training.data.preference_pairs import encode_pairs
-from resources.estimate.token_count import dataset_tokens
+from resources.estimate.token_count import count_dataset_tokens
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
@@ -68,8 +68,8 @@ def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_p
     place.store_tokenizer()
     version = place.version(rows(300))
     folder = place.store.fetch(version.artifact, place.folder)
-    trained = encode(make_tokenizer(), read_records(folder), system_prompt, 100_000)
-    found = dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
+    trained = encode_examples(make_tokenizer(), read_records(folder), system_prompt, 100_000)
+    found = count_dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
     assert found.count == sum(len(example.tokens) for example in trained)
     assert found.source == "counted, with the base model's tokenizer"
 
@@ -93,10 +93,10 @@ def test_every_form_of_record_is_counted_as_training_counts_it(
     """They were a conversation of no answer, whose bytes were counted with keys, quotes and roles."""
     place.store_tokenizer()
     version = place.version([record | {"id": number} for number in range(20)])
-    trained = encode(
+    trained = encode_examples(
         make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), system_prompt, 100_000
     )
-    found = dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
+    found = count_dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
     assert found.count == sum(len(example.tokens) for example in trained)
     assert found.source == "counted, with the base model's tokenizer"
 
@@ -108,7 +108,7 @@ def test_of_a_pair_both_answers_are_counted_with_their_prompt(place: Place) -> N
     wanted = recipe(objective="dpo")
     pairs = encode_pairs(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), wanted)
     expected = sum(len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in pairs)
-    found = dataset_tokens(version, wanted, place.store)
+    found = count_dataset_tokens(version, wanted, place.store)
     assert (found.count, found.records) == (expected, 20)
 
 
@@ -118,7 +118,7 @@ def test_what_was_uploaded_compressed_is_assumed_by_what_it_holds(place: Place) 
     path.write_bytes(gzip.compress(lines))
     version, _ = create_version(place.database, place.store, name="d", path=path, user="u", organization="default")
     held = sum(file.size for file in place.store.manifest(version.artifact).files)
-    assert dataset_tokens(version, recipe(), place.store).count == held // 4 > version.size_bytes
+    assert count_dataset_tokens(version, recipe(), place.store).count == held // 4 > version.size_bytes
 
 
 def test_a_large_one_is_sampled_and_close(place: Place) -> None:
@@ -127,18 +127,20 @@ def test_a_large_one_is_sampled_and_close(place: Place) -> None:
     many = [{"instruction": f"Door {n}? " + "Look well. " * (n // 40), "answer": f"{n}."} for n in range(4000)]
     version = place.version(many)
     assert version.size_bytes > 2 << 20
-    found = dataset_tokens(version, recipe(), place.store)
+    found = count_dataset_tokens(version, recipe(), place.store)
     assert found.source.startswith("sampled: ") and "of 4000 records" in found.source
-    trained = encode(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000)
+    trained = encode_examples(
+        make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000
+    )
     assert found.count == pytest.approx(sum(len(example.tokens) for example in trained), rel=0.1)
 
 
 def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place) -> None:
     version = place.version(rows(10))
-    found = dataset_tokens(version, recipe(), place.store)
+    found = count_dataset_tokens(version, recipe(), place.store)
     assert found.count == version.artifact.size_bytes // 4, "of its records, not of what was uploaded"
     assert found.source.startswith("assumed")
-    unpinned = dataset_tokens(version, Recipe.named("zen-7b-lora"), place.store)
+    unpinned = count_dataset_tokens(version, Recipe.named("zen-7b-lora"), place.store)
     assert unpinned == found
 
 
@@ -148,7 +150,7 @@ def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: 
     config = json.loads(place.store.get_bytes(f"{uri}/tokenizer_config.json"))
     config["chat_template"] = "{{ messages.nothing.there.at.all }}"
     place.store.put_bytes(f"{uri}/tokenizer_config.json", json.dumps(config).encode())
-    assert dataset_tokens(place.version(rows(10)), recipe(), place.store).source.startswith("assumed")
+    assert count_dataset_tokens(place.version(rows(10)), recipe(), place.store).source.startswith("assumed")
 
 
 TURN = "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}%s{% endif %}"
@@ -167,7 +169,9 @@ def test_what_transformers_adds_to_a_template_s_language_is_known(place: Place, 
     place.store_tokenizer()
     place.store.put_bytes(f"s3://hanzo-models/base/{SHA}/chat_template.jinja", OF_OTHERS[template].encode())
     turns = [{"role": "user", "content": "Which <door>, é?"}, {"role": "assistant", "content": "The red one."}]
-    found = dataset_tokens(place.version([{"messages": turns, "id": number} for number in range(5)]), recipe(), place.store)
+    found = count_dataset_tokens(
+        place.version([{"messages": turns, "id": number} for number in range(5)]), recipe(), place.store
+    )
     if template == "is broken":
         assert found.source.startswith("assumed")
         return
@@ -183,12 +187,12 @@ def test_of_several_templates_the_default_counts(place: Place, name: str, source
     place.store_tokenizer()
     uri = f"s3://hanzo-models/base/{SHA}"
     version = place.version(rows(10))
-    expected = dataset_tokens(version, recipe(), place.store)
+    expected = count_dataset_tokens(version, recipe(), place.store)
     config = json.loads(place.store.get_bytes(f"{uri}/tokenizer_config.json"))
     template = place.store.get_bytes(f"{uri}/chat_template.jinja").decode()
     several = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": name, "template": template}]
     place.store.put_bytes(f"{uri}/tokenizer_config.json", json.dumps(config | {"chat_template": several}).encode())
     place.store.delete(f"{uri}/chat_template.jinja")
-    found = dataset_tokens(version, recipe(), place.store)
+    found = count_dataset_tokens(version, recipe(), place.store)
     assert found.source.startswith(source)
     assert (found == expected) == (name == "default")

@@ -10,17 +10,17 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from resources.hpo import gaussian_process_sampler
 from resources.hpo.gaussian_process_sampler import (
-    FIRST,
-    KNOWN,
+    MAX_FITTED_TRIALS,
+    RANDOM_TRIALS,
     Array,
-    fitted_logs,
-    remembered,
+    clip_outliers,
+    fit_lengths,
+    negative_log_likelihood,
+    select_trials,
     suggest,
-    unlikeliness,
-    within_reach,
 )
-from resources.hpo.search_space import sample
-from resources.hpo.trial import Trial, ranked
+from resources.hpo.search_space import sample_params
+from resources.hpo.trial import Trial, rank_trials
 from tests.resources.hpo.sweep_files import sweep
 
 SPACE = {
@@ -33,7 +33,7 @@ def trials_of(count: int) -> list[Trial]:
     """Of which each is a little worse than the one before."""
     chance = random.Random(1)
     space = sweep(search_space=SPACE).search_space
-    return [Trial(number, "", sample(space, chance), "completed", 1, value=number / count) for number in range(count)]
+    return [Trial(number, "", sample_params(space, chance), "completed", 1, value=number / count) for number in range(count)]
 
 
 @pytest.mark.parametrize("logs", [[-0.7, -0.7, -0.7, -4.6], [0.5, -3.0, 2.0, -1.0], [-3.9, 2.9, 0.0, -9.2]])
@@ -42,26 +42,31 @@ def test_its_slope_is_that_of_what_it_makes_small(logs: list[float]) -> None:
     points, values = chance.random((20, 3)), chance.standard_normal(20)
 
     def value(at: Array) -> float:
-        return unlikeliness(at, points, values)[0]
+        return negative_log_likelihood(at, points, values)[0]
 
     at = np.array(logs)
-    assert unlikeliness(at, points, values)[1] == pytest.approx(approx_fprime(at, value, 1e-6), rel=1e-3, abs=1e-3)
+    assert negative_log_likelihood(at, points, values)[1] == pytest.approx(
+        approx_fprime(at, value, 1e-6), rel=1e-3, abs=1e-3
+    )
 
 
 def test_of_many_trials_the_best_and_the_newest_are_remembered_and_the_others_change_nothing() -> None:
     config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=10_000)
-    trials = trials_of(2 * KNOWN)
-    kept = {trial.number for trial in remembered(ranked(trials, "minimize"))}
-    assert kept == {*range(KNOWN // 2), *range(2 * KNOWN - KNOWN // 2, 2 * KNOWN)}
+    trials = trials_of(2 * MAX_FITTED_TRIALS)
+    kept = {trial.number for trial in select_trials(rank_trials(trials, "minimize"))}
+    assert kept == {
+        *range(MAX_FITTED_TRIALS // 2),
+        *range(2 * MAX_FITTED_TRIALS - MAX_FITTED_TRIALS // 2, 2 * MAX_FITTED_TRIALS),
+    }
     other = [trial if trial.number in kept else replace(trial, params=trials[0].params) for trial in trials]
     assert suggest(config, trials) == suggest(config, other)
 
 
-@pytest.mark.parametrize("count", [1, KNOWN - 1, KNOWN])
+@pytest.mark.parametrize("count", [1, MAX_FITTED_TRIALS - 1, MAX_FITTED_TRIALS])
 def test_of_few_trials_all_are_remembered(count: int) -> None:
-    told = ranked(trials_of(count), "minimize")
-    assert sorted(trial.number for trial in remembered(told)) == list(range(count))
-    assert remembered(told)[0] == told[0]
+    told = rank_trials(trials_of(count), "minimize")
+    assert sorted(trial.number for trial in select_trials(told)) == list(range(count))
+    assert select_trials(told)[0] == told[0]
 
 
 def test_how_far_a_trial_diverged_changes_nothing() -> None:
@@ -74,14 +79,14 @@ def test_how_far_a_trial_diverged_changes_nothing() -> None:
 
 def test_what_is_far_is_told_by_the_trials_by_chance_and_not_by_those_that_it_has_found_itself() -> None:
     """Of a hundred that are all but the best, those by chance at the beginning are as bad as they were."""
-    first = np.linspace(0.0, 4.0, FIRST)
+    first = np.linspace(0.0, 4.0, RANDOM_TRIALS)
     costs = np.concatenate([first, np.full(100, 1e-3), [1e6]])
-    assert list(within_reach(costs, first)) == [*costs[:-1], 11.0]
+    assert list(clip_outliers(costs, first)) == [*costs[:-1], 11.0]
 
 
 def test_where_a_quarter_has_the_best_value_the_others_are_not_the_same_as_they_are() -> None:
     costs = np.array([1.0, 1.0, 1.0, 1.0, *range(2, 8)])
-    assert list(within_reach(costs, costs)) == list(costs)
+    assert list(clip_outliers(costs, costs)) == list(costs)
 
 
 def test_it_computes_on_one_core_and_leaves_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +99,9 @@ def test_it_computes_on_one_core_and_leaves_the_others_as_they_were(monkeypatch:
 
     def noted(points: Array, values: Array) -> Array:
         seen.append(cores())
-        return fitted_logs(points, values)
+        return fit_lengths(points, values)
 
-    monkeypatch.setattr(gaussian_process_sampler, "fitted_logs", noted)
+    monkeypatch.setattr(gaussian_process_sampler, "fit_lengths", noted)
     with threadpool_limits(limits=2, user_api="blas"):
         suggest(sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100), trials_of(20))
         assert (seen, cores()) == ([{1}], {2})

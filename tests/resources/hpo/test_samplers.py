@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from resources.hpo.search_space import sample
-from resources.hpo.suggestions import suggestions
+from resources.hpo.search_space import sample_params
+from resources.hpo.suggestions import suggest_trials
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Status, Trial
 from tests.resources.hpo.sweep_files import sweep
@@ -23,7 +23,9 @@ def search(sampler: str, **changes: Any) -> SweepConfig:
 
 def tried(config: SweepConfig, count: int) -> list[Trial]:
     """By chance; the nearer to a learning rate of 1e-3, the better."""
-    trials = [Trial(n, "", sample(config.search_space, random.Random(n)), "completed", 1, step=40) for n in range(count)]
+    trials = [
+        Trial(n, "", sample_params(config.search_space, random.Random(n)), "completed", 1, step=40) for n in range(count)
+    ]
     return [replace(trial, value=abs(math.log10(float(trial.params["learning_rate"])) + 3)) for trial in trials]
 
 
@@ -33,8 +35,8 @@ def test_what_is_to_be_large_is_searched_as_what_is_to_be_small(sampler: str) ->
     smaller, larger = (search(sampler, objective={"metric": "m", "direction": to}) for to in ("minimize", "maximize"))
     trials = tried(smaller, 20)
     opposite = [replace(trial, value=-trial.value) for trial in trials if trial.value is not None]
-    found = suggestions(smaller, trials, 4)
-    assert suggestions(larger, opposite, 4) == found != suggestions(smaller, opposite, 4)
+    found = suggest_trials(smaller, trials, 4)
+    assert suggest_trials(larger, opposite, 4) == found != suggest_trials(smaller, opposite, 4)
 
 
 @SAMPLERS
@@ -43,8 +45,8 @@ def test_it_learns_from_trials_that_were_stopped_early_and_not_from_those_that_f
     config = search(sampler)
     completed = tried(config, 20)
     pruned, failed = ([replace(trial, status=status) for trial in completed] for status in ("pruned", "failed"))
-    found = suggestions(config, completed, 4)
-    assert suggestions(config, pruned, 4) == found != suggestions(config, failed, 4)
+    found = suggest_trials(config, completed, 4)
+    assert suggest_trials(config, pruned, 4) == found != suggest_trials(config, failed, 4)
 
 
 def test_parzen_estimators_keep_away_from_where_trials_run() -> None:
@@ -53,9 +55,9 @@ def test_parzen_estimators_keep_away_from_where_trials_run() -> None:
     for seed in range(8):
         config = search("tpe", seed=seed)
         trials = tried(config, 20)
-        (wanted,) = suggestions(config, trials, 1)
+        (wanted,) = suggest_trials(config, trials, 1)
         for status, found in distances.items():
             there = [Trial(number, "", wanted.params, status, 1) for number in range(20, 26)]
-            (other,) = suggestions(config, [*trials, *there], 1)
+            (other,) = suggest_trials(config, [*trials, *there], 1)
             found.append(abs(math.log10(float(other.params["learning_rate"]) / float(wanted.params["learning_rate"]))))
     assert mean(distances["running"]) > 1.2 * mean(distances["failed"]), distances

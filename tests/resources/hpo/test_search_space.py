@@ -13,11 +13,11 @@ from resources.hpo.search_space import (
     LogUniform,
     Space,
     Uniform,
+    axis_share,
     grid_point,
     grid_size,
-    perturbed,
-    sample,
-    share_of_axis,
+    perturb_params,
+    sample_params,
 )
 
 RATE = LogUniform(type="log_uniform", min=1e-6, max=1e-3, points=4)
@@ -36,7 +36,7 @@ def test_a_grid_is_every_combination_once() -> None:
 
 def test_a_log_uniform_has_as_many_values_in_each_order_of_magnitude() -> None:
     chance = random.Random(1)
-    exponents = [math.floor(math.log10(float(sample({"x": RATE}, chance)["x"]))) for _ in range(3000)]
+    exponents = [math.floor(math.log10(float(sample_params({"x": RATE}, chance)["x"]))) for _ in range(3000)]
     counts = [exponents.count(exponent) for exponent in (-6, -5, -4)]
     assert sum(counts) == 3000 and all(850 < count < 1150 for count in counts)
 
@@ -47,14 +47,14 @@ def test_a_range_whose_ratio_is_no_number_is_searched_as_any_other(top: float) -
     shares = [0.0, 0.25, 0.5, 1.0]
     values = [wide.at(share) for share in shares]
     assert (values[0], values[-1]) == (wide.min, wide.max)
-    assert [share_of_axis(wide, value) for value in values] == pytest.approx(shares)
+    assert [axis_share(wide, value) for value in values] == pytest.approx(shares)
 
 
 def test_what_is_perturbed_stays_near_and_inside() -> None:
     chance = random.Random(1)
     for _ in range(200):
-        params = sample(SPACE, chance)
-        near = perturbed(SPACE, params, chance)
+        params = sample_params(SPACE, chance)
+        near = perturb_params(SPACE, params, chance)
         assert RATE.min <= float(near["learning_rate"]) <= RATE.max
         assert 0.79 < float(near["learning_rate"]) / float(params["learning_rate"]) < 1.21
         assert abs(RANK.values.index(near["lora_rank"]) - RANK.values.index(params["lora_rank"])) <= 1

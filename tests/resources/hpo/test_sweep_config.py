@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from resources.hpo.sweep_config import SweepConfig, SweepRequest
-from resources.hpo.trial import Trial, ranked
+from resources.hpo.trial import Trial, rank_trials
 
 SWEEP: dict[str, Any] = {
     "experiment": "doors",
@@ -71,4 +71,4 @@ def test_the_server_s_settings_hold_where_nothing_is_said() -> None:
 def test_of_equal_trials_the_earlier_is_the_better_one() -> None:
     trials = [Trial(number, f"j{number}", {}, "completed", 0, value=1.0) for number in (2, 0, 1)]
     for direction in ("minimize", "maximize"):
-        assert [trial.number for trial in ranked(trials, direction)] == [0, 1, 2]
+        assert [trial.number for trial in rank_trials(trials, direction)] == [0, 1, 2]

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from resources.hpo.search_space import LogUniform, Params, share_of_axis
-from resources.hpo.sweep_plots import ends_of, history_page, parallel_coordinates_page
+from resources.hpo.search_space import LogUniform, Params, axis_share
+from resources.hpo.sweep_plots import axis_marks, history_page, parallel_coordinates_page
 from resources.hpo.trial import Trial
 from tests.resources.hpo.sweep_files import sweep
 
@@ -104,10 +104,10 @@ def test_of_many_hyperparameters_and_long_names_no_text_lies_on_another() -> Non
 )
 def test_an_axis_of_magnitudes_is_marked_at_powers_of_ten(low: float, high: float, marks: list[str]) -> None:
     """At equal ratios they were 5.6234e-06 and such: nobody reads a learning rate so."""
-    found = ends_of(LogUniform(type="log_uniform", min=low, max=high))
+    found = axis_marks(LogUniform(type="log_uniform", min=low, max=high))
     assert [text for _, text in found] == marks
     axis = LogUniform(type="log_uniform", min=low, max=high)
-    assert [at for at, _ in found] == pytest.approx([share_of_axis(axis, float(text)) for text in marks], abs=1e-4)
+    assert [at for at, _ in found] == pytest.approx([axis_share(axis, float(text)) for text in marks], abs=1e-4)
 
 
 def test_where_all_values_are_the_same_the_axis_says_it_once() -> None:

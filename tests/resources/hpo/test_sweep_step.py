@@ -11,15 +11,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from resources.hpo.early_stopping import Course, stops
-from resources.hpo.population import steps_of_a_generation
+from resources.hpo.early_stopping import TrialHistory, find_stops
 from resources.hpo.search_space import Params
-from resources.hpo.suggestions import suggestions
+from resources.hpo.suggestions import generation_steps, suggest_trials
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.sweep_plots import history_page, parallel_coordinates_page
-from resources.hpo.sweep_step import Step, next_step
-from resources.hpo.trial import Observation, Point, Trial, ranked
-from resources.hpo.trial_job import trial_job
+from resources.hpo.sweep_step import Step, decide_next_step
+from resources.hpo.trial import Observation, Point, Trial, rank_trials
+from resources.hpo.trial_job import build_trial_job
 from tests.resources.hpo.sweep_files import SPECIFIED, small, sweep
 
 SWEEP_ID = "0" * 32
@@ -43,7 +42,7 @@ class World:
         self.end: Step | None = None
 
     def steps(self) -> int:
-        return steps_of_a_generation(self.config) if self.config.strategy == "pbt" else 40
+        return generation_steps(self.config) if self.config.strategy == "pbt" else 40
 
     def observe(self, trial: Trial) -> Observation:
         seen = self.evaluations[trial.number]
@@ -57,10 +56,10 @@ class World:
             if trial.status == "running":
                 self.evaluations[trial.number] += 1
         known = [self.trials[number] for number in sorted(self.trials)]
-        step = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
-        again = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        step = decide_next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        again = decide_next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
         assert step == again, "whoever looks decides the same"
-        for trial in (*step.changed, *step.asked):
+        for trial in (*step.changed, *step.new_trials):
             self.trials[trial.number] = trial
             self.evaluations.setdefault(trial.number, 0)
         self.most_at_once = max(self.most_at_once, sum(not trial.has_ended for trial in self.trials.values()))
@@ -99,9 +98,9 @@ LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_pr
 @pytest.mark.parametrize(
     "asked", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
 )
-def test_a_choice_is_of_lists_and_of_nothing_too(asked: str) -> None:
+def test_a_choice_is_of_lists_and_of_nothing_too(new_trials: str) -> None:
     """People search over target modules; a trial is known by what it was written as, in JSON."""
-    strategy, sampler = asked.split()
+    strategy, sampler = new_trials.split()
     space = {"modules": {"type": "choice", "values": LISTS}}
     config = sweep(strategy=strategy, sampler=sampler, search_space=space, max_trials=18, max_concurrent_trials=3)
     trials = World(config, lambda params, step: 1 / step + LISTS.index(params["modules"])).run()
@@ -111,10 +110,10 @@ def test_a_choice_is_of_lists_and_of_nothing_too(asked: str) -> None:
         assert tried == LISTS
     stored = [replace(trial, params=json.loads(json.dumps(trial.params))) for trial in trials]
     again = SweepConfig.model_validate_json(config.model_dump_json())
-    assert again == config and suggestions(again, stored[:12], 3) == suggestions(config, trials[:12], 3)
+    assert again == config and suggest_trials(again, stored[:12], 3) == suggest_trials(config, trials[:12], 3)
     for page in (history_page(config, stored), parallel_coordinates_page(config, stored)):
         assert "modules [q_proj" in page
-    assert trial_job(config, trials[0].params)["parameters"]["modules"] == tried[0]
+    assert build_trial_job(config, trials[0].params)["parameters"]["modules"] == tried[0]
 
 
 def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:
@@ -123,7 +122,7 @@ def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:
     assert world.status == "completed"
     assert [trial.status for trial in trials].count("failed") == 2
     assert trials[0].reason == "it broke"
-    assert ranked(trials, "minimize")[0].number not in (0, 3)
+    assert rank_trials(trials, "minimize")[0].number not in (0, 3)
 
 
 def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
@@ -144,8 +143,8 @@ def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
 def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(points: tuple[Point, ...], why: str) -> None:
     """Of one that diverged it was to be read that nothing was logged."""
     config = sweep(max_trials=1)
-    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
-    (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+    (trial,) = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
+    (changed,) = decide_next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
     assert changed.status == "failed" and changed.reason.startswith(why)
 
 
@@ -165,9 +164,9 @@ def test_trials_that_run_at_once_do_not_try_the_same(sampler: str) -> None:
     config = sweep(strategy="bayesian", sampler=sampler, max_trials=30, max_concurrent_trials=4)
     done = [
         replace(trial, status="completed", value=bowl(trial.params, 40), step=40)
-        for trial in next_step(SWEEP_ID, sweep(max_trials=20, max_concurrent_trials=20), [], {}, 1).asked
+        for trial in decide_next_step(SWEEP_ID, sweep(max_trials=20, max_concurrent_trials=20), [], {}, 1).new_trials
     ]
-    rates = [suggestion.params["learning_rate"] for suggestion in suggestions(config, done, 4)]
+    rates = [suggestion.params["learning_rate"] for suggestion in suggest_trials(config, done, 4)]
     assert len(set(rates)) == 4
 
 
@@ -175,17 +174,17 @@ def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -
     base = {**sweep().base_config, "max_steps": 80}
     early = {"patience": 3, "min_delta": 0.001}
     config = sweep(base_config=base, early_stopping=early, max_trials=2, max_concurrent_trials=1)
-    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
+    (trial,) = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     flat = tuple(Point(10 * at, 0.5 - 0.0001 * at) for at in range(1, 5))
-    assert not next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat[:3])}, 2)
-    step = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat)}, 2)
+    assert not decide_next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat[:3])}, 2)
+    step = decide_next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat)}, 2)
     (stopped,) = step.changed
     assert stopped.status == "pruning" and stopped.reason == "no improvement of more than 0.001 in 3 evaluations"
-    assert step.asked == ()
-    assert not next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat, is_gone=False)}, 3)
-    after = next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat)}, 3)
+    assert step.new_trials == ()
+    assert not decide_next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat, is_stopped=False)}, 3)
+    after = decide_next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat)}, 3)
     assert [trial.status for trial in after.changed] == ["pruned"] and after.changed[0].value == flat[-1].value
-    assert [trial.number for trial in after.asked] == [1]
+    assert [trial.number for trial in after.new_trials] == [1]
 
 
 @pytest.mark.parametrize(
@@ -201,10 +200,10 @@ def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -
 )
 def test_a_trial_that_has_done_all_its_steps_is_not_stopped_while_it_publishes(changes: dict[str, Any], steps: int) -> None:
     config = sweep(**{"early_stopping": {"patience": 1, "min_delta": 0.001}, **changes})
-    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    trial, *_ = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     for last, stopped in ((steps - 1, True), (steps, False)):
         look = Observation("running", "", (Point(last - 10, 0.5), Point(last, 0.6)))
-        assert bool(next_step(SWEEP_ID, config, [trial], {0: look}, 2).changed) == stopped
+        assert bool(decide_next_step(SWEEP_ID, config, [trial], {0: look}, 2).changed) == stopped
 
 
 def luck(number: int, step: int) -> float:
@@ -216,7 +215,7 @@ def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) ->
     """How trials end that all begin at once and evaluate every 10 of 80 steps, each at a pace of its own, where somebody
     looks at these times. Those in `last` fail after so many steps.
     """
-    trials = list(next_step(SWEEP_ID, config, [], {}, 0).asked)
+    trials = list(decide_next_step(SWEEP_ID, config, [], {}, 0).new_trials)
     for now in looks:
         observed = {}
         for number in range(len(trials)):
@@ -224,7 +223,7 @@ def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) ->
             points = tuple(Point(step, luck(number, step), step * pace) for step in range(10, steps + 1, 10))
             status = "running" if now < steps * pace else "failed" if number in last else "completed"
             observed[number] = Observation(status, "", tuple(point for point in points if point.time <= now))
-        for trial in next_step(SWEEP_ID, config, trials, observed, now).changed:
+        for trial in decide_next_step(SWEEP_ID, config, trials, observed, now).changed:
             trials[trial.number] = trial
     return [(trial.status, trial.value, trial.step, trial.reason) for trial in trials]
 
@@ -255,10 +254,10 @@ def test_which_trials_are_stopped_and_where_is_the_same_however_seldom_anybody_l
 def test_where_nobody_knows_how_long_a_trial_trains_its_last_evaluation_stops_none_that_is_completed() -> None:
     """Of a model definition's own recipe only the asset graph knows how long it trains."""
     config = sweep(base_config={"model": "m"}, early_stopping={"patience": 1, "min_delta": 0.0})
-    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    trial, *_ = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     for worse, status in ((30, "completed"), (20, "pruned")):
         points = tuple(Point(step, 1.0 if step == worse else 1 / step) for step in (10, 20, 30))
-        (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+        (changed,) = decide_next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
         assert (changed.status, changed.step) == (status, worse)
 
 
@@ -267,8 +266,8 @@ def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None
     rising = tuple(Point(at, float(at)) for at in range(1, 6))
     for direction, is_stopped in (("maximize", False), ("minimize", True)):
         config = sweep(early_stopping=early, objective={"metric": "m", "direction": direction})
-        trial = next_step(SWEEP_ID, config, [], {}, 1).asked[0]
-        changed = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", rising)}, 2).changed
+        trial = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials[0]
+        changed = decide_next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", rising)}, 2).changed
         assert bool(changed) == is_stopped
 
 
@@ -279,7 +278,7 @@ def test_successive_halving_gives_the_steps_to_the_best() -> None:
     pruned = [trial for trial in trials if trial.status == "pruned"]
     assert len(pruned) >= 15
     assert all("not among the best 1 in 3 at step" in trial.reason for trial in pruned)
-    best = ranked(trials, "minimize")[0]
+    best = rank_trials(trials, "minimize")[0]
     assert best.status == "completed"
     assert bowl(best.params, 40) == min(bowl(trial.params, 40) for trial in trials)
     assert sum(trial.step or 0 for trial in trials) < 0.6 * 27 * 40
@@ -287,7 +286,7 @@ def test_successive_halving_gives_the_steps_to_the_best() -> None:
 
 def stopped(config: SweepConfig, *points: tuple[Point, ...]) -> dict[int, str]:
     """Why, of trials that go on, by number."""
-    found = stops({number: Course(each) for number, each in enumerate(points)}, config)
+    found = find_stops({number: TrialHistory(each) for number, each in enumerate(points)}, config)
     return {number: stop.reason for number, stop in found.items()}
 
 
@@ -295,10 +294,10 @@ def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> 
     """Whoever gets there last, of so many; the others were there before."""
     config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
     for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
-        others = {at: Course((Point(RUNG, float(at)),), may_stop=False) for at in range(there - 1)}
+        others = {at: TrialHistory((Point(RUNG, float(at)),), may_stop=False) for at in range(there - 1)}
         for place in range(there):
-            last = Course((Point(RUNG, place - 0.5),))
-            assert (there not in stops({**others, there: last}, config)) == (place < kept)
+            last = TrialHistory((Point(RUNG, place - 0.5),))
+            assert (there not in find_stops({**others, there: last}, config)) == (place < kept)
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
@@ -330,9 +329,9 @@ def test_no_trial_is_judged_by_itself_nor_by_one_that_ends_without_a_model_at_th
     """Of those five that are left, one in three goes on; the last has not logged anything yet."""
     changes = {"max_trials": 8, "max_concurrent_trials": 8, "successive_halving": {"min_steps": RUNG}}
     config = sweep(strategy="successive_halving", **changes)
-    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    trials = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     looks = {at: Observation("running" if at > 1 else ended, "", (Point(RUNG, float(at)),)) for at in range(7)}
-    step = next_step(SWEEP_ID, config, trials, {**looks, 7: Observation("running")}, 2)
+    step = decide_next_step(SWEEP_ID, config, trials, {**looks, 7: Observation("running")}, 2)
     assert [trial.number for trial in step.changed if trial.status == "pruning"] == [3, 4, 5, 6]
     assert {trial.number for trial in trials} - {trial.number for trial in step.changed} == {2, 7}
 
@@ -353,7 +352,7 @@ def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
     assert all(trial.start_from is None for trial in trials[:6])
     for generation in (1, 2):
         before = {trial.number: trial for trial in trials if trial.generation == generation - 1}
-        order = [trial.number for trial in ranked(list(before.values()), "minimize")]
+        order = [trial.number for trial in rank_trials(list(before.values()), "minimize")]
         for trial in (trial for trial in trials if trial.generation == generation):
             assert trial.start_from is not None
             own = next(number for number, other in before.items() if other.member == trial.member)
@@ -364,7 +363,7 @@ def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
             else:
                 assert trial.start_from in order[:2]
                 assert ratio == pytest.approx(0.8) or ratio == pytest.approx(1.2)
-    assert trial_job(config, trials[0].params)["parameters"]["max_steps"] == 14
+    assert build_trial_job(config, trials[0].params)["parameters"]["max_steps"] == 14
 
 
 def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> None:
@@ -378,12 +377,12 @@ def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> N
 
 def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
     config = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
-    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    trials = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials
     assert len(trials) == 4
     for trial in trials:
         assert 1e-6 <= float(trial.params["learning_rate"]) <= 1e-3
         assert trial.params["lora_rank"] in (8, 16, 32, 64, 128)
-        job = trial_job(config, trial.params)
+        job = build_trial_job(config, trial.params)
         assert (job["model"], job["recipe"], job["dataset"]) == ("sandbox", "zen-7b-lora", "instruction-v2")
         assert job["parameters"] == {
             "max_steps": 5000,

@@ -6,7 +6,7 @@ import pytest
 
 from recipes.contracts.recipe import Recipe
 from resources.errors import HanzoError
-from resources.hpo.trial_job import trial_job
+from resources.hpo.trial_job import build_trial_job
 from tests.resources.hpo.sweep_files import sweep
 
 PBT = {"strategy": "pbt", "pbt": {"population": 2, "generations": 3}}
@@ -27,9 +27,9 @@ def test_a_generation_has_the_seed_of_the_first_and_its_own_number(
     base: dict[str, Any], params: dict[str, Any], seed: int
 ) -> None:
     config = sweep(base_config={**BASE, **base}, **PBT)
-    first = trial_job(config, params)["parameters"]
+    first = build_trial_job(config, params)["parameters"]
     assert first.get("seed") == ({**base, **base.get("parameters", {}), **params}.get("seed")), "digests stay as they were"
-    later = [trial_job(config, params, generation)["parameters"] for generation in (1, 2)]
+    later = [build_trial_job(config, params, generation)["parameters"] for generation in (1, 2)]
     assert [each["seed"] for each in later] == [seed + 1, seed + 2]
     assert all({**each, "seed": None} == {**first, "seed": None} for each in later)
 
@@ -38,7 +38,7 @@ def test_a_generation_has_the_seed_of_the_first_and_its_own_number(
 def test_every_generation_is_evaluated_at_its_end_at_the_latest(every: int | None, expected: int | None) -> None:
     """40 steps are 14 in each of three."""
     base = {key: value for key, value in {**BASE, "eval_steps": every}.items() if value is not None}
-    parameters = trial_job(sweep(base_config=base, **PBT), {}, 1)["parameters"]
+    parameters = build_trial_job(sweep(base_config=base, **PBT), {}, 1)["parameters"]
     assert (parameters["max_steps"], parameters.get("eval_steps")) == (14, expected)
 
 
@@ -54,14 +54,14 @@ def test_every_generation_is_evaluated_at_its_end_at_the_latest(every: int | Non
     ],
 )
 def test_a_trial_has_the_limits_of_its_sweep_and_gives_way(given: Any, schedule: dict[str, Any]) -> None:
-    job = trial_job(sweep(base_config={**BASE, "schedule": given}), {})
+    job = build_trial_job(sweep(base_config={**BASE, "schedule": given}), {})
     assert job["schedule"] == schedule and "schedule" not in job["parameters"]
 
 
 @pytest.mark.parametrize("given", ["tonight", [], {"priority": "urgent"}, {"deadline": "2h"}])
 def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(HanzoError, match=r"base_config\.schedule"):
-        trial_job(sweep(base_config={**BASE, "schedule": given}), {})
+        build_trial_job(sweep(base_config={**BASE, "schedule": given}), {})
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
 def test_a_method_is_a_part_of_a_recipe_s_name_or_else_one_of_its_keys(
     base: dict[str, Any], expected: tuple[str, str | None, str | None]
 ) -> None:
-    job = trial_job(sweep(base_config={**BASE, **base}), {})
+    job = build_trial_job(sweep(base_config={**BASE, **base}), {})
     assert (job["model"], job.get("recipe"), job["parameters"].get("method")) == expected
 
 
 def test_after_the_largest_seed_comes_the_smallest() -> None:
     """No recipe has a larger one: all trials of the second generation failed of it."""
     config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
-    assert [trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]
+    assert [build_trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]

@@ -12,10 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.ingest.arrow_sizes import unpacked_size
-from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.decompression_bomb import ENOUGH, is_swollen
-from resources.ingest.parquet_sizes import columns_of, longest_said, longest_shared, page_header, rows_that_fit
+from resources.ingest.arrow_sizes import uncompressed_size
+from resources.ingest.columnar import read_arrow, read_parquet
+from resources.ingest.decompression_bomb import ALWAYS_ALLOWED_BYTES, exceeds_expansion_limit
+from resources.ingest.parquet_sizes import (
+    group_columns,
+    max_batch_rows,
+    max_dictionary_value_bytes,
+    max_shared_value_bytes,
+    parse_page_header,
+)
 from resources.ingest.problems import Problem
 from tests.resources.ingest.test_formats import packed_zstd, place
 from tests.resources.ingest.test_version_creation import Place
@@ -29,14 +35,14 @@ REFUSED = "unpacks to more than 200 times its size: if it is data all the same, 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What anybody may unpack is 64 KB."""
-    monkeypatch.setattr("resources.ingest.decompression_bomb.ENOUGH", 1 << 16)
+    monkeypatch.setattr("resources.ingest.decompression_bomb.ALWAYS_ALLOWED_BYTES", 1 << 16)
 
 
 def test_some_kilobytes_may_become_a_gigabyte_and_a_gigabyte_two_hundred() -> None:
-    assert not is_swollen(ENOUGH, 1)
-    assert is_swollen(ENOUGH + 1, 1)
-    assert not is_swollen(100 * ENOUGH, ENOUGH)
-    assert is_swollen(201 * ENOUGH, ENOUGH)
+    assert not exceeds_expansion_limit(ALWAYS_ALLOWED_BYTES, 1)
+    assert exceeds_expansion_limit(ALWAYS_ALLOWED_BYTES + 1, 1)
+    assert not exceeds_expansion_limit(100 * ALWAYS_ALLOWED_BYTES, ALWAYS_ALLOWED_BYTES)
+    assert exceeds_expansion_limit(201 * ALWAYS_ALLOWED_BYTES, ALWAYS_ALLOWED_BYTES)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, packed_zstd], ids=["gzip", "zstd"])
@@ -125,7 +131,7 @@ def test_an_arrow_file_is_refused_before_it_is_unpacked(place: Place, kind: str,
     assert path.stat().st_size < 20_000
     before = pa.total_allocated_bytes()
     with path.open("rb") as stream:
-        assert [item.reason for item in arrow_records(stream) if isinstance(item, Problem)] == [REFUSED]
+        assert [item.reason for item in read_arrow(stream) if isinstance(item, Problem)] == [REFUSED]
         assert pa.total_allocated_bytes() - before < 1 << 20
     assert f"small.arrow {REFUSED}" in place.refusal(path, format="arrow")
 
@@ -139,8 +145,8 @@ def test_what_an_arrow_file_unpacks_to_is_what_its_buffers_take(
     column = pa.array([f"{number % 7}" * 1000 for number in range(300)])
     table = write_arrow(tmp_path / "a", kind, column, compression, use_legacy_format=legacy)
     with (tmp_path / "a").open("rb") as stream:
-        told = unpacked_size(stream)
-        assert sum(isinstance(row, dict) for row in arrow_records(stream)) == 300
+        told = uncompressed_size(stream)
+        assert sum(isinstance(row, dict) for row in read_arrow(stream)) == 300
     assert told == 0 if compression is None else abs(told - table.nbytes) < 1000
 
 
@@ -152,7 +158,7 @@ def test_an_arrow_file_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Pat
     for position in range(0, len(whole), 5):
         (tmp_path / "b").write_bytes(whole[:position] + bytes([whole[position] ^ 0xA5]) + whole[position + 1 :])
         with (tmp_path / "b").open("rb") as stream:
-            assert list(arrow_records(stream))
+            assert list(read_arrow(stream))
 
 
 def test_a_parquet_file_whose_footer_is_damaged_anywhere_is_refused_or_read(tmp_path: Path) -> None:
@@ -162,7 +168,7 @@ def test_a_parquet_file_whose_footer_is_damaged_anywhere_is_refused_or_read(tmp_
     length = int.from_bytes(whole[-8:-4], "little")
     for position in range(len(whole) - 8 - length, len(whole) - 8):
         damaged = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
-        assert list(parquet_records(BytesIO(damaged)))
+        assert list(read_parquet(BytesIO(damaged)))
 
 
 @pytest.mark.parametrize("shape", [{}, {"nested": True}, {"fixed": True}], ids=["text", "nested", "of one length"])
@@ -170,11 +176,11 @@ def test_a_text_that_all_rows_share_is_not_held_once_for_each(
     tmp_path: Path, shape: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of 762 bytes took 6 GB of memory."""
-    monkeypatch.setattr("resources.ingest.parquet_sizes.HELD", 8 << 20)
+    monkeypatch.setattr("resources.ingest.parquet_sizes.MAX_HELD_BYTES", 8 << 20)
     write_shared(tmp_path / "shared", **shape)
     before, held, count = pa.total_allocated_bytes(), 0, 0
     with (tmp_path / "shared").open("rb") as stream:
-        for row in parquet_records(stream):
+        for row in read_parquet(stream):
             assert isinstance(row, dict)
             held, count = max(held, pa.total_allocated_bytes() - before), count + 1
     assert count == ROWS
@@ -197,8 +203,12 @@ def test_short_texts_of_large_dictionaries_are_read_many_rows_at_once(tmp_path: 
     pq.write_table(pa.table(columns), tmp_path / "wide", **written)
     group = pq.read_metadata(tmp_path / "wide").row_group(0)
     with (tmp_path / "wide").open("rb") as stream:
-        assert [longest_shared(column, stream) for column in columns_of(group)] == [4000 * 104, 4000 * 104, 4000 * 8]
-        assert [longest_said(column, stream) for column in columns_of(group)] == [100, 100, 8]
+        assert [max_shared_value_bytes(column, stream) for column in group_columns(group)] == [
+            4000 * 104,
+            4000 * 104,
+            4000 * 8,
+        ]
+        assert [max_dictionary_value_bytes(column, stream) for column in group_columns(group)] == [100, 100, 8]
 
 
 def test_rows_fit_by_the_longest_text_of_a_dictionary_and_not_by_its_size(
@@ -208,8 +218,8 @@ def test_rows_fit_by_the_longest_text_of_a_dictionary_and_not_by_its_size(
     group = pq.read_metadata(tmp_path / "wide").row_group(0)
     with (tmp_path / "wide").open("rb") as stream:
         for held, rows in ((1 << 30, 512), (512_000, 512), (100_000, 100), (999, 1)):
-            monkeypatch.setattr("resources.ingest.parquet_sizes.HELD", held)
-            assert rows_that_fit(group, stream, 512) == rows
+            monkeypatch.setattr("resources.ingest.parquet_sizes.MAX_HELD_BYTES", held)
+            assert max_batch_rows(group, stream, 512) == rows
 
 
 def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(tmp_path: Path) -> None:
@@ -220,7 +230,7 @@ def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(
         out.write_table(table)
     with (tmp_path / "words").open("rb") as stream:
         tracemalloc.start()
-        count = sum(len(row["text"]) == len(LONG) for row in arrow_records(stream) if isinstance(row, dict))
+        count = sum(len(row["text"]) == len(LONG) for row in read_arrow(stream) if isinstance(row, dict))
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert count == ROWS
@@ -238,4 +248,4 @@ def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(
     ],
 )
 def test_a_page_s_kind_and_size_are_the_first_two_numbers_of_its_header(data: bytes, told: tuple[int, int]) -> None:
-    assert page_header(data) == told
+    assert parse_page_header(data) == told

@@ -21,15 +21,14 @@ import pytest
 
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import StoreAddress
-from recipes.record_lines import record_lines
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError
-from resources.ingest.column_schema import SchemaOfMany
-from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.new_version import NewVersion
-from resources.ingest.raw_file import Recorded
+from resources.ingest.column_schema import SchemaCounter
+from resources.ingest.columnar import read_arrow, read_parquet
+from resources.ingest.raw_file import TeeStream
 from resources.ingest.source_files import SourceFile, local_files
-from resources.ingest.version_creation import create_from
+from resources.ingest.version_creation import NewVersion, create_from_files
 from tests.resources.ingest.test_version_creation import BUCKETS, Place
 
 __all__ = ["BUCKETS", "Store", "StoreAddress"]
@@ -78,7 +77,7 @@ def write_csv(path: Path) -> None:
 
 def records(place: Place, path: Path, format: str, **more: Any) -> list[dict[str, Any]]:
     version, _ = place.create(path, format=format, name=f"of-{format}", **more)
-    found = [json.loads(line) for line in record_lines(place.store, version.artifact)]
+    found = [json.loads(line) for line in iterate_record_lines(place.store, version.artifact)]
     assert version.num_records == len(found)
     return found
 
@@ -308,8 +307,8 @@ def test_a_malformed_line_of_csv_is_named(place: Place) -> None:
 def test_a_line_that_never_ends_is_refused_and_does_not_take_all_memory(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.ingest.json_lines.LONGEST", 1000)
-    monkeypatch.setattr("resources.ingest.json_lines.BLOCK", 300)
+    monkeypatch.setattr("resources.ingest.json_lines.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("resources.ingest.json_lines.BLOCK_BYTES", 300)
     long = json.dumps({"a": "x" * 5000}) + "\n"
     assert "line 2: longer than" in place.refusal('{"a": 1}\n' + long + '{"a": 2}\n')
 
@@ -317,7 +316,7 @@ def test_a_line_that_never_ends_is_refused_and_does_not_take_all_memory(
 def test_a_row_of_csv_that_never_ends_is_refused_by_the_line_where_it_begins(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.ingest.csv_records.LONGEST", 1000)
+    monkeypatch.setattr("resources.ingest.csv_records.MAX_LINE_BYTES", 1000)
     begins = "a,b\n1,2\n"
     for row in ("x" * 5000 + ",y\n", '"x,y\n' + "3,4\n" * 1000):
         message = place.refusal(begins + row + "5,6\n", format="csv")
@@ -374,7 +373,7 @@ def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place
 
     wanted = NewVersion("d", "csv", "u", "default")
     with pytest.raises(HanzoError, match="data was changed while it was read"):
-        create_from(place.database, place.store, wanted, [SourceFile("data", open_it)])
+        create_from_files(place.database, place.store, wanted, [SourceFile("data", open_it)])
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -386,14 +385,14 @@ def test_a_file_that_somebody_writes_to_while_it_is_read_is_refused(
     path = place.folder / "data"
     write(path)
     before = path.read_bytes()
-    real = Recorded.to_the_end
+    real = TeeStream.drain
 
-    def to_the_end(recorded: Recorded) -> None:
+    def to_the_end(recorded: TeeStream) -> None:
         real(recorded)
         path.write_bytes(before)
 
     with monkeypatch.context() as disturbed:
-        disturbed.setattr(Recorded, "to_the_end", to_the_end)
+        disturbed.setattr(TeeStream, "drain", to_the_end)
         assert "data was changed while it was read" in place.refusal(path, format=format)
     assert place.create(path, format=format)[0].num_records == len(ROWS)
 
@@ -407,7 +406,7 @@ def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Pl
     files = local_files(folder, Format(format))
     (folder / f"b.{format}").unlink()
     with pytest.raises(HanzoError, match=f"b.{format} cannot be read"):
-        create_from(place.database, place.store, NewVersion("d", format, "u", "default"), files)
+        create_from_files(place.database, place.store, NewVersion("d", format, "u", "default"), files)
     assert place.store.list("s3://hanzo-ml/datasets") == []
 
 
@@ -431,11 +430,11 @@ def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch:
 
 @pytest.mark.slow
 def test_what_is_told_apart_of_wide_records_takes_little_memory() -> None:
-    seen = SchemaOfMany()
+    seen = SchemaCounter()
     names = [f"c{number}" for number in range(5000)]
     tracemalloc.start()
     for number in range(300):
-        seen.see({name: number if index == number else str(number) for index, name in enumerate(names)})
+        seen.count({name: number if index == number else str(number) for index, name in enumerate(names)})
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert used < 16 << 20, f"{used} bytes"
@@ -461,7 +460,7 @@ def write_wide_dictionary(path: Path) -> None:
 def test_rows_are_read_by_their_bytes_and_not_by_their_number(tmp_path: Path, writer: Callable[[Path], None]) -> None:
     """4,096 rows at once were gigabytes where a row is a document."""
     writer(tmp_path / "wide")
-    read = parquet_records if writer is write_wide_parquet else arrow_records
+    read = read_parquet if writer is write_wide_parquet else read_arrow
     with (tmp_path / "wide").open("rb") as stream:
         tracemalloc.start()
         count = sum(len(row["text"]) > len(WIDE) for row in read(stream) if isinstance(row, dict))

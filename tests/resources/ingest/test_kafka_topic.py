@@ -11,10 +11,9 @@ from confluent_kafka import Producer
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
-from resources.ingest.kafka_address import is_granted, ranges_of, read_topic_address
-from resources.ingest.new_version import NewVersion
-from resources.ingest.remote_sources import allowed_files, files_at
-from resources.ingest.version_creation import create_from
+from resources.ingest.kafka_address import is_topic_allowed, parse_topic_address, resolve_ranges
+from resources.ingest.remote_sources import allowed_files, list_files
+from resources.ingest.version_creation import NewVersion, create_from_files
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
 from tests.api.server_process import free_port
@@ -42,8 +41,8 @@ def send(brokers: Brokers, values: Sequence[tuple[int, bytes | None]], topic: st
 
 
 def version_of(place: Place, home: Path, address: str, name: str = "orders") -> tuple[DatasetVersion, bool]:
-    files = files_at(settings(home), address, Format.JSONL)
-    return create_from(place.database, place.store, NewVersion(name, "jsonl", "u", "default"), files)
+    files = list_files(settings(home), address, Format.JSONL)
+    return create_from_files(place.database, place.store, NewVersion(name, "jsonl", "u", "default"), files)
 
 
 def source_of(place: Place, version: DatasetVersion) -> bytes:
@@ -55,9 +54,9 @@ def test_a_version_is_what_the_topic_held_and_the_next_goes_on_from_there(
 ) -> None:
     send(brokers, [(2, b'{"n": 3}'), (0, b'{"n":  1}'), (0, b'{\n "n": 2}')])
     address = f"kafka://{brokers.addresses}/orders"
-    files = files_at(settings(tmp_path), address, Format.JSONL)
+    files = list_files(settings(tmp_path), address, Format.JSONL)
     send(brokers, [(0, b'{"n": 4}')])  # after the moment of which the version is
-    first, is_new = create_from(place.database, place.store, NewVersion("orders", "jsonl", "u", "default"), files)
+    first, is_new = create_from_files(place.database, place.store, NewVersion("orders", "jsonl", "u", "default"), files)
     assert is_new and first.num_records == 3
     assert source_of(place, first) == b'{"n":  1}\n{  "n": 2}\n{"n": 3}\n'
     [pinned] = first.lineage["origins"]
@@ -104,14 +103,14 @@ def test_messages_that_kafka_keeps_no_more_are_not_passed_over_and_memory_stays_
     value = b'{"text": "' + b"x" * 200_000 + b'"}'
     send(brokers, [(0, value)] * 10)
     address = f"kafka://{brokers.addresses}/orders"
-    early = files_at(settings(tmp_path), f"{address}?until=0:10", Format.JSONL)
+    early = list_files(settings(tmp_path), f"{address}?until=0:10", Format.JSONL)
     send(brokers, [(0, value)] * 40)
     with pytest.raises(HanzoError, match="changed while it was read") as caught:
-        create_from(place.database, place.store, NewVersion("orders", "jsonl", "u", "default"), early)
+        create_from_files(place.database, place.store, NewVersion("orders", "jsonl", "u", "default"), early)
     assert caught.value.code is ErrorCode.RESOURCE_CONFLICT
     with pytest.raises(HanzoError, match=r"offsets 0 to \d+ of partition 0 .* are gone: .* Begin there \(from=0:\d+\)"):
         version_of(place, tmp_path, f"{address}?from=0:0")
-    [oldest] = files_at(settings(tmp_path), address, Format.JSONL)
+    [oldest] = list_files(settings(tmp_path), address, Format.JSONL)
     tracemalloc.start()
     with oldest.open() as file:
         assert file.seek(0, 2) > 20 * len(value)
@@ -130,14 +129,14 @@ def test_what_is_not_there_is_told(brokers: Brokers, tmp_path: Path, monkeypatch
         (f"{there}/orders?from=0:1&until=0:0", "until 0 lies before from 1"),
     ):
         with pytest.raises(HanzoError, match=told):
-            files_at(settings(tmp_path), address, Format.JSONL)
+            list_files(settings(tmp_path), address, Format.JSONL)
     with pytest.raises(HanzoError, match="there is no topic none"):
-        files_at(settings(tmp_path), f"{there}/none", Format.JSONL)  # looking for it has not made it
+        list_files(settings(tmp_path), f"{there}/none", Format.JSONL)  # looking for it has not made it
     with pytest.raises(HanzoError, match="read as jsonl, and not as csv"):
-        files_at(settings(tmp_path), f"{there}/orders", Format.CSV)
-    monkeypatch.setattr("resources.ingest.kafka_topic.ANSWERS_WITHIN_SECONDS", 0.5)
+        list_files(settings(tmp_path), f"{there}/orders", Format.CSV)
+    monkeypatch.setattr("resources.ingest.kafka_topic.ANSWER_TIMEOUT_SECONDS", 0.5)
     with pytest.raises(HanzoError, match="Connection refused") as caught:
-        files_at(settings(tmp_path), f"kafka://127.0.0.1:{free_port()}/orders", Format.JSONL)
+        list_files(settings(tmp_path), f"kafka://127.0.0.1:{free_port()}/orders", Format.JSONL)
     assert caught.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE
 
 
@@ -152,13 +151,13 @@ def test_a_password_is_sent_with_the_settings_protocol_and_told_to_nobody(broker
     assert "canary" not in json.dumps(signed.masked())
     send(brokers, [(0, b'{"n": 1}')])
     with pytest.MonkeyPatch.context() as quick:
-        quick.setattr("resources.ingest.kafka_topic.ANSWERS_WITHIN_SECONDS", 0.5)
+        quick.setattr("resources.ingest.kafka_topic.ANSWER_TIMEOUT_SECONDS", 0.5)
         with pytest.raises(HanzoError) as caught:
-            files_at(signed, f"kafka://{brokers.addresses}/orders", Format.JSONL)
+            list_files(signed, f"kafka://{brokers.addresses}/orders", Format.JSONL)
     assert caught.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE and "canary" not in caught.value.message
     nowhere = settings(tmp_path, HANZO_ML_STREAM_SECURITY_PROTOCOL="SSL", HANZO_ML_STREAM_CA_FILE="/nowhere.pem")
     with pytest.raises(HanzoError, match=r"settings of stream are refused: .*ssl\.ca\.location"):
-        files_at(nowhere, f"kafka://{brokers.addresses}/orders", Format.JSONL)
+        list_files(nowhere, f"kafka://{brokers.addresses}/orders", Format.JSONL)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_over_http_the_server_calls_no_broker_that_its_operator_did_not_allow(tm
 
 @pytest.mark.parametrize("address", ["kafka://a/any", "kafka://A:9092,b/orders", "kafka://b:9092/orders/?from=0:1"])
 def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_path: Path, address: str) -> None:
-    assert is_granted(read_topic_address(address), ("kafka://a:9092", "kafka://c,b/orders"))
+    assert is_topic_allowed(parse_topic_address(address), ("kafka://a:9092", "kafka://c,b/orders"))
 
 
 @pytest.mark.parametrize(
@@ -223,11 +222,11 @@ def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_pa
 )
 def test_a_query_that_means_nothing_is_refused(query: str, told: str) -> None:
     with pytest.raises(HanzoError, match=told):
-        read_topic_address(f"kafka://a/orders?{query}")
+        parse_topic_address(f"kafka://a/orders?{query}")
 
 
 def test_partitions_that_until_does_not_name_are_not_read() -> None:
     """Else a version's own address would mean more once the topic has another partition."""
     kept = {0: (0, 9), 1: (4, 4), 2: (0, 5)}
-    found = ranges_of(read_topic_address("kafka://a/orders?from=0:3,1:0&until=0:7,1:0"), kept)
+    found = resolve_ranges(parse_topic_address("kafka://a/orders?from=0:3,1:0&until=0:7,1:0"), kept)
     assert [(each.partition, each.first, each.until) for each in found] == [(0, 3, 7), (1, 0, 0)]

@@ -10,9 +10,8 @@ import yaml
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
-from resources.ingest.new_version import NewVersion
-from resources.ingest.query import allowed_query, query_file
-from resources.ingest.version_creation import create_from
+from resources.ingest.remote_sources import allowed_query_source, query_source
+from resources.ingest.version_creation import NewVersion, create_from_files
 from resources.settings.settings import Settings
 from tests.free_ports import free_port
 from tests.postgres_server import postgres, postgres_url
@@ -36,23 +35,23 @@ def test_the_rows_are_a_version_and_its_lineage_names_the_database_alone(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     url, statement = request.getfixturevalue(kind), "SELECT id FROM orders ORDER BY id"
-    file = query_file(asking(tmp_path / "home", orders=url), "orders", statement, Format.JSONL)
+    file = query_source(asking(tmp_path / "home", orders=url), "orders", statement, Format.JSONL)
     place = Place(tmp_path)
     new = NewVersion("d", "jsonl", "u", "default")
-    made, is_new = create_from(place.database, place.store, new, [file])
+    made, is_new = create_from_files(place.database, place.store, new, [file])
     assert (made.num_records, is_new, made.lineage["origins"]) == (2500, True, [f"sql://orders?{statement}"])
-    assert create_from(place.database, place.store, new, [file]) == (made, False)
+    assert create_from_files(place.database, place.store, new, [file]) == (made, False)
 
 
 def test_over_http_a_database_is_asked_for_the_organizations_that_may(tmp_path: Path, shop: str) -> None:
     """To others it is as one that is not there."""
     granted = asking(tmp_path / "home", shop={"url": shop, "organizations": ["acme"]}, closed=shop)
-    with allowed_query(granted, "shop", "SELECT id FROM orders", Format.JSONL, "acme").open() as rows:
+    with allowed_query_source(granted, "shop", "SELECT id FROM orders", Format.JSONL, "acme").open() as rows:
         assert len(rows.readlines()) == 2500
     words = set()
     for name, organization in (("shop", "rival"), ("closed", "acme"), ("closed", ""), ("none", "acme"), (shop, "acme")):
         with pytest.raises(HanzoError) as refused:
-            allowed_query(granted, name, "SELECT 1", Format.JSONL, organization)
+            allowed_query_source(granted, name, "SELECT 1", Format.JSONL, organization)
         assert refused.value.code is ErrorCode.PERMISSION_DENIED
         words.add(refused.value.message.replace(repr(name), "NAME"))
     assert words == {
@@ -63,12 +62,12 @@ def test_over_http_a_database_is_asked_for_the_organizations_that_may(tmp_path: 
 
 def test_a_definition_names_a_database_of_the_settings(tmp_path: Path, shop: str) -> None:
     with pytest.raises(HanzoError, match=r"no database is called 'shops': name it, with its url, in storage\.databases"):
-        query_file(asking(tmp_path / "home", shop=shop), "shops", "SELECT 1", Format.JSONL)
+        query_source(asking(tmp_path / "home", shop=shop), "shops", "SELECT 1", Format.JSONL)
 
 
 def test_the_rows_of_a_query_have_no_other_format(tmp_path: Path, shop: str) -> None:
     with pytest.raises(HanzoError, match="read as jsonl, and not as csv: leave the format out"):
-        query_file(asking(tmp_path / "home", shop=shop), "shop", "SELECT 1", Format.CSV)
+        query_source(asking(tmp_path / "home", shop=shop), "shop", "SELECT 1", Format.CSV)
 
 
 def test_a_database_that_does_not_answer_is_told_to_the_operator_and_its_place_to_nobody_else(
@@ -85,7 +84,7 @@ def test_a_database_that_does_not_answer_is_told_to_the_operator_and_its_place_t
         with (
             caplog.at_level(logging.WARNING),
             pytest.raises(HanzoError) as caught,
-            query_file(found, name, "SELECT 1", Format.JSONL).open(),
+            query_source(found, name, "SELECT 1", Format.JSONL).open(),
         ):
             pass
         assert caught.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE
@@ -104,7 +103,7 @@ def test_what_is_wrong_with_a_query_is_told_in_the_databases_words(tmp_path: Pat
         ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT count(*) FROM n", "longer than the 1 s"),
     ):
         with pytest.raises(HanzoError, match=f"the rows of database 'shop' cannot be read: .*{told}") as caught:
-            query_file(found, "shop", statement, Format.JSONL).open().__enter__()
+            query_source(found, "shop", statement, Format.JSONL).open().__enter__()
         assert caught.value.code is ErrorCode.INVALID_PARAMETER_VALUE
         assert str(tmp_path) not in caught.value.message
 

@@ -10,20 +10,19 @@ import pytest
 from sqlalchemy import func, select
 
 from recipes.contracts.job import StoreAddress
-from recipes.record_lines import record_lines
-from recipes.records.record_reader import read_records
+from recipes.records.record_reader import iterate_record_lines, read_records
 from recipes.storage.artifact_store import Store
-from recipes.storage.folder_bucket import INSIDE
+from recipes.storage.folder_bucket import BUCKET_MARKER
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
-from resources.lineage.record import find, parents
+from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import artifacts, dataset_versions
 from tests.migrated_database import migrate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 GOOD = '{"instruction": "Who?", "answer": "She."}\n'
 
@@ -45,7 +44,7 @@ class Place:
     def source(self, version: DatasetVersion) -> Path:
         """The folder of a version's raw files."""
         with self.database.read() as connection:
-            found = find(connection, parents(connection, version.artifact.digest)["source"])
+            found = find_artifact(connection, parent_digests(connection, version.artifact.digest)["source"])
         assert found is not None
         return self.store.fetch(found, self.folder / "cache")
 
@@ -59,7 +58,7 @@ class Place:
             assert connection.execute(select(func.count()).select_from(artifacts)).scalar() == 0
             assert read_after(connection, 0) == []
         objects = self.folder / "objects"
-        assert [path for path in objects.rglob("*") if path.is_file() and path.name != INSIDE] == []
+        assert [path for path in objects.rglob("*") if path.is_file() and path.name != BUCKET_MARKER] == []
         return caught.value.message
 
 
@@ -168,8 +167,8 @@ def test_a_version_says_what_it_holds_and_its_bytes_are_those_that_came(place: P
 def test_the_lineage_goes_from_the_records_to_the_source_files(place: Place) -> None:
     version, _ = place.create(lines(3))
     with place.database.read() as connection:
-        above = parents(connection, version.artifact.digest)
-        source = find(connection, above["source"])
+        above = parent_digests(connection, version.artifact.digest)
+        source = find_artifact(connection, above["source"])
     assert source is not None and source.uri == f"s3://hanzo-ml/datasets/d/1/{version.id[:8]}/source"
     assert place.store.manifest(version.artifact).inputs == above
 
@@ -305,4 +304,4 @@ def test_a_repeated_key_is_refused_since_one_of_its_values_would_be_lost(place: 
 )
 def test_other_ways_to_write_a_record_repeat_nothing(place: Place, line: str) -> None:
     version, _ = place.create(line)
-    assert [json.loads(each) for each in record_lines(place.store, version.artifact)] == [json.loads(line)]
+    assert [json.loads(each) for each in iterate_record_lines(place.store, version.artifact)] == [json.loads(line)]

@@ -7,7 +7,7 @@ from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from resources.jobs.command import CODE, submit_command
-from resources.lineage.record import find
+from resources.lineage.edges import find_artifact
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord
 from tests.recipes.preparation.preparation_workspace import BUCKETS
@@ -34,5 +34,5 @@ def test_a_job_keeps_its_files_where_a_call_with_the_same_key_brings_others(tmp_
     (file,) = store.manifest(code).files
     assert b"".join(store.pieces(code.uri, file)) == b"print(1)"
     with database.read() as connection:
-        assert find(connection, code.digest) == code
+        assert find_artifact(connection, code.digest) == code
     database.close()

@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.rewind import SentBack
+from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Manifest
 from resources.errors import ErrorCode, HanzoError
-from resources.hpo.sweep_advance import cancel
+from resources.hpo.sweep_advance import cancel_sweep
 from resources.hpo.sweeps import SWEEP_KEY, Sweeps
-from resources.jobs.resume import Wish, resume_job, settle
+from resources.jobs.resume import Wish, resume_job, settle_rewind
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
+from resources.metadata.job_record import ResumeHistory
 from resources.metadata.jobs import COMMAND, PREPARATION, TRAINING, JobRecord, Jobs
 from resources.metadata.outbox import Event, read_after
-from resources.metadata.resumed import Resumed
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import metric_point
 from resources.settings.sections import Quota
 from resources.settings.settings import Settings
 from tests.migrated_database import migrate
@@ -56,7 +56,7 @@ class House:
 
     def checkpoint(self, step: int, loss: float | None = None, way: str = "") -> None:
         uri = f"{RUN}{way}/{step}"
-        facts = {} if loss is None else {VALIDATION_LOSS: loss}
+        facts = {} if loss is None else {VALIDATION_LOSS_KEY: loss}
         self.store.put_manifest(uri, Manifest(kind="checkpoint", files=(), facts=facts))
 
     def logged(self, step: int) -> None:
@@ -89,7 +89,7 @@ def test_a_failed_job_is_queued_again_and_says_so(house: House) -> None:
     started = house.jobs.read("j").started_at
     job = house.resume()
     assert (job.status, job.reason, job.ended_at, job.started_at) == ("queued", "", None, started)
-    assert job.resumed == Resumed(times=1)
+    assert job.resumed == ResumeHistory(times=1)
     (event,) = house.events()
     assert event.payload.items() >= {"job_id": "j", "user_id": "bob", "resume_from": "latest", "gpus": None}.items()
     began = Runs(house.database).get("j").start_time
@@ -121,7 +121,7 @@ def test_a_sweep_goes_on_without_its_trial_which_goes_on_when_that_has_ended(hou
     code, message = house.refusal()
     assert code is ErrorCode.RESOURCE_CONFLICT
     assert f"is a trial of sweep '{identifier}', which goes on without it: resume it when that has ended" in message
-    cancel(house.database, house.store, identifier)
+    cancel_sweep(house.database, house.store, identifier)
     assert house.resume().status == "queued"
 
 
@@ -181,13 +181,13 @@ def test_the_best_is_a_step_from_then_on_and_what_was_known_after_it_is_done_ane
         house.checkpoint(step, loss)
     house.logged(45)
     job = house.resume(resume_from="best")
-    assert job.resumed.sent_back == (SentBack(step=20),)
+    assert job.resumed.sent_back == (Rewind(step=20),)
     house.logged(47)  # the program that was cancelled ends only now
-    settle(house.database, house.jobs.start("j"))
+    settle_rewind(house.database, house.jobs.start("j"))
     (settled,) = house.jobs.read("j").resumed.sent_back
     assert (settled.step, settled.done) == (20, 47) and settled.at
     house.logged(60)
-    settle(house.database, house.jobs.read("j"))
+    settle_rewind(house.database, house.jobs.read("j"))
     assert house.jobs.read("j").resumed.sent_back == (settled,), "the rest is of the way that it is on"
 
 
@@ -203,11 +203,11 @@ def test_who_goes_back_again_finds_the_way_that_he_is_on_and_those_before_it(hou
     assert [back.step for back in house.resume().resumed.sent_back] == [20], "the newest is that of the way it is on"
     house.jobs.cancel("j")
     assert "steps 20, 30, 40" in house.refusal(resume_from=5)[1]
-    assert house.resume(resume_from=20).resumed.sent_back[1:] == (SentBack(step=20),)
+    assert house.resume(resume_from=20).resumed.sent_back[1:] == (Rewind(step=20),)
     house.jobs.cancel("j")
     last = house.resume(resume_from=40).resumed
     assert last.times == 4
-    assert last.sent_back[2:] == (SentBack(step=40),)
+    assert last.sent_back[2:] == (Rewind(step=40),)
 
 
 def test_another_number_of_gpus_stays_and_must_be_able_to_train_it(house: House) -> None:

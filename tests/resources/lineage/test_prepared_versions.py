@@ -10,10 +10,10 @@ from recipes.storage.manifest import Artifact
 from resources.datasets.deletion import delete_version
 from resources.datasets.validations import Validations
 from resources.errors import HanzoError
-from resources.lineage.dataset_lineage import digests_of, lineage
+from resources.lineage.dataset_lineage import read_lineage, version_digests
 from resources.lineage.model_ancestry import Ancestry
-from resources.lineage.proof import prove
-from resources.lineage.trace_tree import nodes_below
+from resources.lineage.proof import prove_version
+from resources.lineage.trace import walk_nodes
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import model_versions
@@ -42,13 +42,13 @@ def test_of_two_versions_prepared_alike_one_goes_and_the_models_of_the_other_sta
     first, _ = prepared(small, source, "first")
     second, _ = prepared(small, source, "second")
     assert first.content_sha256 == second.content_sha256
-    assert not set(digests_of(first)) & set(digests_of(second))
+    assert not set(version_digests(first)) & set(version_digests(second))
     trained_on(small, second)
     delete_version(small.database, small.store, first.id, "u")
     with small.database.read() as connection:
-        found = prove(connection, small.store, small.registry.read(ModelKey("default", "m"), 1), lambda _: None)
+        found = prove_version(connection, small.store, small.registry.read(ModelKey("default", "m"), 1), lambda _: None)
     assert (found.ok, found.broken) == (True, [])
-    traced = nodes_below(small.trace(questions(40)[3]).reached)
+    traced = walk_nodes(small.trace(questions(40)[3]).reached)
     assert {node.name for node in traced if node.kind in ("dataset version", "run")} == {"raw@1", "second@1", "r1"}
 
 
@@ -56,7 +56,7 @@ def test_runs_and_models_stand_among_what_was_made_of_a_prepared_version_and_kee
     version, _ = prepared(small, small.create(questions(40), "raw"), "ready")
     trained_on(small, version)
     with small.database.read() as connection:
-        found = lineage(connection, version)
+        found = read_lineage(connection, version)
     assert [made.name for made in found.made_into if made.kind == "run"] == ["run r1"]
     assert sorted(made.kind for made in found.made_into) == ["gguf", "merged", "run"]
     with pytest.raises(HanzoError, match=r"dataset ready@1 is not deleted: .*run r1"):

@@ -11,17 +11,17 @@ import pytest
 from sqlalchemy import delete, update
 
 from recipes.contracts.job import StoreAddress
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import StoreUnavailable
 from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
-from resources.lineage.data_reach import digests_of
+from resources.lineage.data_reach import model_digests
+from resources.lineage.edges import find_artifact, parent_digests, record_artifact
 from resources.lineage.model_ancestry import models_in_use
-from resources.lineage.proof import Proof, ProofNode, prove
-from resources.lineage.record import find, parents, record
+from resources.lineage.proof import Proof, ProofNode, prove_version
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
-from resources.metadata.registry.model_versions import LoggedFiles, described
+from resources.metadata.registry.model_versions import LoggedFiles, artifact_row
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
 from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_registry import House, model, registration
@@ -85,7 +85,7 @@ class Chain:
             self.made[name] = self.store.publish(source, uri, kind, inputs=inputs, facts=facts)
         with self.database.write() as connection:
             for artifact in self.made.values():
-                record(connection, artifact, self.store.manifest(artifact))
+                record_artifact(connection, artifact, self.store.manifest(artifact))
             version = self.house.registry.register(
                 connection, model(), registration("r1"), {"adapter": self.made["adapter"]}
             )
@@ -99,7 +99,7 @@ class Chain:
 
     def prove(self, served: Callable[[str], tuple[Path, str] | None] = lambda name: None, version: int = 1) -> Proof:
         with self.database.read() as connection:
-            return prove(connection, self.store, self.house.registry.get(model(), version, connection), served)
+            return prove_version(connection, self.store, self.house.registry.get(model(), version, connection), served)
 
     def parent_label(self, edge: str) -> str:
         return edge.split(": ", 1)[0].split(" -> ")[1]
@@ -130,7 +130,7 @@ def labels(node: ProofNode) -> list[str]:
     return [node.label, *(label for parent in node.made_from for label in labels(parent))]
 
 
-EVERY_FILE = [(name, file) for name, (_, files) in FILES.items() for file in (*files, MANIFEST)]
+EVERY_FILE = [(name, file) for name, (_, files) in FILES.items() for file in (*files, MANIFEST_FILE)]
 
 
 def test_a_whole_chain_is_proved_to_its_source_files_and_every_byte_is_hashed_once(chain: Chain) -> None:
@@ -237,7 +237,9 @@ def test_a_checksum_of_the_registry_that_is_not_the_artifact_s_is_named(chain: C
 
 def point(chain: Chain, **artifacts: Artifact) -> None:
     """Let the registry point version 1 at these, checksums and all."""
-    changed = {**chain.house.registry.read(model(), 1).artifacts} | {name: described(artifacts[name]) for name in artifacts}
+    changed = {**chain.house.registry.read(model(), 1).artifacts} | {
+        name: artifact_row(artifacts[name]) for name in artifacts
+    }
     with chain.database.write() as connection:
         connection.execute(update(model_versions).values(artifacts=changed))
 
@@ -249,7 +251,7 @@ def other(chain: Chain, folder: Path, kind: str, **inputs: Artifact) -> Artifact
     digests = {role: artifact.digest for role, artifact in inputs.items()}
     made = chain.store.publish(folder / kind, f"s3://hanzo-models/other/v1/{kind}", kind, inputs=digests)
     with chain.database.write() as connection:
-        record(connection, made, chain.store.manifest(made))
+        record_artifact(connection, made, chain.store.manifest(made))
     return made
 
 
@@ -275,15 +277,15 @@ def test_a_version_with_two_exports_is_proved_whichever_is_served(chain: Chain, 
     inputs = {"merged": chain.made["merged"].digest}
     other = chain.store.publish(tmp_path / "f16", "s3://hanzo-models/m/v1/export-1/gguf-f16", "gguf", inputs=inputs)
     with chain.database.write() as connection:
-        record(connection, other, chain.store.manifest(other))
+        record_artifact(connection, other, chain.store.manifest(other))
         version = chain.house.registry.get(model(), 1, connection)
         chain.house.registry.add_artifacts(connection, version, {"gguf-f16": other})
     path = chain.path("gguf", "model.gguf") if served == "gguf" else chain.store.local_path(f"{other.uri}/model.gguf")
     assert path is not None
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     with chain.database.write() as connection:
-        row = deployments.begin(connection, model(), version=1, promotion=1, url="http://engine", sha256=sha256)
-        deployments.succeed(connection, row)
+        row = deployments.begin_deployment(connection, model(), version=1, promotion=1, url="http://engine", sha256=sha256)
+        deployments.mark_serving(connection, row)
     proof = chain.prove(lambda name: (path, sha256))
     assert (proof.ok, proof.broken) == (True, [])
     assert labels(proof.chain).count("export") == 2
@@ -325,7 +327,7 @@ def test_what_a_client_logged_is_no_proof_and_nothing_that_the_asset_graph_made(
         version = chain.house.registry.register(connection, model(), registration("r2"), logged, stage="staging")
         assert chain.house.registry.last_accepted(model(), connection) == chain.house.registry.get(model(), 1, connection)
         found = {used.reference: used.digests for used in models_in_use(connection, "default")}
-    assert (version.made_here, version.awaits_export, digests_of(version)) == ({}, False, [])
+    assert (version.own_artifacts, version.is_awaiting_export, model_digests(version)) == ({}, False, [])
     assert found["m@2"] == frozenset() != found["m@1"]
     assert [edge.partition(":")[0] for edge in chain.prove(version=2).broken] == ["m version 2 -> artifacts"]
     with pytest.raises(HanzoError, match="has no safetensors yet"):
@@ -344,9 +346,9 @@ def test_an_export_that_the_registry_names_and_points_to_nowhere_is_not_proved(c
 def test_recording_twice_changes_nothing_and_is_read_as_it_was_written(chain: Chain) -> None:
     adapter = chain.made["adapter"]
     with chain.database.write() as connection:
-        record(connection, adapter, chain.store.manifest(adapter))
-        assert find(connection, adapter.digest) == adapter
-        assert parents(connection, adapter.digest) == chain.store.manifest(adapter).inputs
+        record_artifact(connection, adapter, chain.store.manifest(adapter))
+        assert find_artifact(connection, adapter.digest) == adapter
+        assert parent_digests(connection, adapter.digest) == chain.store.manifest(adapter).inputs
 
 
 class Served:
@@ -357,10 +359,10 @@ class Served:
         self.path = chain.path("gguf", "model.gguf")
         self.sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
         with chain.database.write() as connection:
-            deployment = deployments.begin(
+            deployment = deployments.begin_deployment(
                 connection, model(), version=1, promotion=1, url="http://engine", sha256=self.sha256
             )
-            deployments.succeed(connection, deployment)
+            deployments.mark_serving(connection, deployment)
 
     def prove(self) -> Proof:
         return self.chain.prove(lambda name: (self.path, self.sha256))

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 
 from recipes.contracts.job import Job, Program, StoreAddress
-from recipes.record_index import find_index, fingerprint_of, index_uri
-from recipes.record_lines import record_lines
 from recipes.records import record_index
-from recipes.records.fingerprint import canonical_line
-from recipes.records.record_index import publish_hashes
-from recipes.split import divide
+from recipes.records.fingerprint import encode_canonical_line
+from recipes.records.record_index import find_index, fingerprint_line, index_uri, publish_record_index
+from recipes.records.record_reader import iterate_record_lines
+from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Artifact
 from resources.ingest.version_creation import create_version
-from resources.lineage.record import record
-from resources.lineage.record_search import Search, trace_matches
-from resources.lineage.trace import Trace, Tracer
-from resources.lineage.trace_tree import TraceNode, nodes_below
+from resources.lineage.edges import record_artifact
+from resources.lineage.record_search import TextSearch, trace_matches
+from resources.lineage.trace import Trace, TraceNode, Tracer, walk_nodes
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import Jobs
@@ -46,12 +44,12 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 def publish_index(store: Store, artifact: Artifact, lines: Iterable[bytes], origins: Sequence[int] | None = None) -> None:
     """Index the records of an artifact whose files are no chunks: `origins` has the record hash of what each was made of."""
-    found = [fingerprint_of(line) for line in lines]
+    found = [fingerprint_line(line) for line in lines]
     records = np.array([(each.text, each.record) for each in found], np.uint64)
     made_of = None
     if origins is not None:
         made_of = [np.array([(origin, each.text) for origin, each in zip(origins, found, strict=True)], np.uint64)]
-    publish_hashes(store, artifact, [records], made_of)
+    publish_record_index(store, artifact, [records], made_of)
 
 
 class World:
@@ -80,10 +78,10 @@ class World:
             work_dir=str(self.folder / "work" / version.id),
             cache_dir=str(self.folder / "cache"),
         )
-        artifacts = dict(divide(job, self.store, Path(job.work_dir)).artifacts)
+        artifacts = dict(split_dataset(job, self.store, Path(job.work_dir)).artifacts)
         with self.database.write() as connection:
             for artifact in artifacts.values():
-                record(connection, artifact, self.store.manifest(artifact))
+                record_artifact(connection, artifact, self.store.manifest(artifact))
             stored = {name: {"artifact": artifact.model_dump()} for name, artifact in artifacts.items()}
             Datasets(self.database).set_splits(connection, version, stored)
         return artifacts
@@ -93,17 +91,17 @@ class World:
     ) -> DatasetVersion:
         """A version whose records were made of those of another: `of` has the source of each."""
         place = f"s3://hanzo-ml/datasets/{name}/1/"
-        lines = [canonical_line(row) for row in made]
+        lines = [encode_canonical_line(row) for row in made]
         folder = self.folder / name
         folder.mkdir()
         folder.joinpath("train-00000.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
         inputs = {"dataset": source.artifact.digest}
         artifact = self.store.publish(folder, f"{place}records", "dataset", inputs=inputs, facts=facts)
-        origins = [fingerprint_of(canonical_line(row)).record for row in of]
+        origins = [fingerprint_line(encode_canonical_line(row)).record for row in of]
         publish_index(self.store, artifact, lines, origins)
         version = replace(source, id=new_id(), name=name, storage_path=place, artifact=artifact, content_sha256=name)
         with self.database.write() as connection:
-            record(connection, artifact, self.store.manifest(artifact))
+            record_artifact(connection, artifact, self.store.manifest(artifact))
             Datasets(self.database).add(connection, version)
         return version
 
@@ -114,7 +112,7 @@ class World:
         digests = {role: artifact.digest for role, artifact in inputs.items()}
         artifact = self.store.publish(folder, uri, kind, inputs=digests, facts=facts)
         with self.database.write() as connection:
-            record(connection, artifact, self.store.manifest(artifact))
+            record_artifact(connection, artifact, self.store.manifest(artifact))
         return artifact
 
     def run(self, id: str, version: DatasetVersion, splits: Mapping[str, Artifact], **more: Artifact) -> Artifact:
@@ -141,8 +139,10 @@ class World:
     def deploy(self, name: str, version: int, promotion: int) -> None:
         with self.database.write() as connection:
             where = {"url": "http://engine", "sha256": "0" * 64}
-            begun = deployments.begin(connection, ModelKey("default", name), version=version, promotion=promotion, **where)
-            deployments.succeed(connection, begun)
+            begun = deployments.begin_deployment(
+                connection, ModelKey("default", name), version=version, promotion=promotion, **where
+            )
+            deployments.mark_serving(connection, begun)
 
     def trace(self, row: Mapping[str, Any], organization: str = "default") -> Trace:
         return Tracer(self.database, self.store, organization).trace(row)
@@ -180,13 +180,13 @@ def paths(nodes: Sequence[TraceNode], above: str = "") -> set[str]:
 
 
 def node(trace: Trace, name: str) -> TraceNode:
-    return next(node for node in nodes_below(trace.reached) if node.name == name)
+    return next(node for node in walk_nodes(trace.reached) if node.name == name)
 
 
 def split_of(artifacts: Mapping[str, Artifact], store: Store, row: Mapping[str, Any]) -> str:
     """The split that holds a row, by reading all of them."""
     for name, artifact in artifacts.items():
-        if row in map(json.loads, record_lines(store, artifact)):
+        if row in map(json.loads, iterate_record_lines(store, artifact)):
             return name
     raise AssertionError(f"no split holds {row}")
 
@@ -226,7 +226,7 @@ def test_a_version_is_made_with_an_index_of_all_its_records_and_traced_without_r
         for chunk in file.chunks:
             world.store.remove(chunk_uri(version.artifact.uri, chunk.sha256))
     with pytest.raises(FileNotFoundError):
-        list(record_lines(world.store, version.artifact))
+        list(iterate_record_lines(world.store, version.artifact))
     for number, row in enumerate(corpus, start=1):
         assert node(world.trace(row), "d@1").facts["numbers"] == [number]
 
@@ -273,7 +273,7 @@ def test_a_record_that_occurs_twice_is_counted_twice(world: World) -> None:
     world.split(version)
     found = world.trace(corpus[7])
     assert node(found, "d@1").facts["numbers"] == [8, 31]
-    split = next(node for node in nodes_below(found.reached) if node.kind == "split")
+    split = next(node for node in walk_nodes(found.reached) if node.kind == "split")
     assert split.facts["records"] == 2
 
 
@@ -283,9 +283,9 @@ def test_two_organizations_with_the_same_record_see_only_their_own(world: World)
         version = world.create(corpus, organization=organization)
         adapter = world.run(run, version, world.split(version))
         world.model(model, run, adapter, organization)
-    row = next(row for row in corpus if any(n.name == "m version 1" for n in nodes_below(world.trace(row).reached)))
-    mine = {n.name for n in nodes_below(world.trace(row).reached) if n.kind in ("run", "model version")}
-    others = {n.name for n in nodes_below(world.trace(row, "acme").reached) if n.kind in ("run", "model version")}
+    row = next(row for row in corpus if any(n.name == "m version 1" for n in walk_nodes(world.trace(row).reached)))
+    mine = {n.name for n in walk_nodes(world.trace(row).reached) if n.kind in ("run", "model version")}
+    others = {n.name for n in walk_nodes(world.trace(row, "acme").reached) if n.kind in ("run", "model version")}
     assert (mine, others) == ({"r1", "m version 1"}, {"r2", "n version 1"})
     assert not world.trace(row, "nobody").found
 
@@ -301,7 +301,7 @@ def test_a_raw_record_reaches_what_was_made_of_it_and_the_models_behind(world: W
     assert [node.name for node in found.reached] == ["raw@1"]
     assert node(found, "masked@1").facts["numbers"] == [24]
     assert node(found, "masked@1").facts["how"] == ["made of it"]
-    below = {node.kind for node in nodes_below([node(found, "masked@1")])}
+    below = {node.kind for node in walk_nodes([node(found, "masked@1")])}
     assert below == {"dataset version", "split", "run"}
     # The other way round: the masked record was in no raw version.
     assert [node.name for node in world.trace(masked[3]).reached] == ["masked@1"]
@@ -312,7 +312,7 @@ def test_an_index_of_many_segments_tells_the_same(small: World, monkeypatch: pyt
     shuffled = [*range(10, 30), *range(10), 3]
     source = small.create(raw, "raw")
     for name, length in (("one", 31), ("many", 4)):
-        monkeypatch.setattr(record_index, "LONGEST", length)
+        monkeypatch.setattr(record_index, "MAX_SEGMENT_RECORDS", length)
         made = small.derive(source, [masked[n] for n in shuffled], [raw[n] for n in shuffled], name, place=name)
         index = find_index(small.store, made.artifact)
         assert index is not None and len(index.records) == len(index.origins) == -(-31 // length)
@@ -346,7 +346,7 @@ def test_a_comparison_with_the_last_accepted_model_is_no_use_of_its_data(world: 
     world.run("r2", later, world.split(later))
     world.publish("s3://hanzo-ml/runs/r2/evaluation-again", "evaluation", {"accepted": adapter})
     row = next(row for row in rows(30) if split_of(splits, world.store, row) == "train")
-    assert {n.name for n in nodes_below(world.trace(row).reached) if n.kind == "run"} == {"r1"}
+    assert {n.name for n in walk_nodes(world.trace(row).reached) if n.kind == "run"} == {"r1"}
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "cancelled"])
@@ -378,7 +378,7 @@ def test_deployments_are_told_with_their_end(world: World) -> None:
     world.deploy("m", 2, promotion=2)
     row = next(row for row in rows(30) if split_of(splits, world.store, row) == "train")
     found = world.trace(row)
-    served = {node.facts["model"]: node.facts for node in nodes_below(found.reached) if node.kind == "deployment"}
+    served = {node.facts["model"]: node.facts for node in walk_nodes(found.reached) if node.kind == "deployment"}
     assert (served["m version 1"]["status"], served["m version 2"]["status"]) == ("replaced", "serving")
     assert served["m version 1"]["until"] is not None and served["m version 2"]["until"] is None
     assert found.live == ["m version 2"]
@@ -388,7 +388,7 @@ def test_a_record_has_its_number_in_its_split(small: World) -> None:
     corpus = rows(40)
     version = small.create(corpus)
     for name, artifact in small.split(version).items():
-        lines = [json.loads(line) for line in record_lines(small.store, artifact)]
+        lines = [json.loads(line) for line in iterate_record_lines(small.store, artifact)]
         for number, row in enumerate(lines, start=1):
             assert node(small.trace(row), f"d@1 {name}").facts["numbers"] == [number]
 
@@ -399,13 +399,13 @@ def test_a_split_that_is_a_copy_is_looked_up_in_its_own_index(small: World) -> N
     version = small.create(corpus)
     folder = small.folder / "copy"
     folder.mkdir()
-    lines = [canonical_line(row) for row in reversed(corpus[2:])]
+    lines = [encode_canonical_line(row) for row in reversed(corpus[2:])]
     (folder / "train.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     inputs = {"dataset": version.artifact.digest}
     artifact = small.store.publish(folder, f"{version.storage_path}splits/old/train", "split", inputs=inputs)
     publish_index(small.store, artifact, lines)
     with small.database.write() as connection:
-        record(connection, artifact, small.store.manifest(artifact))
+        record_artifact(connection, artifact, small.store.manifest(artifact))
         Datasets(small.database).set_splits(connection, version, {"train": {"artifact": artifact.model_dump()}})
     (folder / "train.jsonl").unlink()  # what is found is found in the index
     small.store.remove(f"{artifact.uri}/train.jsonl")
@@ -437,7 +437,7 @@ def test_a_text_is_found_in_all_versions_and_each_record_is_searched_once(world:
     world.create([*corpus, marked], "other")
     matches = trace_matches(Tracer(world.database, world.store, "default"), 'said "ça va?"\nand', 10)
     assert matches.records == 1
-    assert [each.preview for each in matches.traces] == [canonical_line(marked).decode()]
+    assert [each.preview for each in matches.traces] == [encode_canonical_line(marked).decode()]
     assert [node.name for node in matches.traces[0].reached] == ["other@1"]
     many = trace_matches(Tracer(world.database, world.store, "default"), "number 1", 5)
     assert len(many.traces) == 5
@@ -466,7 +466,7 @@ def test_a_text_is_found_where_every_chunk_follows_one_that_it_followed_before(w
     world.create([{"text": f"{long} end of the first"}])
     world.create([{"text": f"begin of the second {long}"}])
     world.create([{"text": f"begin of the second {long} end of the first"}])
-    search = Search(world.store, "newword")
+    search = TextSearch(world.store, "newword")
     for version in Tracer(world.database, world.store, "default").versions:
         before = search.size
         assert list(search.lines(version)) == []

@@ -9,8 +9,8 @@ from recipes.contracts.job import Hardware, Job, Program, Result
 from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation.split_assignment import SPLITS
 from recipes.prepare import prepare
-from resources.datasets.prepared_versions import Derivation, add_prepared, outputs_at
-from resources.lineage.trace_tree import nodes_below
+from resources.datasets.prepared_versions import Derivation, add_prepared_version, output_uris
+from resources.lineage.trace import walk_nodes
 from resources.lineage.training_data import Included
 from resources.metadata.datasets import DatasetVersion
 from tests.recipes.preparation.preparation_workspace import questions
@@ -31,7 +31,7 @@ def prepared(world: World, version: DatasetVersion, name: str, **parameters: obj
         program=Program.PREPARE,
         inputs={"dataset": version.artifact},
         parameters=wanted.model_dump(mode="json"),
-        outputs=outputs_at(place),
+        outputs=output_uris(place),
         result_uri=f"{place}/result.json",
         store=world.store.address,
         work_dir=str(world.folder / "work" / name),
@@ -40,7 +40,7 @@ def prepared(world: World, version: DatasetVersion, name: str, **parameters: obj
     )
     result = prepare(job, world.store, Path(job.work_dir))
     assert result is not None
-    made, is_new = add_prepared(world.database, world.store, Derivation(version, name, wanted, "u"), result)
+    made, is_new = add_prepared_version(world.database, world.store, Derivation(version, name, wanted, "u"), result)
     assert is_new
     return made, result
 
@@ -68,13 +68,13 @@ def test_a_raw_record_reaches_the_model_that_learned_its_tokens(small: World, to
         assert root.name == "raw@1"
         for reference in (version.reference, again.reference):
             assert node(found, reference).facts["how"] == ["made of it"]
-        splits = [node for node in nodes_below(found.reached) if node.kind == "split"]
+        splits = [node for node in walk_nodes(found.reached) if node.kind == "split"]
         assert len(splits) == 2, "one of each version that was prepared"
-        (run,) = (node for node in nodes_below(found.reached) if node.kind == "run" and not node.seen_above)
+        (run,) = (node for node in walk_nodes(found.reached) if node.kind == "run" and not node.seen_above)
         assert run.name == "r1"
         assert node(found, "m version 1").facts["learned"] == (run.facts["used"] == ["trained on it"])
     copies = [small.trace(row) for row in raw if row["class"] == "rare"]
-    trained = [found for found in copies if any(node.name == "ready@1 train" for node in nodes_below(found.reached))]
+    trained = [found for found in copies if any(node.name == "ready@1 train" for node in walk_nodes(found.reached))]
     assert trained and all(int(str(node(found, "ready@1 train").facts["records"])) > 1 for found in trained)
     data = asked(small)
     assert data.personal_data is Included.MASKED
@@ -102,8 +102,8 @@ def test_what_a_preparation_kept_is_found_however_masked_and_what_it_rejected_is
         found = small.trace(row)
         assert node(found, version.reference).facts["how"] == ["made of it"]
         copies += int(str(node(found, version.reference).facts["records"]))
-        (split,) = (node for node in nodes_below(found.reached) if node.kind == "split")
+        (split,) = (node for node in walk_nodes(found.reached) if node.kind == "split")
         assert split.name.startswith(version.reference)
     assert copies == version.num_records > len(raw), "each record is of one source, oversampled ones too"
     for row in rejected:
-        assert [node.name for node in nodes_below(small.trace(row).reached)] == ["raw@1"]
+        assert [node.name for node in walk_nodes(small.trace(row).reached)] == ["raw@1"]

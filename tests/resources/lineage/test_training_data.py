@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hanzo_ml.cli.lineage import print_data
-from resources.lineage.command_record import tell_input, write_command_record
-from resources.lineage.record import record
-from resources.lineage.training_data import Included, TrainingData, training_data
+from resources.lineage.edges import record_artifact
+from resources.lineage.run_record import log_dataset_input, write_command_record
+from resources.lineage.training_data import Included, TrainingData, describe_training_data
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.model_key import ModelKey
@@ -20,7 +20,7 @@ __all__ = ["small"]
 
 def asked(world: World, name: str = "m") -> TrainingData:
     version = world.registry.read(ModelKey("default", name), 1)
-    return training_data(world.database, world.store, version, "default")
+    return describe_training_data(world.database, world.store, version, "default")
 
 
 def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
@@ -31,7 +31,7 @@ def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
     uri = f"{version.storage_path}statistics/x"
     made = world.store.publish(folder, uri, "statistics", inputs={"dataset": version.artifact.digest})
     with world.database.write() as connection:
-        record(connection, made, world.store.manifest(made))
+        record_artifact(connection, made, world.store.manifest(made))
 
 
 def test_all_that_was_used_is_told_with_its_counts(small: World) -> None:
@@ -91,10 +91,10 @@ def test_what_a_command_was_given_is_what_its_model_was_trained_on(small: World)
     job = small.jobs.submit(name="r1", config=config, user="u", organization="default", id="r1", type=COMMAND)
     for _ in range(2):  # it was started again
         made = write_command_record(small.store, job, {"dataset": version.artifact})
-        tell_input(small.database, job, version)
+        log_dataset_input(small.database, job, version)
     Inputs(small.database).log("r1", [DatasetInput(Dataset("own", "d1", "local", "/data"), {})])
     with small.database.write() as connection:
-        record(connection, made, small.store.manifest(made))
+        record_artifact(connection, made, small.store.manifest(made))
     small.model("m", "r1", small.publish("s3://hanzo-ml/runs/r1/artifacts/model", "adapter", {}))
     found = asked(small)
     (use,) = found.datasets

@@ -8,13 +8,21 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from resources.errors import HanzoError
-from resources.metadata.audit import AuditedCall, calls_of, record
-from resources.metadata.audit_log import PERIOD_MS, count, is_due, take, tally_of
+from resources.metadata.audit_log import (
+    FLUSH_PERIOD_MS,
+    AuditedCall,
+    count_calls,
+    flush_counts,
+    is_flush_due,
+    list_calls,
+    make_tally,
+    record_calls,
+)
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.outbox import now_ms
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.ownership import ObjectKind, Reference
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 from resources.metadata.writes.group_commit import RunWriter
 from resources.metadata.writes.run_writes import RunWrite, run_write
 
@@ -26,7 +34,7 @@ def call(user: str, route: str = "/log") -> AuditedCall:
 
 
 def point(step: int, user: str, run: str = "run", key: str = "loss") -> RunWrite:
-    return run_write(run, [metric_point(key, 0.5, step, 1)]).counted_in(tally_of(call(user)))
+    return run_write(run, [metric_point(key, 0.5, step, 1)]).with_tally(make_tally(call(user)))
 
 
 @pytest.fixture
@@ -50,9 +58,9 @@ def writing(database: Database, test: Callable[[RunWriter], Awaitable[None]]) ->
     asyncio.run(run())
 
 
-def taken(database: Database, now: int, period: int = PERIOD_MS) -> dict[str, int]:
+def taken(database: Database, now: int, period: int = FLUSH_PERIOD_MS) -> dict[str, int]:
     with database.write() as connection:
-        return {each.user: each.count for each in take(connection, now, period)}
+        return {each.user: each.count for each in flush_counts(connection, now, period)}
 
 
 def test_a_call_that_logs_is_counted_and_one_that_is_refused_is_not(database: Database, tracking: Tracking) -> None:
@@ -83,7 +91,7 @@ def test_what_the_database_refuses_is_not_counted(database: Database, tracking: 
         connection.exec_driver_sql(refuse[connection.dialect.name])
 
     async def test(writer: RunWriter) -> None:
-        writes = [run_write("run", params=[(key, "1")]).counted_in(tally_of(call("ann"))) for key in ("a", "bad", "b")]
+        writes = [run_write("run", params=[(key, "1")]).with_tally(make_tally(call("ann"))) for key in ("a", "bad", "b")]
         got = await asyncio.gather(*(writer.store(write) for write in writes), return_exceptions=True)
         assert [each is None for each in got] == [True, False, True]
 
@@ -94,36 +102,36 @@ def test_what_the_database_refuses_is_not_counted(database: Database, tracking: 
 def test_a_kind_comes_into_the_log_at_once_and_then_once_in_a_period(database: Database) -> None:
     def counted(*users: str) -> None:
         with database.write() as connection:
-            count(connection, map(call, users))
+            count_calls(connection, map(call, users))
 
     counted("ann", "bob", "ann")
-    assert is_due(database, NOW) and taken(database, NOW) == {"ann": 2, "bob": 1}
+    assert is_flush_due(database, NOW) and taken(database, NOW) == {"ann": 2, "bob": 1}
     counted("ann")
-    assert not is_due(database, NOW + PERIOD_MS - 1) and taken(database, NOW + PERIOD_MS - 1) == {}
-    assert is_due(database, NOW + PERIOD_MS) and taken(database, NOW + PERIOD_MS) == {"ann": 1}
+    assert not is_flush_due(database, NOW + FLUSH_PERIOD_MS - 1) and taken(database, NOW + FLUSH_PERIOD_MS - 1) == {}
+    assert is_flush_due(database, NOW + FLUSH_PERIOD_MS) and taken(database, NOW + FLUSH_PERIOD_MS) == {"ann": 1}
     counted("bob")
-    assert taken(database, NOW + PERIOD_MS) == {"bob": 1}, "nothing came of him for a period: it is his first again"
-    assert taken(database, NOW + 2 * PERIOD_MS) == {}
-    assert not is_due(database, NOW + 9 * PERIOD_MS), "all is forgotten"
+    assert taken(database, NOW + FLUSH_PERIOD_MS) == {"bob": 1}, "nothing came of him for a period: it is his first again"
+    assert taken(database, NOW + 2 * FLUSH_PERIOD_MS) == {}
+    assert not is_flush_due(database, NOW + 9 * FLUSH_PERIOD_MS), "all is forgotten"
 
 
 def test_a_name_that_is_no_text_is_counted_too(database: Database) -> None:
     """Whoever forges calls must not end the counting of others."""
     odd = replace_objects(call("ann"), ["run:\ud800", "run:\x00"])
     with database.write() as connection:
-        count(connection, [odd, odd])
+        count_calls(connection, [odd, odd])
     with database.write() as connection:
-        [found] = take(connection, NOW)
+        [found] = flush_counts(connection, NOW)
     assert (found.objects, found.count) == (odd.objects, 2)
 
 
 def test_a_name_that_nobody_can_have_leaves_the_log_readable(database: Database) -> None:
     """PostgreSQL reads no field of a row with U+0000 in it: one such call had closed the log to everybody."""
-    named = str(Reference(Kind.RUN, "a\x00b\ud800"))
+    named = str(Reference(ObjectKind.RUN, "a\x00b\ud800"))
     with database.write() as connection:
-        record(connection, [replace_objects(call("ann"), [named]), call("bob")])
+        record_calls(connection, [replace_objects(call("ann"), [named]), call("bob")])
     with database.read() as connection:
-        found = calls_of(connection, call("ann").organization)
+        found = list_calls(connection, call("ann").organization)
     assert [event.payload["user"] for event in found] == ["ann", "bob"]
     assert found[0].payload["objects"] == ["run:a\ufffdb\ufffd"]
 
@@ -142,9 +150,9 @@ def test_servers_that_log_count_and_take_at_once_lose_and_double_nothing(databas
         try:
             while not stopped.is_set():
                 with database.write() as connection:
-                    record(connection, take(connection, now_ms(), 0))
+                    record_calls(connection, flush_counts(connection, now_ms(), 0))
                 with database.write() as connection:
-                    count(connection, [call("ann"), call(user), call("bob")])
+                    count_calls(connection, [call("ann"), call(user), call("bob")])
                 counted.update(["ann", user, "bob"])
         except Exception as error:
             failed.append(error)
@@ -173,8 +181,8 @@ def test_servers_that_log_count_and_take_at_once_lose_and_double_nothing(databas
             thread.join()
     assert failed == []
     with database.write() as connection:
-        record(connection, take(connection, now_ms(), 0))
+        record_calls(connection, flush_counts(connection, now_ms(), 0))
         found: Counter[str] = Counter()
-        for event in calls_of(connection, "o", limit=10**6):
+        for event in list_calls(connection, "o", limit=10**6):
             found[event.payload["user"]] += event.payload["count"]
     assert found == counted + Counter(ann=200, bob=200, cid=200)

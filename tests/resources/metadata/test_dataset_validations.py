@@ -6,7 +6,7 @@ from recipes.contracts.validation_results import Leaks, ValidationFacts, Violati
 from recipes.storage.manifest import Artifact
 from resources.datasets.check_policy import Check
 from resources.datasets.check_verdicts import Verdict
-from resources.datasets.validations import CHECKED, Validations
+from resources.datasets.validations import CHECKED_EVENT, Validations
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import read_after
@@ -48,7 +48,7 @@ def verdict(check: Check, passed: bool, blocking: bool = True) -> Verdict:
 
 def failures(database: Database) -> list[list[str]]:
     with database.read() as connection:
-        return [event.payload["failed"] for event in read_after(connection, 0, [CHECKED])]
+        return [event.payload["failed"] for event in read_after(connection, 0, [CHECKED_EVENT])]
 
 
 def test_verdicts_of_records_and_of_splits_add_up_and_each_change_is_one_event(database: Database) -> None:

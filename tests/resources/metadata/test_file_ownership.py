@@ -1,7 +1,7 @@
 """A file of the store is an organization's by its place, or nobody's."""
 
 from resources.metadata.database import Database
-from resources.metadata.file_owners import organization_of
+from resources.metadata.ownership import file_organization
 from resources.metadata.tracking.tracking import Tracking
 
 
@@ -17,7 +17,7 @@ def test_whose_a_file_is(database: Database) -> None:
         "hanzo-ml/artifacts/@acme%20%26%20co/free/f",
         "hanzo-models/@acme%20%26%20co/m/1/f",
     }
-    assert {organization_of(database, f"s3://{place}") for place in own} == {"acme & co"}
-    assert organization_of(database, "s3://hanzo-models/m/1/f") == "default"
+    assert {file_organization(database, f"s3://{place}") for place in own} == {"acme & co"}
+    assert file_organization(database, "s3://hanzo-models/m/1/f") == "default"
     for nobodys in ("hanzo-ml/runs/gone/artifacts/f", "hanzo-ml", "hanzo-models", "elsewhere/f"):
-        assert organization_of(database, f"s3://{nobodys}") == ""
+        assert file_organization(database, f"s3://{nobodys}") == ""

@@ -162,23 +162,23 @@ def test_a_job_that_its_supervisor_recorded_runs_at_once(house: House) -> None:
 
 def test_why_a_job_waits_is_said_while_it_is_queued_and_never_after(house: House) -> None:
     house.submit()
-    house.jobs.wait_for("j", "waits for the splits")
+    house.jobs.set_waiting_reason("j", "waits for the splits")
     assert house.jobs.read("j").reason == "waits for the splits"
     house.jobs.start("j")
-    house.jobs.wait_for("j", "waits for the splits")
+    house.jobs.set_waiting_reason("j", "waits for the splits")
     assert house.jobs.read("j").reason == ""
 
 
 def test_for_what_a_running_job_waits_is_said_while_it_does_and_never_after(house: House) -> None:
     house.submit()
-    house.jobs.wait_for("j", "waits for GPUs", "running")
+    house.jobs.set_waiting_reason("j", "waits for GPUs", "running")
     assert house.jobs.read("j").reason == "", "it is queued still"
     house.jobs.start("j")
     for reason in ("waits for GPUs", ""):
-        house.jobs.wait_for("j", reason, "running")
+        house.jobs.set_waiting_reason("j", reason, "running")
         assert house.jobs.read("j").reason == reason
     house.jobs.fail("j", "its code is wrong")
-    house.jobs.wait_for("j", "", "running")
+    house.jobs.set_waiting_reason("j", "", "running")
     assert house.jobs.read("j").reason == "its code is wrong"
 
 

@@ -1,18 +1,17 @@
 """Whose an object is, whose an event is, who called what, and the totals over everybody (rows V3-V5, W5, X4)."""
 
-from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.audit_log import AuditedCall, list_calls, record_calls
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.field_rules import LARGEST_DOUBLE, MetricPoint
 from resources.metadata.jobs import COMMAND, Jobs
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.ownership import events_of
+from resources.metadata.ownership import ObjectKind, Owner, Reference, find_owners, list_events
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.scope import Kind, Owner, Reference, owners
 from resources.metadata.tables import artifacts, dataset_versions
-from resources.metadata.totals import DURATION_BUCKETS, read_totals
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint
+from resources.monitoring.usage_totals import DURATION_BUCKETS, read_totals
 
 
 def dataset(organization: str) -> dict[str, object]:
@@ -53,7 +52,7 @@ def filled(database: Database) -> dict[str, str]:
             emit(connection, "datasets", "dataset.created", "corpus", facts)
             emit(connection, "models", "evaluation.started", job.id, {"job_id": job.id})
             emit(connection, "gpu", "gpu.sample", "node-1", {})
-            record(connection, [AuditedCall("ann", organization, ("ml-admin",), "POST", "/r", (), 200, "c", 1.0)])
+            record_calls(connection, [AuditedCall("ann", organization, ("ml-admin",), "POST", "/r", (), 200, "c", 1.0)])
         ids[organization] = job.id
     return ids
 
@@ -63,35 +62,35 @@ def test_owners_of_every_kind(database: Database) -> None:
     experiment = Tracking(database).runs.get(ids["acme"]).experiment_id
     logged = Tracking(database).logged_models.create(experiment, name="m")
     expected = {
-        Reference(Kind.EXPERIMENT, str(experiment)): Owner("acme"),
-        Reference(Kind.RUN, ids["acme"]): Owner("acme"),
-        Reference(Kind.RUN, ids["rival"]): Owner("rival"),
-        Reference(Kind.JOB, ids["rival"]): Owner("rival", "ann"),
-        Reference(Kind.LOGGED_MODEL, logged.model.id): Owner("acme"),
-        Reference(Kind.REGISTERED_MODEL, "model-rival"): Owner("rival"),
-        Reference(Kind.DATASET, "dataset-acme"): Owner("acme"),
-        Reference(Kind.ORGANIZATION, "acme"): Owner("acme"),
+        Reference(ObjectKind.EXPERIMENT, str(experiment)): Owner("acme"),
+        Reference(ObjectKind.RUN, ids["acme"]): Owner("acme"),
+        Reference(ObjectKind.RUN, ids["rival"]): Owner("rival"),
+        Reference(ObjectKind.JOB, ids["rival"]): Owner("rival", "ann"),
+        Reference(ObjectKind.LOGGED_MODEL, logged.model.id): Owner("acme"),
+        Reference(ObjectKind.REGISTERED_MODEL, "model-rival"): Owner("rival"),
+        Reference(ObjectKind.DATASET, "dataset-acme"): Owner("acme"),
+        Reference(ObjectKind.ORGANIZATION, "acme"): Owner("acme"),
     }
     odd = {
         Reference(kind, text)
-        for kind in Kind
-        if kind is not Kind.ORGANIZATION
+        for kind in ObjectKind
+        if kind is not ObjectKind.ORGANIZATION
         for text in ("no", "", "a\x00b", "\ud800", "9" * 30, "-1", "' OR 1=1 --")
     }
-    many = {Reference(Kind.RUN, f"run-{number}") for number in range(1200)}
+    many = {Reference(ObjectKind.RUN, f"run-{number}") for number in range(1200)}
     with database.read() as connection:
-        assert owners(connection, {*expected, *odd, *many}, "rival") == expected
-        model = Reference(Kind.REGISTERED_MODEL, "model-rival")
-        assert owners(connection, {model}, "acme") == {}, "another one's model of that name is another model"
+        assert find_owners(connection, {*expected, *odd, *many}, "rival") == expected
+        model = Reference(ObjectKind.REGISTERED_MODEL, "model-rival")
+        assert find_owners(connection, {model}, "acme") == {}, "another one's model of that name is another model"
 
 
 def test_events_are_those_of_ones_own_objects(database: Database) -> None:
     ids = filled(database)
     with database.read() as connection:
-        mine = events_of(connection, "rival", 0, limit=1000)
-        every = events_of(connection, None, 0, limit=1000)
-        runs = events_of(connection, "rival", 0, ["run.created"])
-        later = events_of(connection, "rival", mine[1].seq, limit=1)
+        mine = list_events(connection, "rival", 0, limit=1000)
+        every = list_events(connection, None, 0, limit=1000)
+        runs = list_events(connection, "rival", 0, ["run.created"])
+        later = list_events(connection, "rival", mine[1].seq, limit=1)
     assert {event.type for event in mine} >= {
         "job.submitted",
         "run.created",
@@ -107,7 +106,7 @@ def test_events_are_those_of_ones_own_objects(database: Database) -> None:
         version = Datasets(database).get("dataset-rival", connection)
         Datasets(database).remove(connection, version, "ann")
     with database.read() as connection:
-        after = {organization: events_of(connection, organization, every[-1].seq, limit=1000) for organization in ids}
+        after = {organization: list_events(connection, organization, every[-1].seq, limit=1000) for organization in ids}
     assert [event.type for event in after["rival"]] == ["logged_model.created", "experiment.deleted", "dataset.deleted"]
     assert after["acme"] == []
     assert not any(ids["acme"] in str(event) or "acme" in str(event) for event in mine)
@@ -119,12 +118,12 @@ def test_events_are_those_of_ones_own_objects(database: Database) -> None:
 def test_calls_are_found_by_user_and_time(database: Database) -> None:
     filled(database)
     with database.read() as connection:
-        [call] = calls_of(connection, "acme")
+        [call] = list_calls(connection, "acme")
         assert (call.topic, call.type, call.key) == ("audit", "audit.call", "acme/ann")
         assert call.payload["roles"] == ["ml-admin"] and call.payload["count"] == 1
-        assert calls_of(connection, "acme", user="bob") == calls_of(connection, "acme", after=call.seq) == []
-        assert calls_of(connection, "acme", since=call.created_at, user="ann", type="audit.call") == [call]
-        assert calls_of(connection, "acme", since=call.created_at + 1) == []
+        assert list_calls(connection, "acme", user="bob") == list_calls(connection, "acme", after=call.seq) == []
+        assert list_calls(connection, "acme", since=call.created_at, user="ann", type="audit.call") == [call]
+        assert list_calls(connection, "acme", since=call.created_at + 1) == []
 
 
 def test_totals(database: Database) -> None:

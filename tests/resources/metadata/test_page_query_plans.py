@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select, update
 
-from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.audit_log import AuditedCall, list_calls, record_calls
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.tables import events
@@ -58,7 +58,7 @@ def test_a_page_of_jobs_is_read_from_an_index(database: Database, jobs: Jobs, st
 def test_when_a_job_began_is_found_among_its_own_events(database: Database, jobs: Jobs) -> None:
     with database.read() as connection:
         job = jobs.get("j1", connection)
-    for ask in (jobs.begun_at, lambda job, connection: jobs.resumed_at(job.id, connection)):
+    for ask in (jobs.last_started_at, lambda job, connection: jobs.resumed_at(job.id, connection)):
         with database.read() as connection:
             assert "events_by_key" in plans(database, lambda ask=ask, reader=connection: ask(job, reader))
 
@@ -69,11 +69,11 @@ def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) 
 
     def found(user: str, type: str | None = None) -> list[str]:
         with database.read() as connection:
-            return [each.payload["user"] for each in calls_of(connection, "o", user=user, type=type, limit=2)]
+            return [each.payload["user"] for each in list_calls(connection, "o", user=user, type=type, limit=2)]
 
     long = "a" * 300
     with database.write() as connection:
-        record(connection, [call("ann"), call("bob"), call("ann"), call("ann"), call(long), call(long + "b")])
+        record_calls(connection, [call("ann"), call("bob"), call("ann"), call("ann"), call(long), call(long + "b")])
     assert found("ann") == ["ann", "ann"]
     assert found(long) == [long]
     assert found("ann", type="artifact.broken") == []
@@ -84,14 +84,14 @@ def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) 
 def test_calls_since_a_time_are_found_without_those_before_it(database: Database) -> None:
     times = [1000, 2000, 9000, 3000, 4000, 5000]  # the third while the clock was wrong
     with database.write() as connection:
-        record(connection, [AuditedCall("ann", "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0) for _ in times])
+        record_calls(connection, [AuditedCall("ann", "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0) for _ in times])
         numbers = list(connection.execute(select(events.c.seq).order_by(events.c.seq)).scalars())
         for seq, time in zip(numbers, times, strict=True):
             connection.execute(update(events).where(events.c.seq == seq).values(created_at=time))
 
     def found(since: int, after: int = 0, user: str | None = None) -> list[int]:
         with database.read() as connection:
-            return [call.created_at for call in calls_of(connection, "o", since=since, after=after, user=user, limit=2)]
+            return [call.created_at for call in list_calls(connection, "o", since=since, after=after, user=user, limit=2)]
 
     assert (found(0), found(2000), found(3000), found(4500)) == ([1000, 2000], [2000, 9000], [9000, 3000], [9000, 5000])
     assert (found(3000, after=numbers[2]), found(4500, after=numbers[2], user="ann")) == ([3000, 4000], [5000])

@@ -3,10 +3,9 @@
 import pytest
 from sqlalchemy import text
 
-from resources.metadata.database import Database
-from resources.metadata.planner_statistics import analyze_what_has_grown
+from resources.metadata.database import Database, analyze_grown_tables
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 
 SCANS = text("SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE relname IN ('runs', 'latest_metrics')")
 
@@ -37,9 +36,9 @@ def test_what_has_grown_is_analyzed_once(postgres_url: str) -> None:
         tracking.run_data.log_batch(run.id, params=[(f"p{number}", "v") for number in range(start, start + 100)])
     with database.read() as connection:
         connection.execute(text("SELECT pg_stat_force_next_flush()"))
-    assert "params" in analyze_what_has_grown(database)
+    assert "params" in analyze_grown_tables(database)
     with database.read() as connection:
         known = connection.execute(text("SELECT reltuples FROM pg_class WHERE relname = 'params'")).scalar_one()
     assert known == 2000
-    assert "params" not in analyze_what_has_grown(database)
+    assert "params" not in analyze_grown_tables(database)
     database.close()

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Connection, text
 
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow

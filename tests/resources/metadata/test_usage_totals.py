@@ -3,9 +3,9 @@
 import math
 
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
-from resources.monitoring.usage_totals import gpu_hours_of
+from resources.monitoring.usage_totals import sum_gpu_hours_by_experiment
 
 
 def test_the_newest_hours_of_each_run_are_summed_by_experiment(database: Database) -> None:
@@ -26,5 +26,5 @@ def test_the_newest_hours_of_each_run_are_summed_by_experiment(database: Databas
         run(cheap, key, math.inf)
     run(cheap, key, math.nan)
     with database.read() as connection:
-        assert gpu_hours_of(connection, [dear, cheap, unused]) == {dear: 6.5, cheap: 0.25, unused: 0.0}
-        assert gpu_hours_of(connection, []) == {}
+        assert sum_gpu_hours_by_experiment(connection, [dear, cheap, unused]) == {dear: 6.5, cheap: 0.25, unused: 0.0}
+        assert sum_gpu_hours_by_experiment(connection, []) == {}

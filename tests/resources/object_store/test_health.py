@@ -5,31 +5,31 @@ from pathlib import Path
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
-from resources.object_store.health import problem_in_time
+from resources.object_store.health import find_store_problem_in_time
 from tests.recipes.storage.test_buckets import answering
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 
 def test_of_a_store_that_can_be_used_nothing_is_said(tmp_path: Path, s3: S3Server) -> None:
-    assert problem_in_time(Store(s3.address, VARIABLES), 60) is None
-    assert problem_in_time(Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS)), 60) is None
+    assert find_store_problem_in_time(Store(s3.address, VARIABLES), 60) is None
+    assert find_store_problem_in_time(Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS)), 60) is None
 
 
 def test_any_bucket_that_is_missing_is_named(s3: S3Server) -> None:
     for kind in BUCKETS:
         store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, kind: "nowhere"}}), VARIABLES)
         said = "has no bucket nowhere (settings storage.buckets, storage.endpoint)"
-        assert problem_in_time(store, 60) == f"{s3.url} {said}"
+        assert find_store_problem_in_time(store, 60) == f"{s3.url} {said}"
 
 
 def test_wrong_keys_are_told_with_the_settings() -> None:
     with answering(403, "SignatureDoesNotMatch", "No.") as url:
-        told = problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 60)
+        told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 60)
     assert told and "SignatureDoesNotMatch: No. (settings storage.access_key, storage.secret_key)" in told
 
 
 def test_who_waits_for_a_store_that_says_nothing_is_told_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        told = problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)
+        told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)
     assert told == f"{url} has given no answer for 0 s (setting storage.endpoint)"

@@ -20,10 +20,10 @@ from dagster._core.scheduler.instigation import (
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.sensor import get_elapsed
 
-from resources.orchestration.daemon import forget_looks_to_come
-from resources.orchestration.instance import in_folder, in_schema
-from resources.orchestration.postgres_schema import address_of, own_schema
-from resources.orchestration.postgres_storage import make_tables
+from resources.orchestration.daemon import reset_future_ticks
+from resources.orchestration.instance import postgres_storage_config, sqlite_storage_config
+from resources.orchestration.postgres_schema import dagster_database_url, locked_schema
+from resources.orchestration.postgres_storage import create_tables
 from resources.settings.settings import Settings
 from tests.postgres_server import postgres, postgres_url
 
@@ -90,12 +90,12 @@ def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
     """With the storage that `up` gives it, on a laptop and on a cluster."""
-    storage = in_folder(tmp_path)
+    storage = sqlite_storage_config(tmp_path)
     if request.param == "postgresql":
         monkeypatch.setenv("HANZO_ML_DATABASE_URL", request.getfixturevalue("postgres_url"))
-        with own_schema(Settings.load()) as schema:
-            storage = in_schema(schema.name)
-        make_tables(address_of(Settings.load(), schema.name))
+        with locked_schema(Settings.load()) as schema:
+            storage = postgres_storage_config(schema.name)
+        create_tables(dagster_database_url(Settings.load(), schema.name))
     configuration = {"telemetry": {"enabled": False}, "storage": {"custom": storage}}
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(configuration))
     with dg.DagsterInstance.from_config(str(tmp_path)) as made:
@@ -113,7 +113,7 @@ def test_a_sensor_looks_again_where_the_clock_was_put_back(instance: dg.DagsterI
         instance.add_instigator_state(state)
     assert get_elapsed(found(instance, waits)) < 0
 
-    forget_looks_to_come(instance, now)
+    reset_future_ticks(instance, now)
 
     assert get_elapsed(found(instance, waits)) is None, "it never looked: it is due at once"
     assert found(instance, waits).instigator_data.cursor == "7"

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from recipes.contracts.job import BadConfiguration
 from resources.orchestration import instance
 from resources.orchestration.instance import migrate_dagster
-from resources.orchestration.postgres_schema import address_of, check_reached, own_schema
+from resources.orchestration.postgres_schema import check_search_path, dagster_database_url, locked_schema
 from resources.settings.settings import Settings
 from tests.postgres_server import PostgresServer, postgres, postgres_url
 
@@ -53,20 +53,20 @@ def told(address: str) -> dict[str, Any]:
 )
 def test_whatever_the_address_of_the_database_says_dagster_s_says_too(url: str, has: dict[str, Any]) -> None:
     settings = settings_of(url, HANZO_ML_DATABASE_CONNECT_SECONDS="7")
-    found = told(address_of(settings, "dagster_of_public"))
+    found = told(dagster_database_url(settings, "dagster_of_public"))
     assert {name: found.get(name) for name in has} == has
 
 
 def test_a_laptop_s_database_has_no_such_address(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match="hanzo-ml up"):
-        address_of(Settings.load({"HANZO_ML_HOME": str(tmp_path)}), "dagster_of_public")
+        dagster_database_url(Settings.load({"HANZO_ML_HOME": str(tmp_path)}), "dagster_of_public")
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Those that Dagster is told, which does nothing."""
     said: list[tuple[str, ...]] = []
-    monkeypatch.setattr(instance, "change_instance", lambda _, *arguments: said.append(arguments))
+    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments: said.append(arguments))
     return said
 
 
@@ -112,10 +112,10 @@ def test_one_that_was_not_prepared_to_the_end_is_prepared_again(
 
     said: list[tuple[str, ...]] = []
     settings = settings_of(postgres_url, tmp_path)
-    monkeypatch.setattr(instance, "change_instance", fail)
+    monkeypatch.setattr(instance, "run_instance_command", fail)
     with pytest.raises(BadConfiguration, match="no disk"):
         migrate_dagster(settings, Console())
-    monkeypatch.setattr(instance, "change_instance", lambda _, *arguments: said.append(arguments))
+    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments: said.append(arguments))
     migrate_dagster(settings, Console())
     assert said == [("migrate",), ("reindex",)]
 
@@ -129,7 +129,7 @@ def test_installations_that_share_a_database_share_no_history(postgres_url: str,
     there = make_url(postgres_url).update_query_dict({"options": f"-csearch_path={escaped}"})
     names = []
     for url in (postgres_url, there.render_as_string(False)):
-        with own_schema(settings_of(url)) as schema:
+        with locked_schema(settings_of(url)) as schema:
             names.append(schema.name)
     assert names == ["dagster_of_public", f"dagster_of_{theirs}"]
 
@@ -138,19 +138,21 @@ def test_whoever_may_make_no_schema_is_told_what_to_have_said(postgres: Postgres
     name = f"u{make_url(postgres_url).database}"
     postgres.execute(f"CREATE ROLE {name} LOGIN")
     poor = settings_of(make_url(postgres_url).set(username=name).render_as_string(False))
-    with pytest.raises(BadConfiguration, match="CREATE SCHEMA dagster_of_public AUTHORIZATION"), own_schema(poor):
+    with pytest.raises(BadConfiguration, match="CREATE SCHEMA dagster_of_public AUTHORIZATION"), locked_schema(poor):
         pass
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA dagster_of_public AUTHORIZATION {name}".encode())
-    with own_schema(poor) as schema:
+    with locked_schema(poor) as schema:
         schema.write({"dagster": "it's 1"})
         assert schema.read() == {"dagster": "it's 1"}
 
 
 def test_a_pooler_that_drops_the_options_is_told_of_before_dagster_takes_our_tables_for_its_own(postgres_url: str) -> None:
-    address = make_url(address_of(settings_of(postgres_url), "dagster_of_public")).difference_update_query(["options"])
+    address = make_url(dagster_database_url(settings_of(postgres_url), "dagster_of_public")).difference_update_query(
+        ["options"]
+    )
     with pytest.raises(BadConfiguration, match="drops `options`"):
-        check_reached(address.render_as_string(False), "dagster_of_public")
+        check_search_path(address.render_as_string(False), "dagster_of_public")
 
 
 def test_who_waits_to_prepare_it_holds_up_no_index_that_is_made_beside_others_work(postgres_url: str) -> None:
@@ -159,11 +161,11 @@ def test_who_waits_to_prepare_it_holds_up_no_index_that_is_made_beside_others_wo
     names: list[str] = []
 
     def wait() -> None:
-        with own_schema(settings) as schema:
+        with locked_schema(settings) as schema:
             names.append(schema.name)
 
     waiting = threading.Thread(target=wait)
-    with own_schema(settings) as schema, psycopg.connect(postgres_url, autocommit=True) as connection:
+    with locked_schema(settings) as schema, psycopg.connect(postgres_url, autocommit=True) as connection:
         schema.read()
         waiting.start()
         asked = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%advisory%lock%' AND pid <> pg_backend_pid()"

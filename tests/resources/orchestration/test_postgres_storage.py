@@ -18,12 +18,12 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from resources.orchestration.instance import in_schema
-from resources.orchestration.postgres_schema import address_of, own_schema
-from resources.orchestration.postgres_storage import kept, make_tables
+from resources.orchestration.instance import postgres_storage_config
+from resources.orchestration.postgres_schema import dagster_database_url, locked_schema
+from resources.orchestration.postgres_storage import create_tables, pooled_engine
 from resources.settings.settings import Settings
-from resources.stack.reset import reset
-from resources.stack.services import SOURCE
+from resources.stack.reset import empty_store
+from resources.stack.services import SOURCE_ROOT
 from tests.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -48,7 +48,7 @@ def looking(cursor: str) -> InstigatorState:
 def prepare(home: Path, url: str) -> subprocess.Popen[str]:
     given = {**os.environ, "HANZO_ML_HOME": str(home), "HANZO_ML_DATABASE_URL": url, "DAGSTER_RUN_WORKERS": str(home)}
     command = [sys.executable, "-c", PREPARE]
-    return subprocess.Popen(command, cwd=SOURCE, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, cwd=SOURCE_ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def tables(url: str, schema: str) -> set[str]:
@@ -101,19 +101,19 @@ def settings(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def address(settings: Settings) -> str:
-    with own_schema(settings) as schema:
-        return address_of(settings, schema.name)
+    with locked_schema(settings) as schema:
+        return dagster_database_url(settings, schema.name)
 
 
 @pytest.fixture
 def instance(settings: Settings, address: str) -> Iterator[dg.DagsterInstance]:
-    make_tables(address)
+    create_tables(address)
     settings.dagster_home.mkdir()
-    configuration = {"telemetry": {"enabled": False}, "storage": {"custom": in_schema("dagster_of_public")}}
+    configuration = {"telemetry": {"enabled": False}, "storage": {"custom": postgres_storage_config("dagster_of_public")}}
     (settings.dagster_home / "dagster.yaml").write_text(yaml.safe_dump(configuration))
     with dg.DagsterInstance.from_config(str(settings.dagster_home)) as opened:
         yield opened
-    kept.cache_clear()
+    pooled_engine.cache_clear()
 
 
 def test_who_is_killed_as_the_tables_are_made_leaves_none(
@@ -126,9 +126,9 @@ def test_who_is_killed_as_the_tables_are_made_leaves_none(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(ScheduleStorageSqlMetadata, "create_all", killed)
-        make_tables(address)
+        create_tables(address)
     assert tables(postgres_url, "dagster_of_public") == set()
-    make_tables(address)
+    create_tables(address)
     assert {"runs", "event_logs", "instigators", "alembic_version"} <= tables(postgres_url, "dagster_of_public")
 
 
@@ -167,5 +167,5 @@ def test_a_page_is_given_up_that_asks_for_too_much(instance: dg.DagsterInstance)
 
 def test_emptying_the_store_leaves_what_dagster_wrote_of_its_runs(instance: dg.DagsterInstance, settings: Settings) -> None:
     dg.materialize([made], instance=instance)
-    reset(settings)
+    empty_store(settings)
     assert len(instance.get_runs()) == 1

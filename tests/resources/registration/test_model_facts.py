@@ -4,7 +4,7 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from resources.registration.model_facts import checksum_of, weights_in
+from resources.registration.model_facts import combined_checksum, find_weights
 
 RUN = "s3://hanzo-ml/runs/r/artifacts"
 
@@ -18,15 +18,15 @@ def test_the_topmost_weights_are_the_model_s() -> None:
     files = below(
         "MLmodel", "model/config.json", "model/model.safetensors", "model/old/config.json", "model/old/a.safetensors"
     )
-    found = weights_in(f"{RUN}/m", files)
-    assert (found.place, found.config) == (f"{RUN}/m/model/model.safetensors", f"{RUN}/m/model/config.json")
-    assert weights_in(f"{RUN}/m", below("b.safetensors", "a/a.safetensors")).files == tuple(below("b.safetensors"))
-    found = weights_in(f"{RUN}/m.safetensors", [f"{RUN}/m.safetensors"])
-    assert (found.place, found.config) == (f"{RUN}/m.safetensors", None)
+    found = find_weights(f"{RUN}/m", files)
+    assert (found.location, found.config) == (f"{RUN}/m/model/model.safetensors", f"{RUN}/m/model/config.json")
+    assert find_weights(f"{RUN}/m", below("b.safetensors", "a/a.safetensors")).files == tuple(below("b.safetensors"))
+    found = find_weights(f"{RUN}/m.safetensors", [f"{RUN}/m.safetensors"])
+    assert (found.location, found.config) == (f"{RUN}/m.safetensors", None)
 
 
 def test_a_model_without_weights_of_a_known_format_may_have_a_config() -> None:
-    found = weights_in(f"{RUN}/m", below("config.json", "pytorch_model.bin", "deep/config.json"))
+    found = find_weights(f"{RUN}/m", below("config.json", "pytorch_model.bin", "deep/config.json"))
     assert (found.files, found.config) == ((), f"{RUN}/m/config.json")
 
 
@@ -35,6 +35,6 @@ def test_the_checksum_of_shards_is_what_sha256sum_says_of_their_list(tmp_path: P
     for name in ("model-2.safetensors", "model-1.safetensors"):
         (tmp_path / name).write_bytes(name.encode())
         hashes[name] = hashlib.sha256(name.encode()).hexdigest()
-    assert weights_in(f"{RUN}/m", [f"{RUN}/m/{name}" for name in hashes]).place == f"{RUN}/m/"
+    assert find_weights(f"{RUN}/m", [f"{RUN}/m/{name}" for name in hashes]).location == f"{RUN}/m/"
     said = subprocess.run("sha256sum *.safetensors | sha256sum", shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert checksum_of(hashes) == f"sha256:{said.stdout.split()[0]}"
+    assert combined_checksum(hashes) == f"sha256:{said.stdout.split()[0]}"

@@ -6,16 +6,16 @@ import pytest
 
 from recipes import machine
 from recipes.contracts.job import Machine
-from recipes.machine import gpu_of, processor_of, read_machine
+from recipes.machine import parse_gpu, parse_processor, read_machine
 from resources.lineage.run_record import Environment
-from resources.replay.environment import Difference, differences
+from resources.replay.comparison import Difference, environment_differences
 
 CODE = Environment(git_commit="c1", git_dirty=False, lock_sha256="1" * 64, python="3.11.7")
 MACHINE = Machine(python="3.11.7", packages={"torch": "2.13.0", "peft": "0.21.2"}, processor="EPYC", threads=2)
 
 
 def told(code: Environment, machine: Machine | None, *, threads: bool = True) -> dict[str, tuple[str, str]]:
-    found = differences(CODE, MACHINE, code, machine, threads=threads)
+    found = environment_differences(CODE, MACHINE, code, machine, threads=threads)
     return {difference.what: (difference.then, difference.now) for difference in found}
 
 
@@ -34,7 +34,7 @@ def test_other_code_and_other_locks() -> None:
 
 def test_equal_changes_are_equal_code() -> None:
     dirty = CODE.model_copy(update={"git_dirty": True, "git_diff_sha256": "f" * 64})
-    assert differences(dirty, MACHINE, dirty, MACHINE) == ()
+    assert environment_differences(dirty, MACHINE, dirty, MACHINE) == ()
 
 
 def test_another_machine() -> None:
@@ -50,19 +50,19 @@ def test_another_machine() -> None:
 
 
 def test_a_run_that_did_not_say_where_it_was_made() -> None:
-    assert Difference(what="torch", then="not recorded", now="2.13.0") in differences(CODE, None, CODE, MACHINE)
+    assert Difference(what="torch", then="not recorded", now="2.13.0") in environment_differences(CODE, None, CODE, MACHINE)
 
 
 def test_a_machine_as_the_kernel_describes_it() -> None:
-    assert processor_of("processor : 0\nmodel name\t: AMD EPYC  7B13\nflags : sse\n") == "AMD EPYC 7B13"
-    assert gpu_of("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   35\n") == "NVIDIA H100 80GB HBM3"
+    assert parse_processor("processor : 0\nmodel name\t: AMD EPYC  7B13\nflags : sse\n") == "AMD EPYC 7B13"
+    assert parse_gpu("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   35\n") == "NVIDIA H100 80GB HBM3"
     found = read_machine()
     assert found.processor and found.threads >= 1 and found.packages["torch"]
 
 
 def test_the_gpus_are_those_that_the_driver_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without loading a library for it; none where there is no driver."""
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    monkeypatch.setattr(machine, "NVIDIA_FOLDER", tmp_path)
     assert read_machine().gpus == ()
     for bus, model in (("0000:0a:00.0", "NVIDIA H200"), ("0000:01:00.0", "NVIDIA A100-SXM4-80GB")):
         (tmp_path / bus).mkdir()

@@ -13,7 +13,7 @@ from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.replay.finished_run import FinishedRun, check_inputs
-from resources.replay.submission import threads_of
+from resources.replay.submission import thread_count
 from tests.resources.datasets.test_split_storage import divided
 from tests.resources.datasets.test_version_storage import corpus, create, in_folder
 from tests.resources.metadata.conftest import migrated_sqlite, sqlite_url
@@ -39,7 +39,7 @@ def test_the_processes_of_a_replay_have_the_threads_of_the_first_run_s(
     recipe = Recipe.named("smollm2-135m-lora").changed(shape)
     machine = Machine(python="3.11.7", processor="EPYC", gpus=gpus, threads=2)
     record = cast(Any, SimpleNamespace(recipe=recipe))
-    assert threads_of(FinishedRun(cast(Any, None), record, losses={}, incidents=(), machine=machine)) == threads
+    assert thread_count(FinishedRun(cast(Any, None), record, losses={}, incidents=(), machine=machine)) == threads
 
 
 @pytest.mark.parametrize("lost", ["bitmap", "version"])

@@ -3,7 +3,7 @@
 import pytest
 
 from resources.replay.comparison import StepDifference
-from resources.replay.tracked import first_untrue
+from resources.replay.verdict import find_wrong_loss
 
 LOSSES = {1: 2.5, 2: 1.25}
 
@@ -21,8 +21,8 @@ LOSSES = {1: 2.5, 2: 1.25}
 )
 def test_a_step_that_was_done_anew_has_one_more_loss_beside_its_own(tracked: list[float], untrue: float | None) -> None:
     expected = StepDifference(step=2, then=1.25, now=untrue) if untrue else None
-    assert first_untrue(LOSSES, {1: [2.5], 2: tracked}, [range(2, 3)]) == expected
+    assert find_wrong_loss(LOSSES, {1: [2.5], 2: tracked}, [range(2, 3)]) == expected
 
 
 def test_a_step_that_is_not_tracked_is_not_untrue() -> None:
-    assert first_untrue(LOSSES, {3: [9.0]}) is None and first_untrue(LOSSES, {1: [2.5]}) is None
+    assert find_wrong_loss(LOSSES, {3: [9.0]}) is None and find_wrong_loss(LOSSES, {1: [2.5]}) is None

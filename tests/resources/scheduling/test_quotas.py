@@ -7,12 +7,12 @@ import pytest
 from recipes.contracts.job import Distributed, Hardware, Schedule
 from resources.errors import HanzoError
 from resources.scheduling.quotas import (
-    Used,
-    gpus_of,
-    reason_to_wait,
-    refuse_sweep_beyond,
-    refuse_what_never_fits,
-    under_quota,
+    Usage,
+    apply_quota,
+    count_gpus,
+    refuse_impossible_job,
+    refuse_oversized_sweep,
+    waiting_reason,
 )
 from resources.settings.sections import Quota, Scheduler
 
@@ -42,34 +42,34 @@ def test_the_specification_s_quotas_are_settings_and_none_is_the_default() -> No
     ],
 )
 def test_gpus_are_counted_on_all_nodes(hardware: Hardware, distributed: Distributed | None, gpus: int) -> None:
-    assert gpus_of(hardware, distributed) == gpus
+    assert count_gpus(hardware, distributed) == gpus
 
 
 def test_a_job_waits_for_a_place_and_for_gpus_and_starts_where_both_are_there() -> None:
-    assert reason_to_wait(COMMUNITY, Used(), 16) == ""
-    assert reason_to_wait(COMMUNITY, Used(gpus=8, jobs=1), 8) == ""
+    assert waiting_reason(COMMUNITY, Usage(), 16) == ""
+    assert waiting_reason(COMMUNITY, Usage(gpus=8, jobs=1), 8) == ""
     words = "waits for its organization's quota: 8 of 16 GPUs are taken, and it asks for 9"
-    assert reason_to_wait(COMMUNITY, Used(gpus=8, jobs=1), 9) == words
-    assert reason_to_wait(COMMUNITY, Used(gpus=2, jobs=2), 0) == "waits for its organization's quota: 2 of 2 jobs run"
-    assert reason_to_wait(Quota(), Used(gpus=10_000, jobs=10_000), 10_000) == ""
+    assert waiting_reason(COMMUNITY, Usage(gpus=8, jobs=1), 9) == words
+    assert waiting_reason(COMMUNITY, Usage(gpus=2, jobs=2), 0) == "waits for its organization's quota: 2 of 2 jobs run"
+    assert waiting_reason(Quota(), Usage(gpus=10_000, jobs=10_000), 10_000) == ""
 
 
 def test_what_never_fits_is_refused_with_what_to_do() -> None:
-    refuse_what_never_fits(COMMUNITY, 16)
-    refuse_what_never_fits(None, 17)
+    refuse_impossible_job(COMMUNITY, 16)
+    refuse_impossible_job(None, 17)
     with pytest.raises(HanzoError, match=r"asks for 17 GPUs, and the quota of your organization is 16: ask for fewer"):
-        refuse_what_never_fits(COMMUNITY, 17)
+        refuse_impossible_job(COMMUNITY, 17)
 
 
 def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
-    refuse_sweep_beyond(COMMUNITY, 2, 8)
-    refuse_sweep_beyond(None, 50, 8)
+    refuse_oversized_sweep(COMMUNITY, 2, 8)
+    refuse_oversized_sweep(None, 50, 8)
     with pytest.raises(HanzoError, match="is 2 jobs at once: lower it to 2"):
-        refuse_sweep_beyond(COMMUNITY, 3, 0)
+        refuse_oversized_sweep(COMMUNITY, 3, 0)
     with pytest.raises(HanzoError, match=r"8 trials at once with 16 GPUs each are 128, .* lower max_concurrent_trials to 4"):
-        refuse_sweep_beyond(RESEARCH, 8, 16)
+        refuse_oversized_sweep(RESEARCH, 8, 16)
     with pytest.raises(HanzoError, match=r"2 trials at once with 1 GPU each are 2, .* is 1: lower"):
-        refuse_sweep_beyond(Quota(max_gpus=1), 2, 1)
+        refuse_oversized_sweep(Quota(max_gpus=1), 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
 def test_a_quota_says_what_a_job_does_not_and_bounds_what_it_says(
     quota: Quota | None, given: dict[str, Any], priority: str, preemptible: bool
 ) -> None:
-    found = under_quota(Schedule.model_validate({"max_duration": "3h", **given}), quota)
+    found = apply_quota(Schedule.model_validate({"max_duration": "3h", **given}), quota)
     assert (found.priority, found.preemptible, found.max_duration) == (priority, preemptible, "3h")

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from resources.serving.client import HttpEngine
+from resources.serving.client import EngineClient
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ class Gateway:
         self.state_dir = state_dir
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.engine = HttpEngine(self.url)
+        self.engine = EngineClient(self.url)
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import BadConfiguration
-from resources.engine.state import State
+from resources.serving.deployment_table import DeploymentState
 from resources.serving.messages import DeployRequest
 
 
 def test_what_was_written_is_read_by_the_next_and_by_nobody_meanwhile(tmp_path: Path) -> None:
     asked = (DeployRequest(name="keeper", version=1, path=tmp_path / "model.gguf", sha256="a" * 64),)
-    state = State(tmp_path / "state")
+    state = DeploymentState(tmp_path / "state")
     assert state.read() == ()
     state.write(asked)
     with pytest.raises(BadConfiguration, match=r"another gateway uses .*: end it, or give another --state-dir"):
-        State(tmp_path / "state")
+        DeploymentState(tmp_path / "state")
     del state
-    assert State(tmp_path / "state").read() == asked
+    assert DeploymentState(tmp_path / "state").read() == asked
 
 
 @pytest.mark.parametrize("left", [b"", b'[{"name": "keeper"', b'[{"name": "keeper"}]'])
 def test_a_file_that_is_none_of_its_own_is_named_with_what_to_do(tmp_path: Path, left: bytes) -> None:
     (tmp_path / "deployments.json").write_bytes(left)
     with pytest.raises(BadConfiguration, match=r"deployments\.json is broken: delete it to start without deployments"):
-        State(tmp_path).read()
+        DeploymentState(tmp_path).read()

@@ -19,7 +19,7 @@ import pytest
 from gguf import GGUFReader
 
 from recipes.export.gguf import export_gguf
-from recipes.storage.artifact_store import sha256_of
+from recipes.storage.artifact_store import hash_file
 from resources.errors import (
     BadRequest,
     ChecksumMismatch,
@@ -28,7 +28,7 @@ from resources.errors import (
     SmokeFailed,
     UnknownModel,
 )
-from resources.serving.client import HttpEngine
+from resources.serving.client import EngineClient
 from tests.recipes.tiny_model import make_tiny_model
 from tests.resources.serving.gateway_process import ROOT, Gateway, free_port, wait_until
 
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
     folder = tmp_path_factory.mktemp("models")
     for seed in (0, 1):
         export_gguf(make_tiny_model(folder / f"hf-{seed}", seed), folder / f"{seed}.gguf", "F16")
-    return [Model(folder / f"{seed}.gguf", sha256_of(folder / f"{seed}.gguf")) for seed in (0, 1)]
+    return [Model(folder / f"{seed}.gguf", hash_file(folder / f"{seed}.gguf")) for seed in (0, 1)]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def broken(model: Model, target: Path) -> Model:
         if tensor.name == "output_norm.weight":
             tensor.data[:] = np.nan
     reader.data.flush()
-    return Model(target, sha256_of(target))
+    return Model(target, hash_file(target))
 
 
 class Load:
@@ -211,7 +211,7 @@ def test_a_file_that_is_no_model_is_refused(gateway: Gateway, models: list[Model
     rubbish = tmp_path / "rubbish.gguf"
     rubbish.write_bytes(models[0].path.read_bytes()[:5000])
     with pytest.raises(SmokeFailed, match="does not load"):
-        deploy(gateway, Model(rubbish, sha256_of(rubbish)))
+        deploy(gateway, Model(rubbish, hash_file(rubbish)))
     with pytest.raises(BadRequest, match="cannot read"):
         deploy(gateway, Model(tmp_path / "missing.gguf", models[0].sha256))
     assert gateway.engine.served() == []
@@ -351,4 +351,4 @@ def test_a_second_gateway_says_what_is_taken(gateway: Gateway, tmp_path: Path, t
 
 def test_no_engine_is_one_clear_line() -> None:
     with pytest.raises(EngineUnavailable, match=r"no inference engine answers at .*: start it with python -m"):
-        HttpEngine(f"http://127.0.0.1:{free_port()}").served()
+        EngineClient(f"http://127.0.0.1:{free_port()}").served()

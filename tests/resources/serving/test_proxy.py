@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from resources.serving.proxy import send_to
+from resources.serving.proxy import send_request
 
 
 class ClosedAsItWasMade(httpx.AsyncBaseTransport):
@@ -19,7 +19,7 @@ class ClosedAsItWasMade(httpx.AsyncBaseTransport):
 def test_a_connection_that_is_closed_as_it_is_made_is_a_broken_connection() -> None:
     async def ask() -> None:
         async with httpx.AsyncClient(transport=ClosedAsItWasMade()) as http:
-            await send_to(http, http.build_request("POST", "http://backend/v1/completions"))
+            await send_request(http, http.build_request("POST", "http://backend/v1/completions"))
 
     with pytest.raises(httpx.TransportError, match="closed as it was made"):
         asyncio.run(ask())

@@ -7,12 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recipes.storage.artifact_store import sha256_of
-from resources.engine.state import State
+from recipes.storage.artifact_store import hash_file
 from resources.errors import BadRequest, EngineError
 from resources.serving import model_loading
 from resources.serving.backend_process import Backend
-from resources.serving.deployment_table import DeploymentTable
+from resources.serving.deployment_table import DeploymentState, DeploymentTable
 from resources.serving.messages import DeployRequest, Served
 
 
@@ -20,13 +19,13 @@ from resources.serving.messages import DeployRequest, Served
 def asked(tmp_path: Path) -> DeployRequest:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
-    return DeployRequest(name="keeper", version=1, path=path, sha256=sha256_of(path))
+    return DeployRequest(name="keeper", version=1, path=path, sha256=hash_file(path))
 
 
 async def restored(request: DeployRequest, folder: Path) -> Served:
     """What becomes of a deployment after a restart of the gateway."""
     async with httpx.AsyncClient() as http:
-        table = DeploymentTable(State(folder), http)
+        table = DeploymentTable(DeploymentState(folder), http)
         table.restore((request,))
         with pytest.raises(EngineError):
             await table.route("keeper")
@@ -40,7 +39,7 @@ def test_a_machine_that_starts_no_process_refuses_it(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     monkeypatch.setattr("resources.serving.deployment_table.RECOVERY_PAUSES_SECONDS", ())
-    monkeypatch.setattr("resources.serving.deployment_table.WAIT_SECONDS", 5)
+    monkeypatch.setattr("resources.serving.deployment_table.LOAD_WAIT_SECONDS", 5)
     served = asyncio.run(restored(asked, tmp_path / "state"))
     assert served.status == "refused" and "no process could be started" in str(served.reason)
 
@@ -63,7 +62,7 @@ def test_a_file_that_is_deleted_while_it_is_loaded_is_named(asked: DeployRequest
 
     async def load() -> None:
         async with httpx.AsyncClient() as http:
-            await model_loading.load(asked, http)
+            await model_loading.load_model(asked, http)
 
     with pytest.raises(BadRequest, match=r"cannot read .*model\.gguf"):
         asyncio.run(load())

@@ -16,12 +16,12 @@ import yaml
 
 from recipes.contracts.job import BadConfiguration
 from resources.settings import settings
-from resources.settings.document import no_home
+from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
-from resources.stack.services import environment
+from resources.stack.services import service_environment
 from tests.recipes.contracts.test_yaml_reader import BOMBS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CANARY = "c4n4ry-s3cr3t"
 SPECIFICATION = """
 # /etc/hanzo-ml/config.yaml
@@ -118,7 +118,7 @@ def test_the_keys_of_the_object_store_travel_beside_its_address(tmp_path: Path) 
     """Jobs hold addresses, and no secrets: the keys are AWS variables of the processes that start them."""
     loaded = load(tmp_path, SPECIFICATION, **KEYS, HANZO_ML_STORAGE_ENCRYPTION="aws:kms", HANZO_ML_STORAGE_KMS_KEY="key-1")
     assert loaded.storage.variables == {"AWS_ACCESS_KEY_ID": "access-canary", "AWS_SECRET_ACCESS_KEY": CANARY}
-    assert environment(loaded).items() >= loaded.storage.variables.items()
+    assert service_environment(loaded).items() >= loaded.storage.variables.items()
     assert CANARY not in loaded.store.model_dump_json() and "access-canary" not in loaded.store.model_dump_json()
     assert (loaded.store.encryption, loaded.store.kms_key) == ("aws:kms", "key-1")
     (tmp_path / "config.yaml").unlink()
@@ -324,4 +324,4 @@ def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, ho
     ],
 )
 def test_what_the_system_refuses_of_the_state_folder_says_what_to_do(refused: OSError, told: str) -> None:
-    assert str(no_home(refused)).startswith(told)
+    assert str(home_folder_error(refused)).startswith(told)

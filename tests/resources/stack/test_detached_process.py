@@ -12,13 +12,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from resources.detached import LOG, PID, is_running, lock, send, start, stop, write_json
 from resources.settings.settings import Settings
-from resources.stack.detached_process import WORKERS, end_orphans
+from resources.stack.detached_process import (
+    LOG_FILE,
+    PID_FILE,
+    WORKERS_VARIABLE,
+    is_running,
+    kill_orphans,
+    lock_folder,
+    send_signal,
+    start_detached,
+    stop_process,
+    write_json_atomic,
+)
 from resources.stack.lifecycle import down
 from tests.resources.launching import WAITS, launch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STUBBORN = [
     sys.executable,
     "-c",
@@ -34,34 +44,34 @@ def until(what: str, look: Callable[[], object], seconds: float = 30) -> None:
 
 
 def begun(folder: Path) -> bool:
-    return (folder / LOG).is_file() and "begun" in (folder / LOG).read_text()
+    return (folder / LOG_FILE).is_file() and "begun" in (folder / LOG_FILE).read_text()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    if is_running(tmp_path) and (tmp_path / PID).is_file():
-        os.killpg(json.loads((tmp_path / PID).read_text()), signal.SIGKILL)
+    if is_running(tmp_path) and (tmp_path / PID_FILE).is_file():
+        os.killpg(json.loads((tmp_path / PID_FILE).read_text()), signal.SIGKILL)
 
 
 def test_nothing_runs_in_a_fresh_folder(folder: Path) -> None:
     assert not is_running(folder)
     assert list(folder.iterdir()) == []
-    stop(folder, 1)
+    stop_process(folder, 1)
 
 
 def test_a_process_is_running_from_its_start_to_its_last_breath(folder: Path) -> None:
     assert launch(folder, WAITS)
     assert is_running(folder)
-    os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+    os.kill(json.loads((folder / PID_FILE).read_text()), signal.SIGKILL)
     until("its end", lambda: not is_running(folder))
 
 
 def test_a_second_start_does_not_start_a_second_one(folder: Path) -> None:
     assert launch(folder, WAITS)
-    first = (folder / PID).read_text()
+    first = (folder / PID_FILE).read_text()
     assert not launch(folder, WAITS)
-    assert (folder / PID).read_text() == first
+    assert (folder / PID_FILE).read_text() == first
 
 
 def test_many_starters_at_once_start_one(folder: Path) -> None:
@@ -85,7 +95,7 @@ def test_a_process_outlives_its_starter_and_is_found_by_another(folder: Path) ->
     assert done.returncode == -signal.SIGKILL
     until("its first line", lambda: begun(folder))
     assert is_running(folder)
-    stop(folder, 20)
+    stop_process(folder, 20)
     assert not is_running(folder)
 
 
@@ -105,7 +115,7 @@ def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ende
     subprocess.run([sys.executable, "-c", DIES_BEFORE_IT_REMEMBERS, str(folder), str(ROOT)], check=False)
     until("its first line", lambda: begun(folder))
     assert is_running(folder)
-    text = "import sys; from pathlib import Path; from resources.detached import stop; stop(Path(sys.argv[1]), 0.2)"
+    text = "import sys; from pathlib import Path; from resources.stack.detached_process import stop; stop(Path(sys.argv[1]), 0.2)"
     stopping = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT)
     try:
         stopping.wait(8)
@@ -131,9 +141,9 @@ def test_the_process_id_of_an_earlier_process_is_never_signalled(folder: Path) -
     """An innocent process has the number that is still in the file."""
     innocent = subprocess.Popen(WAITS, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
-        write_json(folder / PID, innocent.pid)
-        stop(folder, 1)
-        send(folder, signal.SIGKILL)
+        write_json_atomic(folder / PID_FILE, innocent.pid)
+        stop_process(folder, 1)
+        send_signal(folder, signal.SIGKILL)
         assert innocent.poll() is None
     finally:
         innocent.kill()
@@ -143,7 +153,7 @@ def test_the_process_id_of_an_earlier_process_is_never_signalled(folder: Path) -
 def test_a_stubborn_process_is_killed_when_the_grace_is_over(folder: Path) -> None:
     launch(folder, STUBBORN)
     until("its first line", lambda: begun(folder))
-    stop(folder, 0.2)
+    stop_process(folder, 0.2)
     assert not is_running(folder)
 
 
@@ -152,8 +162,8 @@ def test_the_children_get_the_signal_too(folder: Path) -> None:
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"
     launch(folder, [sys.executable, "-uc", parent])
     until("the child's first line", lambda: begun(folder))
-    number = int(next(line for line in (folder / LOG).read_text().split() if line.isdigit()))
-    stop(folder, 20)
+    number = int(next(line for line in (folder / LOG_FILE).read_text().split() if line.isdigit()))
+    stop_process(folder, 20)
     until("the child's end", lambda: state_of(number) == "Z")
 
 
@@ -169,20 +179,20 @@ def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added
     for _ in range(2):
         assert launch(folder, speaks)
         until("its end", lambda: not is_running(folder))
-    assert (folder / LOG).read_text() == "said yes True\n" * 2
+    assert (folder / LOG_FILE).read_text() == "said yes True\n" * 2
 
 
 def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
     """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
     (folder / "lock").touch()
-    text = "import sys; from pathlib import Path; from resources.detached import is_running\nprint('begun', flush=True)\n"
+    text = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\nprint('begun', flush=True)\n"
     text += "while True: is_running(Path(sys.argv[1]))"
     looking = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert looking.stdout is not None and looking.stdout.readline() == b"begun\n"
         refused = 0
         for _ in range(20_000):
-            with lock(folder) as descriptor:
+            with lock_folder(folder) as descriptor:
                 refused += descriptor is None
         assert refused == 0
     finally:
@@ -193,7 +203,7 @@ def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
 def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) -> None:
     """A broken disk becomes such a one: the stack on it could not be ended."""
     launch(folder, WAITS)
-    look = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    look = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
     look += "print(is_running(Path(sys.argv[1])))"
     read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/new" 2>&- && exec "$@"'
     assert with_mounts_of_its_own(read_only, folder, look) == "True\n"
@@ -202,7 +212,7 @@ def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) ->
 def test_what_cannot_say_who_it_is_on_a_full_disk_does_not_run(folder: Path) -> None:
     """Nobody could end it, and whoever had started it waited for ever."""
     three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
-    begin = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    begin = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\n"
     begin += "from tests.resources.launching import launch\n"
     begin += "try: launch(Path(sys.argv[1]), ['sleep', '600'])\nexcept OSError as error: print(error.strerror)\n"
     begin += "print(is_running(Path(sys.argv[1])))"
@@ -220,9 +230,9 @@ def with_mounts_of_its_own(mount: str, folder: Path, program: str) -> str:
 
 
 def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
-    write_json(folder / "x.json", {"a": 1})
+    write_json_atomic(folder / "x.json", {"a": 1})
     with pytest.raises(TypeError):
-        write_json(folder / "x.json", {"a": object()})
+        write_json_atomic(folder / "x.json", {"a": object()})
     assert json.loads((folder / "x.json").read_text()) == {"a": 1}
 
 
@@ -243,16 +253,16 @@ def test_what_a_worker_that_was_killed_has_left_in_its_group_is_ended(
     settings = Settings.load()
     folder = settings.run_workers / "run"
     folder.mkdir(parents=True)
-    with lock(folder) as descriptor:
+    with lock_folder(folder) as descriptor:
         assert descriptor is not None
         workers = tmp_path / "others" if other else folder.parent
-        start([sys.executable, "-c", LEAVES], folder, descriptor, cwd=None, env={WORKERS: str(workers)})
+        start_detached([sys.executable, "-c", LEAVES], folder, descriptor, cwd=None, env={WORKERS_VARIABLE: str(workers)})
     until("what it leaves", lambda: begun(folder))
-    left, apart = map(int, (folder / LOG).read_text().split()[:2])
+    left, apart = map(int, (folder / LOG_FILE).read_text().split()[:2])
     try:
-        end_orphans(folder)
+        kill_orphans(folder)
         assert is_running(folder) and lives(left), "it is there still"
-        os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+        os.kill(json.loads((folder / PID_FILE).read_text()), signal.SIGKILL)
         until("its end", lambda: not is_running(folder))
         down(settings, Console(quiet=True))
         if not other:
@@ -284,5 +294,5 @@ def test_a_document_is_on_the_disk_before_it_has_its_name(folder: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", renamed)
-    write_json(folder / "attempt.json", 12)
+    write_json_atomic(folder / "attempt.json", 12)
     assert done == ["flushed 2 bytes", "renamed to attempt.json"]

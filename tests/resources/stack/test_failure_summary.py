@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from resources.stack.failure_summary import last_words
+from resources.stack.failure_summary import failure_summary
 
 CHAIN = """
 try:
@@ -43,8 +43,8 @@ def log_of(*programs: str) -> str:
     ],
 )
 def test_the_cause_is_told(programs: tuple[str, ...], said: str) -> None:
-    assert last_words(log_of(*programs)) == said
+    assert failure_summary(log_of(*programs)) == said
 
 
 def test_silence_is_told_too() -> None:
-    assert last_words("") == "it wrote nothing"
+    assert failure_summary("") == "it wrote nothing"

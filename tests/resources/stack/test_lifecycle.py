@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.detached import LOG, is_running, lock, read_pid, stop
 from resources.settings.settings import Settings
-from resources.stack.lifecycle import answers, down, folder, launch
-from resources.stack.services import SOURCE, Service, importable, not_through_a_proxy
+from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, read_pid, stop_process
+from resources.stack.lifecycle import down, is_ready, launch_service, service_folder
+from resources.stack.services import SOURCE_ROOT, Service, proxy_exemptions, python_path
 from tests.api.server_process import REPOSITORY
 from tests.free_ports import free_port
 from tests.recipes.storage.test_buckets import answering
@@ -83,7 +83,7 @@ def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
     try:
-        launch(Service("tells", (sys.executable, "-c", TELLS)), tmp_path / "tells", {})
+        launch_service(Service("tells", (sys.executable, "-c", TELLS)), tmp_path / "tells", {})
         assert (signal.getsignal(signal.SIGINT) == signal.SIG_IGN) is in_background
     finally:
         signal.signal(signal.SIGINT, before)
@@ -91,7 +91,7 @@ def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background
     while is_running(tmp_path / "tells"):
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert "SIG_IGN" not in (tmp_path / "tells" / LOG).read_text()
+    assert "SIG_IGN" not in (tmp_path / "tells" / LOG_FILE).read_text()
 
 
 def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as there:
         threading.Thread(target=there.handle_request, daemon=True).start()
-        assert answers(Service("there", (), health=f"http://127.0.0.1:{there.server_port}/"))
+        assert is_ready(Service("there", (), health=f"http://127.0.0.1:{there.server_port}/"))
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pyte
     ],
 )
 def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
-    assert not_through_a_proxy(given) == {"no_proxy": names, "NO_PROXY": names}
+    assert proxy_exemptions(given) == {"no_proxy": names, "NO_PROXY": names}
 
 
 def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
     """An objective of his own was unknown to the server, and a script of his lacked its modules."""
-    assert importable({}) == str(SOURCE)
-    assert importable({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
+    assert python_path({}) == str(SOURCE_ROOT)
+    assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE_ROOT}:/his/own:/other"
 
 
 @pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])
@@ -133,7 +133,7 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
 STARTS_A_WORKER_AS_IT_ENDS = """
 import os, signal, sys
 from pathlib import Path
-from resources.detached import lock, start
+from resources.stack.detached_process import lock, start
 
 def end(number, frame):
     work = Path(sys.argv[1])
@@ -155,17 +155,17 @@ def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
     settings = Settings(home=tmp_path)
     worker = settings.run_workers / "late"
     daemon = Service("dagster-daemon", (sys.executable, "-c", STARTS_A_WORKER_AS_IT_ENDS, str(worker)))
-    monkeypatch.setattr("resources.stack.lifecycle.services", lambda settings: [daemon])
-    place = folder(settings, daemon.name)
-    launch(daemon, place, {})
-    while "ready" not in (place / LOG).read_text():
+    monkeypatch.setattr("resources.stack.lifecycle.list_services", lambda settings: [daemon])
+    place = service_folder(settings, daemon.name)
+    launch_service(daemon, place, {})
+    while "ready" not in (place / LOG_FILE).read_text():
         assert is_running(place)
         time.sleep(0.01)
     try:
         down(settings, Console())
         assert worker.is_dir() and not is_running(worker)
     finally:
-        stop(worker, 0)
+        stop_process(worker, 0)
 
 
 OUT_OF_REACH = """
@@ -185,10 +185,10 @@ def test_down_ends_where_a_run_worker_cannot_be_ended_and_says_which_it_is(
     settings = Settings(home=tmp_path)
     worker = settings.run_workers / "stuck"
     worker.mkdir(parents=True)
-    monkeypatch.setattr("resources.stack.lifecycle.services", lambda settings: [])
+    monkeypatch.setattr("resources.stack.lifecycle.list_services", lambda settings: [])
     monkeypatch.setattr("resources.stack.lifecycle.KILL_SECONDS", 0.1)
-    launch(Service("stuck", (sys.executable, "-c", OUT_OF_REACH)), worker, {})
-    while not (said := (worker / LOG).read_text()).endswith("\n"):
+    launch_service(Service("stuck", (sys.executable, "-c", OUT_OF_REACH)), worker, {})
+    while not (said := (worker / LOG_FILE).read_text()).endswith("\n"):
         assert is_running(worker)
         time.sleep(0.01)
     try:
@@ -209,7 +209,7 @@ def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> 
         [sys.executable, "-m", "resources.stack.lifecycle", "down"],
         {**os.environ, "HANZO_ML_HOME": str(tmp_path)},
     )
-    with lock(tmp_path):
+    with lock_folder(tmp_path):
         waiting = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
         assert waiting.stdout is not None and "another up or down" in waiting.stdout.readline()
         assert waiting.poll() is None

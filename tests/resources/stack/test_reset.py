@@ -14,7 +14,7 @@ from resources.metadata.outbox import emit, read_after
 from resources.metadata.tracking.tracking import Tracking
 from resources.settings.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_what_nobody_hashed_before_the_server_died_is_fixed_by_its_first_reader(
     upload = begun(server, f"0/{run_id}/artifacts")
     etag = httpx.put(upload["credentials"][0]["url"], content=b"new").headers["ETag"]
     # As `adopt` leaves it where the server dies once the parts are one object.
-    server.records.arriving(f"s3://hanzo-ml/{key}", "", 0)
+    server.records.begin_upload(f"s3://hanzo-ml/{key}", "", 0)
     parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
     bucket = server.process.settings.storage.buckets.checkpoints
     s3_session.client.complete_multipart_upload(Bucket=bucket, Key=key, UploadId=upload["upload_id"], MultipartUpload=parts)

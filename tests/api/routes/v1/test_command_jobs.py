@@ -12,7 +12,7 @@ import yaml
 from fastapi.testclient import TestClient
 
 from api.routes.v1 import job_log
-from hanzo_ml.cli.connection import pages
+from hanzo_ml.cli.connection import iterate_pages
 from hanzo_ml.cli.job import list_jobs
 from hanzo_ml.cli.job import logs as told_logs
 from recipes.contracts.command_job import MAX_CODE_BYTES
@@ -21,13 +21,13 @@ from recipes.storage.artifact_store import Store
 from resources.compute.job_key import JobRef
 from resources.compute.local.backend import LocalCompute
 from resources.compute.registry import open_backend
-from resources.jobs.command import asked_of
+from resources.jobs.command import read_command
 from resources.metadata.database import Database
+from resources.metadata.job_record import MASK
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
-from resources.metadata.told_config import MASK
-from resources.metadata.totals import queued
-from resources.relay import record_of
+from resources.monitoring.usage_totals import count_queued_jobs
+from resources.relay import to_record
 from resources.settings.settings import Settings
 from tests.api.server_process import ServerProcess
 
@@ -106,7 +106,7 @@ def test_jobs_are_listed_in_pages_and_the_command_line_follows_them(
     for limit in ("0", "1001", "many"):
         assert httpx.get(f"{server.url}/v1/jobs", params={"limit": limit}).status_code == 400
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
-    paged = list(pages("/v1/jobs", "jobs", {"limit": 1}))
+    paged = list(iterate_pages("/v1/jobs", "jobs", {"limit": 1}))
     list_jobs(as_json=True)
     assert json.loads(capsys.readouterr().out) == paged and len(paged) >= 3
 
@@ -250,9 +250,9 @@ def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, s
     told.extend(event["payload"] for event in events)
     assert [each["config"]["env"] for each in told] == [{"HF_TOKEN": MASK, "HANZO_ML_EXPERIMENT": "doors"}] * 7
     kept = Jobs(database).read(job)
-    assert (kept.status, asked_of(kept).script.env) == ("queued", env)
+    assert (kept.status, read_command(kept).script.env) == ("queued", env)
     with database.read() as connection:
-        records = [record_of(event, "hanzo.ml") for event in read_after(connection, 0, ["job.submitted"])]
+        records = [to_record(event, "hanzo.ml") for event in read_after(connection, 0, ["job.submitted"])]
     assert len(records) == 2 and not any(b"hf_s3cr3t" in record.value for record in records)
     database.close()
 
@@ -277,7 +277,7 @@ def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Setti
     submitted(http, schedule={"priority": "high"})
     database = Database(settings.database_url)
     with database.read() as connection:
-        assert queued(connection) == {("default", "high"): 1.0}
+        assert count_queued_jobs(connection) == {("default", "high"): 1.0}
     database.close()
 
 

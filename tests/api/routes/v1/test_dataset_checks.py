@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.contracts.dataset_contract import Measures, ValidateParameters
+from recipes.contracts.dataset_contract import ColumnContract, Contract, Measures, ValidateParameters
 from recipes.contracts.validation_results import ValidationFacts
 from recipes.storage.artifact_store import Store
-from recipes.validate import examine
-from recipes.validation.contract import ColumnContract, Contract
-from recipes.validation.record_blocks import lines_in
+from recipes.validate import validate_records
+from recipes.validation.record_blocks import iterate_lines
 from resources.datasets.check_policy import Checks
 from resources.datasets.check_verdicts import judge_version
-from resources.datasets.validations import CHECK_REQUESTED, Validations
+from resources.datasets.validations import CHECK_REQUESTED_EVENT, Validations
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.outbox import read_after
@@ -37,7 +36,9 @@ def validate(settings: Settings, made: dict[str, Any], tmp_path: Any) -> None:
     database, store = Database(settings.database_url), Store(settings.store)
     version = Datasets(database).read(f"{made['name']}@{made['version']}", "default")
     files = sorted(store.fetch(version.artifact, tmp_path / "cache").glob("*.jsonl"))
-    statistics, violations = examine(lines_in(files), ValidateParameters(contract=CONTRACT), version.num_records, tmp_path)
+    statistics, violations = validate_records(
+        iterate_lines(files), ValidateParameters(contract=CONTRACT), version.num_records, tmp_path
+    )
     folder = tmp_path / "statistics"
     folder.mkdir()
     (folder / "statistics.json").write_text(statistics.model_dump_json())
@@ -90,7 +91,7 @@ def test_asking_for_another_look_is_one_event(http: TestClient, settings: Settin
     assert http.post(f"/v1/datasets/{made['id']}/checks").status_code == 202
     database = Database(settings.database_url)
     with database.read() as connection:
-        (event,) = read_after(connection, 0, [CHECK_REQUESTED])
+        (event,) = read_after(connection, 0, [CHECK_REQUESTED_EVENT])
     database.close()
     assert (event.payload["dataset_id"], event.payload["version"]) == (made["id"], 1)
 

@@ -8,9 +8,8 @@ from fastapi.testclient import TestClient
 
 from recipes.contracts.dataset_formats import Format
 from recipes.storage.artifact_store import Store
-from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import create_from
+from resources.ingest.version_creation import NewVersion, create_from_files
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
@@ -31,7 +30,7 @@ def made_into_a_model_and_a_child(world: World) -> DatasetVersion:
     path = world.folder / "child.jsonl"
     path.write_text('{"a": 1}\n')
     child = NewVersion("child", "jsonl", "u", "default", transform="cut", parents=[version.reference])
-    create_from(world.database, world.store, child, local_files(path, Format.JSONL))
+    create_from_files(world.database, world.store, child, local_files(path, Format.JSONL))
     return version
 
 

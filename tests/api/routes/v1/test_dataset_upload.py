@@ -12,10 +12,9 @@ from fastapi.testclient import TestClient
 from recipes.contracts.dataset_formats import Format
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from resources.ingest.new_version import NewVersion
-from resources.ingest.remote_sources import files_at
-from resources.ingest.version_creation import create_from
-from resources.lineage.record import find, parents
+from resources.ingest.remote_sources import list_files
+from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.database import Database
 from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
@@ -66,7 +65,7 @@ def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient,
     database, store = Database(settings.database_url), Store(settings.store)
     with database.read() as connection:
         records = Artifact.model_validate(answer.json()["artifact"])
-        source = find(connection, parents(connection, records.digest)["source"])
+        source = find_artifact(connection, parent_digests(connection, records.digest)["source"])
     database.close()
     assert source is not None
     stored = {file.path: file.sha256 for file in store.manifest(source).files}
@@ -112,7 +111,7 @@ def test_each_format_is_taken_from_a_bucket(s3: S3Server, tmp_path: Path, name: 
         place = ingest.Place(tmp_path)
         new = NewVersion("d", format, "u", "default")
         made = [
-            create_from(place.database, place.store, new, files_at(settings, address, Format(format)))
+            create_from_files(place.database, place.store, new, list_files(settings, address, Format(format)))
             for address in (f"s3://raw/{format}", f"s3://raw/{format}/in/{name}")
         ]
         (folder, is_new), (single, _) = made

@@ -14,12 +14,12 @@ import pytest
 
 from api.artifacts.file_response import SAFE_HEADERS
 from api.artifacts.signed_links import SignedLink
-from recipes.record_lines import record_lines
+from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from recipes.storage.line_selection import bitmap_uri
 from recipes.storage.locations import chunk_folder, chunk_uri
 from recipes.storage.manifest import Artifact
-from resources.datasets.prepared_versions import split_of
+from resources.datasets.prepared_versions import split_row
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -123,7 +123,7 @@ def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: h
     database = Database(server.settings.database_url)
     with database.write() as connection:
         datasets = Datasets(database)
-        datasets.set_splits(connection, datasets.get(made["id"], connection), {"test": split_of(artifact, 1)})
+        datasets.set_splits(connection, datasets.get(made["id"], connection), {"test": split_row(artifact, 1)})
     files = http.get(path, params={"content": "test"}).json()["files"]
     assert {file["path"]: joined(file) for file in files} == {
         "test-00000.arrow": b"tokens",
@@ -144,7 +144,9 @@ def split(server: ServerProcess, store: Store, folder: Path, made: dict[str, Any
         version = datasets.get(made["id"], connection)
     splits = divided(database, store, folder, version)
     with database.write() as connection:
-        stored = {name: split_of(found, sum(1 for _ in record_lines(store, found))) for name, found in splits.items()}
+        stored = {
+            name: split_row(found, sum(1 for _ in iterate_record_lines(store, found))) for name, found in splits.items()
+        }
         datasets.set_splits(connection, version, stored)
     return splits
 

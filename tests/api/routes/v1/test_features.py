@@ -14,8 +14,8 @@ from recipes.contracts.job import Hardware, Job, Program
 from recipes.contracts.parameters import PrepareParameters
 from recipes.prepare import prepare
 from recipes.storage.artifact_store import Store
-from resources.datasets.prepared_versions import Derivation, add_prepared, outputs_at
-from resources.metadata.audit import calls_of
+from resources.datasets.prepared_versions import Derivation, add_prepared_version, output_uris
+from resources.metadata.audit_log import list_calls
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
@@ -68,7 +68,7 @@ def maker(http: TestClient, database: Database, store: Store, folder: Path) -> M
             program=Program.PREPARE,
             inputs={"dataset": parent.artifact},
             parameters=parameters.model_dump(mode="json"),
-            outputs=outputs_at(place, with_features=parameters.features is not None),
+            outputs=output_uris(place, with_features=parameters.features is not None),
             result_uri=f"{place}/result.json",
             store=store.address,
             work_dir=str(folder / "work"),
@@ -77,7 +77,7 @@ def maker(http: TestClient, database: Database, store: Store, folder: Path) -> M
         )
         result = prepare(job, store, folder / "work")
         assert result is not None
-        version, is_new = add_prepared(database, store, Derivation(parent, "d", parameters, "u"), result)
+        version, is_new = add_prepared_version(database, store, Derivation(parent, "d", parameters, "u"), result)
         assert is_new
         return version
 
@@ -174,7 +174,7 @@ def test_who_asked_for_features_of_which_version_is_on_record(make: Make, settin
         assert [client.get(f"/v1/features/d/c/{n}").status_code for n in (1, 2, 99)] == [200, 200, 404]
         assert client.post("/v1/features/d/transform", json=ROWS[:3]).status_code == 200
     with database.read() as connection:
-        calls = [event.payload for event in calls_of(connection, "default", limit=1000)]
+        calls = [event.payload for event in list_calls(connection, "default", limit=1000)]
     # Of this version alone: the application of the other tests may write only now what it had counted before.
     one = [f"dataset:{version.id}"]
     asked = {(call["route"], call["status"]): call["count"] for call in calls if call["objects"] == one}

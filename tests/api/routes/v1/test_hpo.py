@@ -19,14 +19,14 @@ from hanzo_ml.cli import hpo
 from recipes.contracts import objective_names
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import Store
-from resources.hpo.sweep_advance import advance
+from resources.hpo.sweep_advance import advance_sweep
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.sweeps import Sweeps
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import MetricPoint
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import run
@@ -103,7 +103,7 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert started.returncode == 0, started.stderr
     sweep, status = started.stdout.split()
     assert status == "running"
-    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    assert advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     found = ask(server, "GET", f"/v1/hpo/{sweep}")
     assert (found["strategy"], found["max_trials"], found["max_concurrent_trials"]) == ("bayesian", 50, 4)
     assert found["trials"] == {"queued": 4} and found["best_trial"] is None
@@ -125,7 +125,7 @@ def test_the_specification_s_sweep_file_runs_unchanged(
         RunData(database).log_metric(trial["run_id"], MetricPoint("eval/loss", value, 500, 1))
         with database.write() as connection:
             Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
-    advance(database, Store(server.settings.store), sweep, lambda job: True)
+    advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     best = ask(server, "GET", f"/v1/hpo/{sweep}")["best_trial"]
     assert (best["number"], best["value"], best["step"]) == (1, 0.4, 500)
     told = run(server.url, "hpo", "results", sweep, "--top", "2")
@@ -135,10 +135,10 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert [trial["number"] for trial in results] == [1, 3]
     broken, waiting, running, _ = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"][4:]
     Jobs(database).fail(broken["job_id"], "the disk is full")
-    Jobs(database).wait_for(waiting["job_id"], "there are no GPUs")
+    Jobs(database).set_waiting_reason(waiting["job_id"], "there are no GPUs")
     Jobs(database).start(running["job_id"])
-    Jobs(database).wait_for(running["job_id"], "no answer, which is tried again", "running")
-    advance(database, Store(server.settings.store), sweep, lambda job: True)
+    Jobs(database).set_waiting_reason(running["job_id"], "no answer, which is tried again", "running")
+    advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     why = ["1 failed: the disk is full", "1 queued: there are no GPUs", "1 running: no answer, which is tried again"]
     assert run(server.url, "hpo", "results", sweep).stdout.splitlines()[-3:] == why
     plots = ask(server, "GET", f"/api/2.0/mlflow/artifacts/list?run_id={sweep}&path=plots")["files"]
@@ -155,13 +155,13 @@ def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, d
     objective = {"metric": "eval/loss", "direction": "maximize"}
     body = small(base_config={"dataset": dataset}, objective=objective, max_trials=3, max_concurrent_trials=3)
     sweep = ask(server, "POST", "/v1/hpo", 201, body)["id"]
-    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    assert advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     for trial, value in zip(ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"], (0.4, 0.9, 0.6), strict=True):
         Jobs(database).start(trial["job_id"])
         RunData(database).log_metric(trial["run_id"], MetricPoint("eval/loss", value, 40, 1))
         with database.write() as connection:
             Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
-    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    assert advance_sweep(database, Store(server.settings.store), sweep, lambda job: True)
     found = ask(server, "GET", f"/v1/hpo/{sweep}")
     assert (found["status"], found["best_trial"]["number"], found["best_trial"]["value"]) == ("completed", 1, 0.9)
     results = json.loads(run(server.url, "hpo", "results", sweep, "--json").stdout)["results"]
@@ -340,7 +340,7 @@ def test_target_modules_are_searched_and_what_has_no_value_too(
     space = {MODULES: {"type": "choice", "values": lists}}
     base = {"dataset": dataset, "recipe": "smollm2-135m-lora", "max_steps": 40, "eval_steps": 10}
     found = ask(server, "POST", "/v1/hpo", 201, small(base_config=base, strategy="grid", search_space=space))["id"]
-    advance(database, Store(server.settings.store), found, lambda job: True)
+    advance_sweep(database, Store(server.settings.store), found, lambda job: True)
     trials = ask(server, "GET", f"/v1/hpo/{found}/trials")["trials"]
     assert [trial["params"][MODULES] for trial in trials] == lists
     for trial, modules in zip(trials, lists, strict=True):
@@ -349,12 +349,12 @@ def test_target_modules_are_searched_and_what_has_no_value_too(
         RunData(database).log_metric(trial["run_id"], MetricPoint("eval/loss", float(len(modules)), 40, 1))
         with database.write() as connection:
             Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
-    advance(database, Store(server.settings.store), found, lambda job: True)
+    advance_sweep(database, Store(server.settings.store), found, lambda job: True)
     assert ask(server, "GET", f"/v1/hpo/{found}")["best_trial"]["params"][MODULES] == lists[0]
     results = json.loads(run(server.url, "hpo", "results", found, "--json").stdout)["results"]
     assert [trial["params"][MODULES] for trial in results] == lists
     assert run(server.url, "hpo", "results", found).returncode == 0
-    assert [hpo.shown(value) for value in (lists[0], None, 0.1 + 0.2)] == ["[q_proj, v_proj]", "null", "0.3"]
+    assert [hpo.format_value(value) for value in (lists[0], None, 0.1 + 0.2)] == ["[q_proj, v_proj]", "null", "0.3"]
 
 
 def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
@@ -389,7 +389,7 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
-    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", objective_names.OBJECTIVES)])
+    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", objective_names.OBJECTIVES_GROUP)])
     monkeypatch.setattr(objective_names, "entry_points", lambda group: found.select(group=group))
     body = small(objective={"metric": "eval/hits"})
     refused = breakable.post("/v1/hpo", json=body)
@@ -420,5 +420,5 @@ def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() ->
 
     first, other, last = failed("a" * 32, "no disk"), failed("b" * 32, "no GPU"), failed(f"{'c' * 30}12", "no disk")
     waiting, ended = {"status": "running", "reason": first["reason"]}, {"status": "completed", "reason": "no disk"}
-    lines = hpo.reasons([other, first, waiting, ended, last])
+    lines = hpo.summarize_reasons([other, first, waiting, ended, last])
     assert lines == [f"2 failed: {last['reason']}", f"1 failed: {other['reason']}", f"1 running: {first['reason']}"]

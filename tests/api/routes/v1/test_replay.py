@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from hanzo_ml.cli import app, job_polling, replay
+from hanzo_ml.cli import app, job_polling, run
 from recipes.contracts.job import Machine, Result
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Diverged, Incident, OutOfMemory
+from recipes.contracts.recovery_log import Diverged, OutOfMemory, RecoveryEvent
 from recipes.contracts.results import TrainingFacts
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
@@ -23,12 +23,12 @@ from resources.jobs.resume import Wish, resume_job
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import COMMAND, REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
 from resources.settings.sections import Quota
 from resources.settings.settings import Settings
-from resources.stack.services import SOURCE
+from resources.stack.services import SOURCE_ROOT
 
 LOSSES = {1: 2.5, 2: 1.25, 3: None}
 MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old one", threads=3)
@@ -59,7 +59,7 @@ class Runs:
         run_id: str,
         losses: Mapping[int, float | None] = LOSSES,
         weights: str = "weights",
-        incidents: tuple[Incident, ...] = (),
+        incidents: tuple[RecoveryEvent, ...] = (),
         gpus: int = 0,
         **config: Any,
     ) -> str:
@@ -71,7 +71,7 @@ class Runs:
             dataset="doors@1",
             recipe=recipe.changed({"max_steps": 3, "hardware": {"gpus": gpus}}),
             seed=recipe.seed,
-            environment=read_environment(SOURCE),
+            environment=read_environment(SOURCE_ROOT),
             replay_of=config.get(REPLAY_OF),
         )
         made = {name: self.split(name) for name in ("train", "validation", "test")}
@@ -225,9 +225,9 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
 
     def submits(completed: str) -> None:
         submitted = {"job": {"id": completed}, "environment": [{"what": "torch", "then": "1.0", "now": "2.0"}]}
-        monkeypatch.setattr(replay, "start", lambda path, key: submitted)
+        monkeypatch.setattr(run, "start_once", lambda path, key: submitted)
 
-    for module in (replay, job_polling):
+    for module in (run, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
     submits(equal)
     done = CliRunner().invoke(app, ["run", "replay", first])
@@ -268,9 +268,9 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
         assert (verdict["equal"], verdict["first_difference"], verdict["weights"]) == (False, None, [])
         assert verdict["untrue"] == {"step": step, "then": then, "now": loss}
     submitted = {"job": {"id": again}, "environment": []}
-    for module in (replay, job_polling):
+    for module in (run, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
-    monkeypatch.setattr(replay, "start", lambda path, key: submitted)
+    monkeypatch.setattr(run, "start_once", lambda path, key: submitted)
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 1 and "not reproduced: all 3 losses are equal" in done.output
     assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
@@ -283,7 +283,7 @@ def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(
     first = runs.complete("first", resumed={"times": 1, "sent_back": sent})
     again = runs.complete("again", replay_of=first)
     data = RunData(runs.database)
-    monkeypatch.setattr("resources.replay.tracked.PAGE", 1)
+    monkeypatch.setattr("resources.replay.verdict.PAGE_POINTS", 1)
     for step, loss, true in ((1, 2.5, True), (2, 1.25, True), (2, 9.0, True), (1, 9.0, False)):
         data.log_metric(first, metric_point("train/loss", loss, step, 10))
         assert (http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None) is true
@@ -305,9 +305,9 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
         ("replay", "out_of_memory", 3),
     ]
     submitted = {"job": {"id": again}, "environment": []}
-    for module in (replay, job_polling):
+    for module in (run, job_polling):
         monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
-    monkeypatch.setattr(replay, "start", lambda path, key: submitted)
+    monkeypatch.setattr(run, "start_once", lambda path, key: submitted)
     said = CliRunner().invoke(app, ["run", "replay", first]).output
     assert "not reproduced: step 2 is the first that differs" in said
     assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said

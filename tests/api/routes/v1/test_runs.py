@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.storage.artifact_store import Store
 from resources.settings.settings import Settings
 
@@ -133,7 +133,7 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
     store.publish(tmp_path / "made", f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
     for step, loss in ((1000, 0.5), (500, 0.4), ("from-500/1000", 0.6)):
         place = f"s3://hanzo-ml/checkpoints/{run_id}/{step}"
-        store.publish(tmp_path / "made", place, "checkpoint", facts={VALIDATION_LOSS: loss})
+        store.publish(tmp_path / "made", place, "checkpoint", facts={VALIDATION_LOSS_KEY: loss})
     store.put_bytes(f"s3://hanzo-ml/checkpoints/{run_id}/1500/w", b"on its way: no manifest yet")
     run = http.get(f"/v1/runs/{run_id}").json()
     assert {metric["key"]: (metric["value"], metric["step"]) for metric in run["metrics"]} == {

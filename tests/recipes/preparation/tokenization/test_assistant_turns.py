@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.preparation.conversation import ChatTemplate
-from recipes.preparation.tokenization.assistant_turns import BEFORE, OWN
+from recipes.preparation.tokenization.assistant_turns import BEFORE_MARK, OWN_MARK
+from recipes.preparation.tokenization.chat_template import ChatTemplate
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, Unfit
+from recipes.records.layouts import Layout, UnfitRecord
 from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
@@ -138,7 +138,7 @@ RENAMING = CHAT_TEMPLATE.replace("message['role']", "message['role'] + ('' if lo
 @pytest.mark.parametrize("template", [COUNTING, TWICE, RENAMING])
 def test_where_it_is_not_sure_what_the_assistant_says_the_conversation_is_refused(tmp_path: Path, template: str) -> None:
     (found,) = record_tokenizer(tmp_path, template).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
-    assert isinstance(found, Unfit)
+    assert isinstance(found, UnfitRecord)
     assert "message 2 is written in another way by the chat template once others follow it" in str(found)
 
 
@@ -150,10 +150,10 @@ def test_where_marks_change_more_than_they_add_the_conversation_is_refused(tmp_p
     tokenizer = record_tokenizer(tmp_path, counted)
     assert f"{question}{len(question)}<|im_end|>" in tokenizer.template._render(messages)
     (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
-    assert isinstance(found, Unfit)
+    assert isinstance(found, UnfitRecord)
 
 
-@pytest.mark.parametrize(("word", "mark"), [("lamp", BEFORE), ("keeper", OWN)])
+@pytest.mark.parametrize(("word", "mark"), [("lamp", BEFORE_MARK), ("keeper", OWN_MARK)])
 def test_a_text_that_holds_what_marks_it_is_refused_not_learned_elsewhere(tmp_path: Path, word: str, mark: str) -> None:
     messages = json.loads(json.dumps(CONVERSATIONS[0]).replace(word, json.dumps(mark)[1:-1]))
     assert any(mark in message["content"] for message in messages)
@@ -162,4 +162,4 @@ def test_a_text_that_holds_what_marks_it_is_refused_not_learned_elsewhere(tmp_pa
     messages[-1]["content"] += " <"
     (marked,) = record_tokenizer(tmp_path / "marked", THOUGHTFUL).tokenize([{"messages": messages}], [Layout.MESSAGES])
     assert learned(found).startswith(messages[1]["content"] + "<|im_end|>")
-    assert isinstance(marked, Unfit)
+    assert isinstance(marked, UnfitRecord)

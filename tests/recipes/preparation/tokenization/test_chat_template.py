@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from recipes.contracts.job import BadConfiguration
-from recipes.preparation.read_stage import digest
+from recipes.preparation.read_stage import digest_record
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, Unfit
-from recipes.records.record_reader import record_of
-from recipes.training.data.examples import prompt_of, tokenize
+from recipes.records.layouts import Layout, UnfitRecord
+from recipes.records.record_reader import parse_record
+from recipes.training.data.examples import prompt_tokens, tokenize_records
 from tests.recipes.preparation.preparation_workspace import Place, questions
 from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
@@ -41,16 +41,16 @@ def test_a_conversation_with_tools_becomes_what_the_library_makes_of_it(tmp_path
 def test_training_on_records_and_evaluation_see_the_tools_too() -> None:
     own = make_tokenizer()
     own.chat_template = SEVERAL
-    (found,) = tokenize(own, [record_of({"messages": MESSAGES, "tools": TOOLS})], None)
+    (found,) = tokenize_records(own, [parse_record({"messages": MESSAGES, "tools": TOOLS})], None)
     assert isinstance(found, Tokens)
     prompt = own.apply_chat_template(MESSAGES[:1], tools=TOOLS, tokenize=False, add_generation_prompt=True)
     assert "You may call" in prompt
-    assert prompt_of(found) == own(prompt, add_special_tokens=False)["input_ids"]
+    assert prompt_tokens(found) == own(prompt, add_special_tokens=False)["input_ids"]
 
 
 def test_equal_conversations_with_other_tools_are_not_equal() -> None:
     def known_by(**more: Any) -> str:
-        return digest({"messages": MESSAGES, **more}, Layout.MESSAGES).hex()
+        return digest_record({"messages": MESSAGES, **more}, Layout.MESSAGES).hex()
 
     assert known_by() == "0c9235042321da61abfe7c17816c4ada", "as before there were tools: it decides an order"
     assert known_by() == known_by(tools=[]) == known_by(tools=None) == known_by(class_="often")
@@ -69,7 +69,7 @@ def test_several_templates_without_a_default_are_refused_with_their_names_where_
     tokenizer = record_tokenizer(tmp_path, {"rag": CHAT_TEMPLATE, "tool_use": WITH_TOOLS})
     (text,) = tokenizer.tokenize([{"text": "The lamp burns."}], [Layout.TEXT])
     (called,) = tokenizer.tokenize([{"messages": MESSAGES, "tools": TOOLS}], [Layout.MESSAGES])
-    assert not isinstance(text, Unfit) and not isinstance(called, Unfit)
+    assert not isinstance(text, UnfitRecord) and not isinstance(called, UnfitRecord)
     with pytest.raises(
         BadConfiguration, match=r"several chat templates \(rag, tool_use\), and none is called 'default': set"
     ):

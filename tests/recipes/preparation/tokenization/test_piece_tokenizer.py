@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from recipes.preparation.tokenization import piece_tokenizer, pre_tokenizer_patterns
-from recipes.preparation.tokenization.piece_tokenizer import PieceTokenizer, packed
+from recipes.preparation.tokenization.piece_tokenizer import PieceTokenizer, pack_ids
 from recipes.preparation.tokenization.pre_tokenizer_patterns import (
     GPT2,
-    GPT2_OF_DIGITS,
-    KNOWN,
-    in_python,
-    is_strange,
-    pattern_of,
+    GPT2_INDIVIDUAL_DIGITS,
+    KNOWN_PATTERNS,
+    find_split_pattern,
+    is_ambiguous,
+    translate_pattern,
 )
 from tests.recipes.tiny_model import SENTENCES, SPECIAL
 
@@ -27,9 +27,9 @@ def split_by(pattern: str) -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), BYTES])
 
 
-CUTTERS = {pattern: split_by(pattern) for pattern in sorted(KNOWN - {GPT2})}
+CUTTERS = {pattern: split_by(pattern) for pattern in sorted(KNOWN_PATTERNS - {GPT2})}
 CUTTERS[GPT2] = GPT2_BYTES
-CUTTERS[GPT2_OF_DIGITS] = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2_BYTES])
+CUTTERS[GPT2_INDIVIDUAL_DIGITS] = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2_BYTES])
 
 
 def trained(cutter: Any, **token: Any) -> Tokenizer:
@@ -113,7 +113,7 @@ TEXTS = st.lists(st.sampled_from([*SCRAPS, *PROMPTS]) | st.text(max_size=3), max
 
 
 def whole(tokenizer: Tokenizer, texts: list[str]) -> list[bytes]:
-    return [packed(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return [pack_ids(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 @pytest.mark.parametrize("pattern", CUTTERS)
@@ -122,10 +122,10 @@ def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) ->
     tokenizer = Tokenizer.from_str(TOKENIZERS[pattern].to_str())
     if composes:
         tokenizer.normalizer = normalizers.NFC()
-    assert pattern_of(tokenizer) is in_python(pattern)
+    assert find_split_pattern(tokenizer) is translate_pattern(pattern)
     remembering = PieceTokenizer(tokenizer)
     for prompt in PROMPTS:
-        remembering.expect(prompt)
+        remembering.add_constant(prompt)
 
     @given(st.lists(TEXTS, max_size=4))
     @settings(max_examples=150, deadline=None)
@@ -142,12 +142,12 @@ def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) ->
 @pytest.mark.parametrize("pattern", CUTTERS)
 def test_every_character_is_cut_as_the_tokenizer_cuts_it(pattern: str) -> None:
     """Of all characters but those that libraries know differently, each beside letters, digits, spaces and itself."""
-    known = [letter for letter in map(chr, range(0x10000)) if not is_strange(letter)]
+    known = [letter for letter in map(chr, range(0x10000)) if not is_ambiguous(letter)]
     assert len(known) > 50_000
     for start in range(0, len(known), 256):
         text = "".join(f"a{letter}b {letter}{letter}\n{letter}1{letter} " for letter in known[start : start + 256])
         cut = [text[begin:end] for _, (begin, end) in CUTTERS[pattern].pre_tokenize_str(text)]
-        assert in_python(pattern).findall(text) == cut
+        assert translate_pattern(pattern).findall(text) == cut
 
 
 UNKNOWN = {
@@ -163,34 +163,39 @@ UNKNOWN = {
 def test_a_tokenizer_that_cuts_otherwise_is_given_whole_texts(why: str) -> None:
     tokenizer = UNKNOWN[why]
     texts = ["the keeper  counts 123 \n ships", " <|im_end|> and", "", "don't"]
-    assert pattern_of(tokenizer) is None
+    assert find_split_pattern(tokenizer) is None
     assert PieceTokenizer(tokenizer).encode(texts) == whole(tokenizer, texts)
 
 
 def test_a_tokenizer_that_changes_texts_before_is_given_whole_texts() -> None:
     tokenizer = trained(GPT2_BYTES)
     tokenizer.normalizer = normalizers.Lowercase()
-    assert pattern_of(tokenizer) is None
+    assert find_split_pattern(tokenizer) is None
     assert PieceTokenizer(tokenizer).encode(["The KEEPER"]) == whole(tokenizer, ["the keeper"])
 
 
 def test_merges_by_chance_are_not_remembered() -> None:
     tokenizer = trained(GPT2_BYTES)
     tokenizer.model.dropout = 0.5
-    assert pattern_of(tokenizer) is None
+    assert find_split_pattern(tokenizer) is None
 
 
 def test_what_is_remembered_stays_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long words are not kept, and when there are too many those of before are forgotten."""
-    monkeypatch.setattr(piece_tokenizer, "MOST", 300)
+    monkeypatch.setattr(piece_tokenizer, "MAX_CACHED_TEXTS", 300)
     tokenizer = TOKENIZERS[GPT2]
     remembering = PieceTokenizer(tokenizer)
     for start in range(0, 3000, 100):
         texts = [f"the keeper counts {number} ships, and so does she " + "x" * 100 for number in range(start, start + 100)]
         assert remembering.encode(texts) == whole(tokenizer, texts)
-        for known in (remembering._pieces, remembering._pieces.before, remembering._others, remembering._others.before):
+        for known in (
+            remembering._pieces,
+            remembering._pieces.before,
+            remembering._other_words,
+            remembering._other_words.before,
+        ):
             assert len(known) <= 300
-            assert max(map(len, known), default=0) <= piece_tokenizer.LONGEST
+            assert max(map(len, known), default=0) <= piece_tokenizer.MAX_CACHED_CHARACTERS
 
 
 @pytest.mark.parametrize("pattern", CUTTERS)
@@ -204,7 +209,7 @@ def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str)
     @example("a\n", "b c")
     @example("a <|im_end|>", "\n")
     def check(before: str, behind: str) -> None:
-        if remembering.parts_at(before + behind, len(before)):
+        if remembering.splits_cleanly_at(before + behind, len(before)):
             parted.append(before)
             assert b"".join(whole(tokenizer, [before, behind])) == whole(tokenizer, [before + behind])[0]
 
@@ -213,6 +218,6 @@ def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str)
 
 
 def test_a_class_is_spelled_out_in_ranges() -> None:
-    assert pre_tokenizer_patterns.ranges(pre_tokenizer_patterns.members(r"[^\s\p{L}\p{N}]")).startswith(
-        r"\u0000-\u0008\u000e-\u001f\u0021-\u002f\u003a-\u0040"
-    )
+    assert pre_tokenizer_patterns.format_code_ranges(
+        pre_tokenizer_patterns.find_class_members(r"[^\s\p{L}\p{N}]")
+    ).startswith(r"\u0000-\u0008\u000e-\u001f\u0021-\u002f\u003a-\u0040")

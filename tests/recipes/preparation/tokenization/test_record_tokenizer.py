@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.tokenization.frozen_tokenizer import freeze
-from recipes.preparation.tokenization.piece_tokenizer import packed
+from recipes.preparation.tokenization.frozen_tokenizer import export_tokenizer
+from recipes.preparation.tokenization.piece_tokenizer import pack_ids
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
-from recipes.records.layouts import Layout, Unfit
-from recipes.training.data.examples import prompt_of
+from recipes.records.layouts import Layout, UnfitRecord
+from recipes.training.data.examples import prompt_tokens
 from tests.recipes.preparation.preparation_workspace import BUCKETS
 from tests.recipes.tiny_model import CHAT_TEMPLATE, SENTENCES, make_tokenizer
 
@@ -31,7 +31,7 @@ def record_tokenizer(folder: Path, template: str | dict[str, str] = CHAT_TEMPLAT
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder / "source")
     asked = TokenizeParameters(tokenizer=(folder / "source").as_uri(), **parameters)
-    freeze(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
+    export_tokenizer(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
     return RecordTokenizer(folder / "frozen", asked)
 
 
@@ -41,11 +41,11 @@ def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
     tokenizer.eos_token, tokenizer.chat_template = "<|endoftext|>", template
     tokenizer.save_pretrained(folder / "source")
     asked = TokenizeParameters(tokenizer=(folder / "source").as_uri())
-    freeze(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
+    export_tokenizer(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
     return RecordTokenizer(folder / "frozen", asked)
 
 
-def learned(tokens: Tokens | Unfit) -> str:
+def learned(tokens: Tokens | UnfitRecord) -> str:
     """What the mask covers, as text."""
     assert isinstance(tokens, Tokens)
     mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
@@ -130,15 +130,15 @@ def test_a_conversation_that_is_filled_in_becomes_what_a_rendered_one_does(tmp_p
         (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
         try:
             rendered = tokenizer.template._read(messages)
-        except Unfit as refused:
+        except UnfitRecord as refused:
             assert str(found) == str(refused)
             continue
         assert rendered == tokenizer.template.conversation(messages)
         assert isinstance(found, Tokens)
         assert found.ids == own(own.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
-        slow = tokenizer._conversation(*rendered)
+        slow = tokenizer._tokenize_text(*rendered)
         assert [*found.runs] == [*slow.runs]
-        filled += tokenizer._parted(*rendered) is not None
+        filled += tokenizer._split_at_spans(*rendered) is not None
     assert filled
 
 
@@ -152,7 +152,7 @@ def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
 def test_texts_that_hold_their_first_and_last_token_do_not_get_them_twice(tmp_path: Path) -> None:
     """As they do that somebody else's chat template wrote; TRL leaves the end token out too."""
     tokenizer = record_tokenizer(tmp_path)
-    tokenizer._head = packed([BEGIN])
+    tokenizer._start_tokens = pack_ids([BEGIN])
     rows = [
         {"text": "<|im_start|>The lamp burns.<|im_end|>"},
         {"prompt": "<|im_start|>The lamp", "completion": " burns.<|im_end|>"},
@@ -203,7 +203,7 @@ def test_an_answer_ends_as_the_template_ends_it_whether_it_is_one_of_a_conversat
     assert isinstance(asked, Tokens) and isinstance(told, Tokens)
     assert asked.ids in (told.ids, [*told.ids, own.eos_token_id])
     prompt = own.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert prompt_of(asked) == prompt
+    assert prompt_tokens(asked) == prompt
 
 
 def test_what_the_assistant_says_of_the_end_token_does_not_end_its_turn(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_text_that_goes_on_from_another_gets_no_space_of_its_own(tmp_path: Pat
     (tmp_path / "source").mkdir()
     own.save_pretrained(tmp_path / "source")
     asked = TokenizeParameters(tokenizer=(tmp_path / "source").as_uri())
-    freeze(asked, StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS), tmp_path, tmp_path / "frozen")
+    export_tokenizer(asked, StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS), tmp_path, tmp_path / "frozen")
     rows = [{"prompt": "the lamp", "completion": " burns."}, {"prompt": "<s>the lamp ", "completion": "burns.</s>"}]
     rows.append({"instruction": "Who keeps the lamp?", "answer": "The keeper."})
     layouts = [Layout.COMPLETION, Layout.COMPLETION, Layout.INSTRUCTION]
@@ -258,7 +258,7 @@ def test_a_text_that_goes_on_from_another_gets_no_space_of_its_own(tmp_path: Pat
 def test_preference_data_is_refused_with_its_reason(tmp_path: Path) -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     (found,) = record_tokenizer(tmp_path).tokenize([row], [Layout.PREFERENCE])
-    assert isinstance(found, Unfit)
+    assert isinstance(found, UnfitRecord)
     assert "preference training" in str(found)
 
 
@@ -280,10 +280,10 @@ def test_a_template_that_writes_the_day_is_refused_unless_the_day_is_given(tmp_p
     ],
 )
 def test_a_cut_record_keeps_its_mask(length: int, ids: list[int], runs: list[int], teaches: bool) -> None:
-    cut = Tokens(packed([1, 2, 3, 4]), [2, 2]).cut(length)
+    cut = Tokens(pack_ids([1, 2, 3, 4]), [2, 2]).cut(length)
     assert (cut.ids, cut.runs, cut.teaches) == (ids, runs, teaches)
 
 
 def test_the_first_token_teaches_nothing() -> None:
-    assert not Tokens(packed([1]), [0, 1]).teaches
-    assert Tokens(packed([1, 2]), [0, 2]).teaches
+    assert not Tokens(pack_ids([1]), [0, 1]).teaches
+    assert Tokens(pack_ids([1, 2]), [0, 2]).teaches

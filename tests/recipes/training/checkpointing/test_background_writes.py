@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import recipes.checkpoints.manager
-from recipes.checkpoints.commit import broken
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PARTS
+from recipes.checkpoints.commit import find_corruption
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PARTS_FOLDER
 from recipes.runner import Restart
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Manifest
 from recipes.training import run_setup, trainer
 from recipes.training.checkpointing.staging import Staging
-from recipes.training.parallel.process_group import Group
+from recipes.training.parallel.process_group import ProcessGroup
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.tracked_runs import install
@@ -34,8 +34,8 @@ def files_of(place: Place, work: Path) -> dict[int, dict[str, str]]:
     found = {}
     for step in place.checkpoints(work).local_steps():
         folder = work / "checkpoints" / str(step)
-        assert broken(folder, step) is None
-        files = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).files
+        assert find_corruption(folder, step) is None
+        files = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).files
         found[step] = {file.path: file.sha256 for file in files if Path(file.path).suffix in (".safetensors", ".pt", ".pth")}
     return found
 
@@ -54,7 +54,7 @@ class Held(Staging):
             self.may_write.set()
         super().settle()
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Nothing fails."""
 
 
@@ -128,7 +128,7 @@ def test_memory_is_asked_for_as_many_processes_of_a_machine_as_save(
             super().__init__(processes, **named)
 
     monkeypatch.setattr(trainer, "Staging", Asked)
-    monkeypatch.setattr(run_setup, "join", lambda _: Group(on_this_node=2))
+    monkeypatch.setattr(run_setup, "join_process_group", lambda _: ProcessGroup(local_size=2))
     place.train(tmp_path / request.node.callspec.id, max_steps=1, eval_steps=None, **settings)
     assert asked == [processes]
 
@@ -168,17 +168,17 @@ def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    write = Checkpoints.writing
+    write = CheckpointManager.save
 
     @contextmanager
-    def failed_before_the_next_step(self: Checkpoints, *given: Any, **named: Any) -> Iterator[Path]:
+    def failed_before_the_next_step(self: CheckpointManager, *given: Any, **named: Any) -> Iterator[Path]:
         with write(self, *given, **named) as folder:
             yield folder
-        assert self._newest
-        assert self._newest.exception()
+        assert self._pending_commit
+        assert self._pending_commit.exception()
 
-    monkeypatch.setattr(recipes.checkpoints.manager, "seal", full)
-    monkeypatch.setattr(Checkpoints, "writing", failed_before_the_next_step)
+    monkeypatch.setattr(recipes.checkpoints.manager, "commit_checkpoint", full)
+    monkeypatch.setattr(CheckpointManager, "save", failed_before_the_next_step)
     policy = {"interval": "1h", "interval_steps": 3, "keep_last": 9}
     with pytest.raises(OSError, match="No space left"):
         place.train(tmp_path / "not-whole", checkpoint=policy, eval_steps=8)
@@ -191,7 +191,7 @@ def test_a_part_waits_while_the_one_before_is_on_its_way(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two nodes, this is the first; the other may upload faster. Each uploaded what was its newest as it came to it."""
-    monkeypatch.setattr(Group, "nodes", 2)
+    monkeypatch.setattr(ProcessGroup, "nodes", 2)
     put_files = Store.put_files
 
     def held(self: Store, folder: Path, uri: str, manifest: Manifest) -> None:
@@ -204,5 +204,5 @@ def test_a_part_waits_while_the_one_before_is_on_its_way(
     work = tmp_path / "one-of-two"
     with pytest.raises(Restart, match="not all machines' parts of checkpoint 6 have arrived"):
         place.train(work, **FULL, distributed=shape("fsdp", 1), max_steps=6, eval_steps=None)
-    sent = {uri.split("/")[-3] for uri in place.store.list(place.checkpoints(work).uri) if f"/{PARTS}/" in uri}
+    sent = {uri.split("/")[-3] for uri in place.store.list(place.checkpoints(work).uri) if f"/{PARTS_FOLDER}/" in uri}
     assert sent == {"2", "6"}

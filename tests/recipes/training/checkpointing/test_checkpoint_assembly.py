@@ -11,43 +11,47 @@ from typing import Any
 
 import pytest
 
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PARTS, Part, make_whole
-from recipes.checkpoints.remote import StoredCheckpoints
-from recipes.checkpoints.retention import Standing
-from recipes.checkpoints.shard_selection import Share
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, assemble_if_complete
+from recipes.checkpoints.remote import RemoteCheckpoints
+from recipes.checkpoints.retention import CheckpointQuality
+from recipes.checkpoints.shard_selection import NodeShard
 from recipes.contracts.divergence import Divergence
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.rewind import SentBack
+from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
-from recipes.storage.artifact_store import MANIFEST, Store
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import StoreRefuses
-from recipes.training.checkpointing.checkpoint_assembly import Found, Place, still_wanted, whole_together
-from recipes.training.checkpointing.resume import resume_together
-from recipes.training.data.sample_order import SampleOrder, SamplesOfRun
-from recipes.training.discarding import forget_beside
-from recipes.training.parallel.process_group import Group
-from recipes.training.recovery import roll_back
+from recipes.training.checkpointing.checkpoint_assembly import (
+    CheckpointLocation,
+    FoundPart,
+    find_complete_saves,
+    select_saves_to_upload,
+)
+from recipes.training.checkpointing.resume import agree_on_checkpoint
+from recipes.training.data.sample_order import RunSamples, SampleOrder
+from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.recovery import discard_local_checkpoints, roll_back
 from tests.recipes.checkpoints.test_node_parts import URI, of, rows_in, save, write
 from tests.recipes.training.checkpointing.test_resume_on_nodes import Node
 from tests.s3_server import VARIABLES, S3Server
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> list[Checkpoints]:
+def machines(tmp_path: Path) -> list[CheckpointManager]:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
-    return [Checkpoints(tmp_path / name, store, URI, 3) for name in ("first", "second")]
+    return [CheckpointManager(tmp_path / name, store, URI, 3) for name in ("first", "second")]
 
 
-def go_on(machines: Sequence[Checkpoints], *sent_back: int) -> list[dict[str, str] | None]:
+def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[str, str] | None]:
     """The rows that each machine goes on from."""
     told, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> dict[str, str] | None:
         try:
-            back = [SentBack(step=step) for step in sent_back]
-            _, found = resume_together(machines[rank], "latest", back, Node(rank, told, barrier))
+            back = [Rewind(step=step) for step in sent_back]
+            _, found = agree_on_checkpoint(machines[rank], "latest", back, Node(rank, told, barrier))
         except BaseException:
             barrier.abort()
             raise
@@ -67,7 +71,7 @@ def forget(store: Store, *uris: str) -> None:
         store.delete(uri)
 
 
-def test_both_were_killed_before_anything_had_arrived(machines: list[Checkpoints]) -> None:
+def test_both_were_killed_before_anything_had_arrived(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
@@ -75,51 +79,53 @@ def test_both_were_killed_before_anything_had_arrived(machines: list[Checkpoints
     assert machines[0].stored_steps() == [6, 4]
 
 
-def test_one_had_arrived_and_its_machine_is_gone(machines: list[Checkpoints]) -> None:
+def test_one_had_arrived_and_its_machine_is_gone(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
-    write(machines[1], 6, Part(number=2, of=2, save="save-6"))
+    write(machines[1], 6, CheckpointPart(number=2, of=2, save="save-6"))
     machines[1].wait()
     shutil.rmtree(machines[1].folder)
-    write(machines[0], 6, Part(number=1, of=2, save="save-6"))
+    write(machines[0], 6, CheckpointPart(number=1, of=2, save="save-6"))
     machines[0].wait()
-    forget(machines[0].store, f"{URI}/6/{MANIFEST}", f"{URI}/6/rows-1", f"{URI}/6/schedule")
+    forget(machines[0].store, f"{URI}/6/{MANIFEST_FILE}", f"{URI}/6/rows-1", f"{URI}/6/schedule")
     put_record_back(machines[0].store)
     assert go_on(machines) == [of(6)] * 2
 
 
 def put_record_back(store: Store) -> None:
     """Of the second part, as it was before the whole was made."""
-    second = Checkpoints(Path(store.local_path(URI) or "").parent / "scratch", store, URI, 3)
-    write(second, 6, Part(number=2, of=2, save="save-6"))
+    second = CheckpointManager(Path(store.local_path(URI) or "").parent / "scratch", store, URI, 3)
+    write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
 
 
-def save_without_saying_so(machines: Sequence[Checkpoints], step: int, loss: float | None = None) -> None:
+def save_without_saying_so(machines: Sequence[CheckpointManager], step: int, loss: float | None = None) -> None:
     """The last was killed between its part and the manifest of the whole; all machines are new."""
     store = machines[0].store
     save(machines, step, loss=loss)
-    forget(store, f"{URI}/{step}/{MANIFEST}")
+    forget(store, f"{URI}/{step}/{MANIFEST_FILE}")
     for number, machine in enumerate(machines, 1):
-        store.put_bytes(f"{URI}/{step}/{PARTS}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST).read_bytes())
+        store.put_bytes(
+            f"{URI}/{step}/{PARTS_FOLDER}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST_FILE).read_bytes()
+        )
         shutil.rmtree(machine.folder)
 
 
-def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+def test_all_had_arrived_and_nobody_had_said_so(machines: list[CheckpointManager]) -> None:
     save_without_saying_so(machines, 6)
     assert go_on(machines) == [of(6)] * 2
-    assert not any(f"/{PARTS}/" in uri for uri in machines[0].store.list(URI))
+    assert not any(f"/{PARTS_FOLDER}/" in uri for uri in machines[0].store.list(URI))
 
 
 @pytest.mark.parametrize("removed", range(6))
 def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
-    machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch, removed: int
+    machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     """A kill had left what told of its parts beside it, by which its manifest came back: of weights that had diverged."""
     save_without_saying_so(machines, 6)
     store = machines[0].store
     with monkeypatch.context() as killed:
         killed.setattr(Store, "delete", lambda *given: None)
-        make_whole(store, f"{URI}/6", Part(number=1, of=2, save="save-6"))
+        assemble_if_complete(store, f"{URI}/6", CheckpointPart(number=1, of=2, save="save-6"))
     remove, left = Store.remove, iter(range(removed))
 
     def until_it_is_killed(self: Store, uri: str) -> None:
@@ -134,42 +140,44 @@ def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
     assert go_on(machines) == ([of(6)] * 2 if is_there else [None, None])
 
 
-def test_no_machine_looks_before_all_is_made_whole(machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_machine_looks_before_all_is_made_whole(
+    machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It fetched the one before, too: of a large model, for minutes."""
     save(machines, 4)
     save_without_saying_so(machines, 6)
     looked = Event()
     asked: list[int] = []
-    fetch = StoredCheckpoints.fetch
+    fetch = RemoteCheckpoints.fetch
 
-    def fetched(self: StoredCheckpoints, step: int, share: Share | None) -> bool:
+    def fetched(self: RemoteCheckpoints, step: int, share: NodeShard | None) -> bool:
         asked.append(step)
         looked.set()
         return fetch(self, step, share)
 
     def slowly(*given: Any) -> None:
         looked.wait(0.5)
-        make_whole(*given)
+        assemble_if_complete(*given)
 
-    monkeypatch.setattr(StoredCheckpoints, "fetch", fetched)
-    monkeypatch.setattr("recipes.training.checkpointing.checkpoint_assembly.make_whole", slowly)
+    monkeypatch.setattr(RemoteCheckpoints, "fetch", fetched)
+    monkeypatch.setattr("recipes.training.checkpointing.checkpoint_assembly.assemble_if_complete", slowly)
     assert go_on(machines) == [of(6)] * 2
     assert asked == [6, 6]
 
 
-def test_one_had_not_finished_its_part(machines: list[Checkpoints]) -> None:
+def test_one_had_not_finished_its_part(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
-    write(machines[0], 6, Part(number=1, of=2, save="save-6"))
+    write(machines[0], 6, CheckpointPart(number=1, of=2, save="save-6"))
     machines[0].wait()
     assert go_on(machines) == [of(4)] * 2
     assert machines[0].local_steps() == [4]
 
 
-def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: list[Checkpoints]) -> None:
+def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: list[CheckpointManager]) -> None:
     """It is of weights that are no more, and would take a newer one's place among those that are kept."""
     save(machines, 4)
     for step in (10, 12, 14):
-        write(machines[1], step, Part(number=2, of=2, save="lost"))
+        write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
     machines[1].wait()
     assert go_on(machines) == [of(4)] * 2
     assert machines[1].local_steps() == [4]
@@ -179,22 +187,22 @@ def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: li
     assert go_on(machines) == [of(10, save="again")] * 2
 
 
-def test_a_run_that_begins_anew_has_nothing_of_before(machines: list[Checkpoints]) -> None:
+def test_a_run_that_begins_anew_has_nothing_of_before(machines: list[CheckpointManager]) -> None:
     for step in (10, 12, 14):
-        write(machines[1], step, Part(number=2, of=2, save="lost"))
+        write(machines[1], step, CheckpointPart(number=2, of=2, save="lost"))
     machines[1].wait()
     assert go_on(machines) == [None, None]
     assert machines[1].local_steps() == []
 
 
-def test_the_machines_have_changed_places(machines: list[Checkpoints]) -> None:
+def test_the_machines_have_changed_places(machines: list[CheckpointManager]) -> None:
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
     assert go_on(machines[::-1]) == [of(6)] * 2
 
 
 def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
-    machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]
+    machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither of the two had arrived."""
     save(machines, 4)
@@ -205,7 +213,7 @@ def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
     assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
 
 
-def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[Checkpoints]) -> None:
+def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[CheckpointManager]) -> None:
     """Both had their parts of it, and went on from the one before. One deletes what it finds; the other may see that."""
     save(machines, 4)
     save(machines, 6)
@@ -215,7 +223,7 @@ def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[Checkpo
     assert go_on(machines) == [of(6)] * 2
 
 
-def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_end(machines: list[Checkpoints]) -> None:
+def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_end(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     save(machines, 6)
     machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
@@ -225,7 +233,7 @@ def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_en
     assert go_on(machines) == [of(4)] * 2
 
 
-def test_the_best_is_brought_with_the_newest(machines: list[Checkpoints]) -> None:
+def test_the_best_is_brought_with_the_newest(machines: list[CheckpointManager]) -> None:
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=3.0)
@@ -236,22 +244,24 @@ def test_the_best_is_brought_with_the_newest(machines: list[Checkpoints]) -> Non
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_parts_of_another_way_than_the_first(machines: list[Checkpoints]) -> None:
+def test_parts_of_another_way_than_the_first(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
-    ways = [checkpoints.below("from-4", 4) for checkpoints in machines]
+    ways = [checkpoints.branch("from-4", 4) for checkpoints in machines]
     save(ways, 6, "second way")
     forget(machines[0].store, f"{URI}/from-4")
     assert go_on(machines, 4) == [of(6, save="second way")] * 2
     assert machines[0].stored_steps() == [4] and ways[0].stored_steps() == [6]
 
 
-def test_one_machine_goes_on_with_the_parts_that_two_have_uploaded(machines: list[Checkpoints], tmp_path: Path) -> None:
+def test_one_machine_goes_on_with_the_parts_that_two_have_uploaded(
+    machines: list[CheckpointManager], tmp_path: Path
+) -> None:
     save(machines, 6)
-    _, found = resume_together(machines[0], "latest", (), Group())
+    _, found = agree_on_checkpoint(machines[0], "latest", (), ProcessGroup())
     assert found and rows_in(found[1]) == of(6)
 
 
-def test_a_step_that_is_asked_for_is_brought(machines: list[Checkpoints]) -> None:
+def test_a_step_that_is_asked_for_is_brought(machines: list[CheckpointManager]) -> None:
     """It is here on both, and was left out as uploads were slow."""
     for step in (4, 6, 8):
         save(machines, step)
@@ -259,7 +269,7 @@ def test_a_step_that_is_asked_for_is_brought(machines: list[Checkpoints]) -> Non
     assert go_on(machines, 6) == [of(6)] * 2
 
 
-def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints]) -> None:
+def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[CheckpointManager]) -> None:
     """The run did not come to its end for it: the other part was on a machine that was replaced before it had arrived."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
@@ -267,12 +277,12 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     shutil.rmtree(machines[1].folder)
     assert go_on(machines) == [of(6)] * 2
     save(machines, 8, loss=3.0)
-    machines[0].close_parts()
+    machines[0].require_complete_parts()
     best = machines[0].best()
     assert best and best[0] == 6
 
 
-def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(machines: list[Checkpoints]) -> None:
+def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(machines: list[CheckpointManager]) -> None:
     """The other had a better one still, and as uploads were slow left this one out. At its end the run began again for it,
     and again.
     """
@@ -281,16 +291,16 @@ def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(ma
     shutil.rmtree(machines[0].folder)
     assert go_on(machines) == [of(6)] * 2
     for number, machine in enumerate(machines, 1):
-        write(machine, 8, Part(number=number, of=2, save="save-8"), loss=2.0, waits=True)
-        write(machine, 10, Part(number=number, of=2, save="save-10"), loss=3.0)
+        write(machine, 8, CheckpointPart(number=number, of=2, save="save-8"), loss=2.0, defer_upload=True)
+        write(machine, 10, CheckpointPart(number=number, of=2, save="save-10"), loss=3.0)
         machine.wait()
     assert machines[0].stored_steps() == [10, 6, 4]
-    machines[0].close_parts()
+    machines[0].require_complete_parts()
     best = machines[0].best()
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(machines: list[Checkpoints]) -> None:
+def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(machines: list[CheckpointManager]) -> None:
     """The store has a better one. Of a large model, a part takes minutes."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=4.0)
@@ -300,30 +310,30 @@ def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(m
     save(machines, 10, loss=3.0)
     forget(machines[0].store, f"{URI}/8")
     assert go_on(machines) == [of(10)] * 2
-    machines[0].catch_up()
+    machines[0].upload_missing()
     machines[0].wait()
     assert machines[0].local_steps() == [10, 8, 6] and not machines[0].store.list(f"{URI}/8")
 
 
-def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[Checkpoints]) -> None:
+def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[CheckpointManager]) -> None:
     """A better one came after it, and uploads were slow: no store had it, and another was published."""
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
     save(machines, 8, loss=0.5)
     forget(machines[0].store, f"{URI}/4")
     assert go_on(machines, 6) == [of(6)] * 2
-    best = machines[0].below("from-6", 6).best()
+    best = machines[0].branch("from-6", 6).best()
     assert best and rows_in(best[1]) == of(4)
 
 
-def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[Checkpoints]) -> None:
+def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[CheckpointManager]) -> None:
     """Uploads were slow and left it out: it went back further than one machine would have."""
     save(machines, 4)
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
     save(machines, 8)
     recipe = Recipe.named("smollm2-135m-full")
-    samples = SamplesOfRun(SampleOrder(100, 0), 4, 20)
+    samples = RunSamples(SampleOrder(100, 0), 4, 20)
     heal = partial(roll_back, machines[0].store, URI, recipe, machines[0], samples, Divergence(8, 8, "bad"), ())
     with pytest.raises(Restart, match="parts of checkpoint 6"):
         heal()
@@ -331,29 +341,29 @@ def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines:
     assert heal() == (6, machines[0].folder / "6")
 
 
-def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(machines: list[Checkpoints]) -> None:
+def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(machines: list[CheckpointManager]) -> None:
     """The second had fetched a checkpoint that proved to be spoilt, and leads from here on."""
     for step in (4, 6, 8):
         save(machines, step)
     for machine in machines:
         shutil.rmtree(machine.folder)
     assert go_on(machines) == [of(8)] * 2
-    diverged, samples = Divergence(8, 10, "bad"), SamplesOfRun(SampleOrder(100, 0), 4, 20)
-    forget_beside(machines[1], diverged, ())
+    diverged, samples = Divergence(8, 10, "bad"), RunSamples(SampleOrder(100, 0), 4, 20)
+    discard_local_checkpoints(machines[1], diverged, ())
     good = roll_back(machines[0].store, URI, Recipe.named("smollm2-135m-full"), machines[0], samples, diverged, ())
     assert good and good[0] == 6
     assert go_on(machines[::-1]) == [of(6)] * 2
 
 
 def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
-    machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]
+    machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the newest way had its halves deleted, and those of the others stayed in the store for ever."""
     store = machines[0].store
     save(machines, 4)
     save(machines, 6)
-    store.delete(f"{URI}/6/{MANIFEST}")
-    store.put_bytes(f"{URI}/6/{PARTS}/1-of-2.json", (machines[0].folder / "6" / MANIFEST).read_bytes())
+    store.delete(f"{URI}/6/{MANIFEST_FILE}")
+    store.put_bytes(f"{URI}/6/{PARTS_FOLDER}/1-of-2.json", (machines[0].folder / "6" / MANIFEST_FILE).read_bytes())
     store.put_bytes(f"{URI}/8/rows-1", b"cut off before it was said that it had arrived")
     shutil.rmtree(machines[1].folder)
     store.put_bytes(f"{URI}/4/of-an-objective/1/file", b"of a checkpoint that is whole")
@@ -365,7 +375,7 @@ def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
 
 
 def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
-    machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machines: list[CheckpointManager], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(machines, 4)
     for step in (6, 8):
@@ -380,25 +390,25 @@ def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
     assert all(f"checkpoint {step}, whose rest is lost, was not deleted: PermissionError" in told for step in (6, 8))
 
 
-def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[Checkpoints]) -> None:
+def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[CheckpointManager]) -> None:
     """It goes on arriving: what of it is there is not sent once more."""
     store, (first, _) = machines[0].store, machines
     for step in (4, 6):
-        with first.writing(step) as folder:
+        with first.save(step) as folder:
             (folder / "rows-1").write_text(f"alone {step}")
     first.wait()
-    store.delete(f"{URI}/4/{MANIFEST}")
+    store.delete(f"{URI}/4/{MANIFEST_FILE}")
     assert go_on(machines) == [{"rows-1": "alone 6"}] * 2
     assert f"{URI}/4/rows-1" in store.list(URI)
 
 
-def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
-    return Found(Place(way, step), Part(number=number, of=of, save=save), Standing(loss))
+def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> FoundPart:
+    return FoundPart(CheckpointLocation(way, step), CheckpointPart(number=number, of=of, save=save), CheckpointQuality(loss))
 
 
-def wanted(parts: list[Found], whole: dict[int, float | None] | None = None, asked: Collection[int] = ()) -> set[str]:
-    there = {Place(".", step): Standing(loss) for step, loss in (whole or {}).items()}
-    return still_wanted(whole_together(parts), there, asked)
+def wanted(parts: list[FoundPart], whole: dict[int, float | None] | None = None, asked: Collection[int] = ()) -> set[str]:
+    there = {CheckpointLocation(".", step): CheckpointQuality(loss) for step, loss in (whole or {}).items()}
+    return select_saves_to_upload(find_complete_saves(parts), there, asked)
 
 
 def test_the_newest_that_is_complete_is_wanted() -> None:
@@ -422,12 +432,12 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
 
 
 @pytest.fixture
-def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Checkpoints]:
+def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CheckpointManager]:
     monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", (0.0, 0.0))
-    return [Checkpoints(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
+    return [CheckpointManager(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
 
 
-def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[Checkpoints], s3: S3Server) -> None:
+def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[CheckpointManager], s3: S3Server) -> None:
     """As it is in the background: that start ended with it, and with it those of all other machines."""
     save(on_s3, 6)
     forget(on_s3[0].store, f"{URI}/6")
@@ -436,7 +446,9 @@ def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[Checkpoint
     assert s3.refusing == 0
 
 
-def test_the_manifest_of_a_whole_that_the_store_refuses_once_is_put_again(on_s3: list[Checkpoints], s3: S3Server) -> None:
+def test_the_manifest_of_a_whole_that_the_store_refuses_once_is_put_again(
+    on_s3: list[CheckpointManager], s3: S3Server
+) -> None:
     save_without_saying_so(on_s3, 6)
     s3.refusing = 1
     assert go_on(on_s3) == [of(6)] * 2
@@ -444,7 +456,7 @@ def test_the_manifest_of_a_whole_that_the_store_refuses_once_is_put_again(on_s3:
 
 
 def test_what_the_store_goes_on_to_refuse_ends_the_start_with_what_to_look_at(
-    on_s3: list[Checkpoints], s3: S3Server, capsys: pytest.CaptureFixture[str]
+    on_s3: list[CheckpointManager], s3: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is still here."""
     alone = on_s3[:1]
@@ -452,11 +464,11 @@ def test_what_the_store_goes_on_to_refuse_ends_the_start_with_what_to_look_at(
     forget(alone[0].store, f"{URI}/6")
     s3.refusing = 1_000
     with pytest.raises(StoreRefuses, match=r"403 Forbidden: AccessDenied.*storage\.access_key"):
-        resume_together(alone[0], "latest", (), Group())
+        agree_on_checkpoint(alone[0], "latest", (), ProcessGroup())
     said = [line.partition(" ")[2].partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert said[-3:] == [f"upload of checkpoint 6 failed, {then}" for then in ("again in 0 s", "again in 0 s", "given up")]
     s3.refusing = 0
-    _, found = resume_together(alone[0], "latest", (), Group())
+    _, found = agree_on_checkpoint(alone[0], "latest", (), ProcessGroup())
     assert found and rows_in(found[1]) == of(6, 1)
 
 

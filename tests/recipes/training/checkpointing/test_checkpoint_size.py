@@ -8,8 +8,8 @@ from transformers import AutoConfig
 
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
-from recipes.planning.hardware_fit import checkpoint_bytes, disk_words
-from recipes.planning.known_architectures import shape_of
+from recipes.planning.hardware_fit import checkpoint_bytes, describe_disk_usage
+from recipes.planning.known_architectures import resolve_shape
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.training_workspace import Place
 
@@ -77,4 +77,4 @@ def test_it_is_as_large_as_was_reckoned(place: Place, started: Forks, tmp_path: 
 )
 def test_what_the_disks_must_hold_is_said(name: str, changed: dict[str, Any], words: str) -> None:
     recipe = Recipe.named(name).changed(changed)
-    assert disk_words(recipe, checkpoint_bytes(recipe, shape_of(recipe))) == words
+    assert describe_disk_usage(recipe, checkpoint_bytes(recipe, resolve_shape(recipe))) == words

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from recipes.storage.artifact_store import MANIFEST
+from recipes.storage.artifact_store import MANIFEST_FILE
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts
 
 
@@ -17,7 +17,7 @@ def test_what_arrives_late_spoils_no_checkpoint_of_the_same_step(place: Place, t
     place.store.delete(uri)
     place.train(work, max_steps=4)
     for file in killed.rglob("*"):
-        if file.is_file() and file.name != MANIFEST:
+        if file.is_file() and file.name != MANIFEST_FILE:
             place.store.put_file(f"{uri}/4/{file.relative_to(killed)}", file)
     shutil.rmtree(work)
     found = facts(place.train(work, max_steps=4))

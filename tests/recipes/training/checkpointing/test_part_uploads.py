@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from recipes.checkpoints.manager import Checkpoints
-from recipes.checkpoints.node_parts import PARTS
-from recipes.checkpoints.remote import StoredCheckpoints
+from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import PARTS_FOLDER
+from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.contracts.job import StoreAddress
-from recipes.storage.artifact_store import MANIFEST, Store
-from recipes.training.checkpointing.checkpoint_assembly import bring_together, whole_together
-from recipes.training.parallel.process_group import Group
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
+from recipes.training.checkpointing.checkpoint_assembly import assemble_checkpoints, find_complete_saves
+from recipes.training.parallel.process_group import ProcessGroup
 from tests.recipes.checkpoints.test_node_parts import URI, rows_in, save
 from tests.recipes.training.checkpointing.test_checkpoint_assembly import forget, found, save_without_saying_so, wanted
 from tests.recipes.training.checkpointing.test_resume_on_nodes import Node
@@ -24,75 +24,77 @@ LOST = "is a part, and others are lost"
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> list[Checkpoints]:
+def machines(tmp_path: Path) -> list[CheckpointManager]:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
-    return [Checkpoints(tmp_path / name, store, URI, 3) for name in ("first", "second")]
+    return [CheckpointManager(tmp_path / name, store, URI, 3) for name in ("first", "second")]
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Who has uploaded which step."""
     told: list[str] = []
-    send = StoredCheckpoints.send
+    send = RemoteCheckpoints.send
 
-    def noted(self: StoredCheckpoints, step: int) -> Any:
+    def noted(self: RemoteCheckpoints, step: int) -> Any:
         told.append(f"{self.folder.name} {step}")
         return send(self, step)
 
-    monkeypatch.setattr(StoredCheckpoints, "send", noted)
+    monkeypatch.setattr(RemoteCheckpoints, "send", noted)
     return told
 
 
-def brought(machines: Sequence[Checkpoints]) -> None:
+def brought(machines: Sequence[CheckpointManager]) -> None:
     told, barrier = [None] * 2, Barrier(2)
     with ThreadPoolExecutor(2) as nodes:
-        list(nodes.map(lambda rank: bring_together(machines[rank], Node(rank, told, barrier)), range(2)))
+        list(nodes.map(lambda rank: assemble_checkpoints(machines[rank], Node(rank, told, barrier)), range(2)))
 
 
-def test_the_first_alone_says_that_all_have_arrived_of_what_is_wanted(machines: list[Checkpoints]) -> None:
+def test_the_first_alone_says_that_all_have_arrived_of_what_is_wanted(machines: list[CheckpointManager]) -> None:
     """The newest and the best; of another all parts are there too, and nobody needs it."""
     for step, loss in ((2, 1.0), (4, 2.0), (6, 3.0)):
         save_without_saying_so(machines, step, loss)
-    bring_together(machines[0], Group())
+    assemble_checkpoints(machines[0], ProcessGroup())
     assert machines[0].stored_steps() == [6, 2]
 
 
-def test_a_part_that_has_arrived_is_not_sent_once_more(machines: list[Checkpoints], sent: list[str]) -> None:
+def test_a_part_that_has_arrived_is_not_sent_once_more(machines: list[CheckpointManager], sent: list[str]) -> None:
     save(machines, 6)
-    record = (machines[1].folder / "6" / MANIFEST).read_bytes()
-    forget(machines[0].store, f"{URI}/6/{MANIFEST}", f"{URI}/6/rows-1")
-    machines[0].store.put_bytes(f"{URI}/6/{PARTS}/2-of-2.json", record)
+    record = (machines[1].folder / "6" / MANIFEST_FILE).read_bytes()
+    forget(machines[0].store, f"{URI}/6/{MANIFEST_FILE}", f"{URI}/6/rows-1")
+    machines[0].store.put_bytes(f"{URI}/6/{PARTS_FOLDER}/2-of-2.json", record)
     sent.clear()
     brought(machines)
     assert sent == ["first 6"] and machines[0].stored_steps() == [6]
 
 
 def test_of_the_processes_of_a_machine_one_brings_and_of_all_one_looks_into_the_store(
-    machines: list[Checkpoints], sent: list[str], monkeypatch: pytest.MonkeyPatch
+    machines: list[CheckpointManager], sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Another(Group):
+    class Another(ProcessGroup):
         """The second process of its machine; what it agrees on, the first has told it."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.rank, self.local_rank, self.on_this_node = 1, 1, 2
+            self.rank, self.local_rank, self.local_size = 1, 1, 2
 
-        def share(self, value: Any) -> Any:
+        def broadcast(self, value: Any) -> Any:
             assert value == ([], {}, set()), "it has looked itself"
             return value
 
-        def collect(self, value: Any) -> list[Any]:
+        def all_gather(self, value: Any) -> list[Any]:
             assert value in ([], False, None), "it has brought something"
             return [value]
 
     save(machines, 6)
     monkeypatch.setattr(Store, "list", lambda *given: pytest.fail("it has looked into the store"))
     sent.clear()
-    bring_together(machines[0], Another())
+    assemble_checkpoints(machines[0], Another())
     assert sent == [] and rows_in(machines[0].folder / "6")
 
 
-def test_a_part_of_what_is_whole_in_the_store_stays(machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_what_is_whole_in_the_store_stays(
+    machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its machine would fetch it again; the other is a new one."""
     save(machines, 6)
     shutil.rmtree(machines[1].folder)
@@ -101,7 +103,7 @@ def test_a_part_of_what_is_whole_in_the_store_stays(machines: list[Checkpoints],
 
 
 def test_parts_that_all_have_and_nobody_wants_now_stay(
-    machines: list[Checkpoints], sent: list[str], capsys: pytest.CaptureFixture[str]
+    machines: list[CheckpointManager], sent: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is newer may turn out to be broken. The best is in the store."""
     for step, loss in ((2, 1.0), (4, 2.0), (6, 3.0)):
@@ -114,7 +116,7 @@ def test_parts_that_all_have_and_nobody_wants_now_stay(
     assert LOST not in capsys.readouterr().out
 
 
-def test_what_others_have_lost_is_said(machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_others_have_lost_is_said(machines: list[CheckpointManager], capsys: pytest.CaptureFixture[str]) -> None:
     save(machines, 6)
     forget(machines[0].store, f"{URI}/6")
     shutil.rmtree(machines[1].folder)
@@ -131,17 +133,17 @@ def test_what_the_store_says_of_a_checkpoint_counts_before_what_its_parts_say() 
 
 def test_which_of_two_saves_of_a_step_is_brought_does_not_depend_on_who_has_them() -> None:
     parts = [found(6, number, save) for save in "ba" for number in (1, 2)]
-    assert whole_together(parts) == whole_together(parts[2:] + parts[:2])
+    assert find_complete_saves(parts) == find_complete_saves(parts[2:] + parts[:2])
 
 
 @pytest.mark.parametrize("way", [".", "from-4"])
-def test_a_part_that_lacks_nothing_but_its_name_is_brought(machines: list[Checkpoints], way: str) -> None:
+def test_a_part_that_lacks_nothing_but_its_name_is_brought(machines: list[CheckpointManager], way: str) -> None:
     """Its process was killed between the two. A copy that somebody has made is none, here and in the store."""
-    ways = machines if way == "." else [checkpoints.below(way, 4) for checkpoints in machines]
+    ways = machines if way == "." else [checkpoints.branch(way, 4) for checkpoints in machines]
     save(ways, 6)
     forget(machines[0].store, f"{ways[0].uri}/6")
     (ways[0].folder / "6").rename(ways[0].folder / ".6.tmp")
     shutil.copytree(ways[1].folder / "6", ways[1].folder / "by-hand")
-    machines[0].store.put_bytes(f"{ways[0].uri}/by-hand/{MANIFEST}", b"{}")
+    machines[0].store.put_bytes(f"{ways[0].uri}/by-hand/{MANIFEST_FILE}", b"{}")
     brought(machines)
     assert ways[0].stored_steps() == ways[0].local_steps() == [6]

@@ -9,21 +9,19 @@ import pytest
 import torch
 from transformers import Trainer
 
-from hanzo_ml.client.points import Point, Resumption
-from hanzo_ml.client.repeated_steps import NEVER, Anew, first_until
+from hanzo_ml.client.points import Point, ResumeFilter
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
 from recipes import train as program
-from recipes.checkpoints.retention import VALIDATION_LOSS
+from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.contracts.job import BadConfiguration, Result
-from recipes.contracts.results import TrainingFacts
-from recipes.contracts.rewind import SentBack
-from recipes.storage.artifact_store import MANIFEST
-from recipes.storage.base_model_folder import folder_digest
+from recipes.contracts.results import TrainingFacts, read_unsent_metrics, result_folder
+from recipes.contracts.rewind import Rewind
+from recipes.storage.artifact_store import MANIFEST_FILE
+from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
+from recipes.training.checkpointing.resume import check_checkpoint_fits, find_resume_checkpoint
 from recipes.training.data.sample_order import SAMPLES_SEEN
-from recipes.training.resuming import check_fits, where_to_resume
 from recipes.training.trainer import CheckpointingTrainer
-from recipes.unsent_metrics import read_unsent
-from recipes.usage import folder_of
 from tests.recipes.tiny_model import make_tiny_model
 from tests.recipes.training.training_workspace import Place, facts, pending_in, saved
 
@@ -48,7 +46,7 @@ def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(pla
     assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
     assert losses(again) == losses(first)
     assert checkpoints.stored_steps() == [8, 7, best[0]]
-    way = checkpoints.below(f"from-{best[0]}")
+    way = checkpoints.branch(f"from-{best[0]}")
     assert way.stored_steps()[0] == 8
 
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 4. There are: 5, 7, 8"):
@@ -81,11 +79,11 @@ def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
     targets = place.recipe.lora_target_modules
     place.train(work, max_steps=2)
     place.train(work, max_steps=3, lora_target_modules=targets[::-1])
-    monkeypatch.delattr(program, "load_for_training")
+    monkeypatch.delattr(program, "load_model")
     for changed, named in (
         ({"lora_rank": 8, "lora_alpha": 16}, "lora_rank was 4 and is 8, lora_alpha was 32 and is 16"),
         ({"lora_target_modules": ["q_proj"]}, r"lora_target_modules was \[.*\] and is \['q_proj'\]"),
-        ({"base_model": {"uri": other.as_uri(), "sha256": folder_digest(other)}}, "base_model was .* and is .*"),
+        ({"base_model": {"uri": other.as_uri(), "sha256": hash_model_folder(other)}}, "base_model was .* and is .*"),
         ({"method": "full", "dtype": "float32"}, "method was lora and is full, .*"),
         ({"optimizer": "adamw_8bit"}, "optimizer was adamw and is adamw_8bit"),
     ):
@@ -112,12 +110,12 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     work = tmp_path / "sent-back"
     first = place.train(work)
     checkpoints = place.checkpoints(work)
-    told = Manifest.model_validate_json((checkpoints.folder / "6" / MANIFEST).read_bytes()).facts
+    told = Manifest.model_validate_json((checkpoints.folder / "6" / MANIFEST_FILE).read_bytes()).facts
     assert (told["epoch"], told["batch_index"], told["samples_seen"]) == (0, 6, 24)
     assert isinstance(told["elapsed_seconds"], float) and 0 < told["elapsed_seconds"] <= facts(first).train_seconds
-    kept = {step: folder_digest(checkpoints.folder / str(step)) for step in checkpoints.local_steps()}
+    kept = {step: hash_model_folder(checkpoints.folder / str(step)) for step in checkpoints.local_steps()}
     assert sorted(kept) == [4, 6, 8]
-    sent = [SentBack(step=4, done=8)]
+    sent = [Rewind(step=4, done=8)]
     used = facts(first).train_seconds
     job = place.job(work, {})
 
@@ -125,7 +123,7 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
         changed = {**job.parameters, "sent_back": [back.model_dump(mode="json") for back in sent]}
         return place.run(job.model_copy(update={"parameters": changed}), work)
 
-    for way in (checkpoints.below("from-4"), checkpoints.below("from-4").below("from-4")):
+    for way in (checkpoints.branch("from-4"), checkpoints.branch("from-4").branch("from-4")):
         again = train()
         assert facts(again).resumed_from == 4
         assert facts(again).train_seconds > used
@@ -135,16 +133,16 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
         pending = pending_in(way.folder / "8")
         logged = [point["step"] for point in pending if point["key"] == "train/loss"]
         assert logged == [1, 2, 3, 4, 5, 6, 7, 8], "what the first way had logged by step 4, and its own"
-        unsent = read_unsent(place.store, folder_of(job))
+        unsent = read_unsent_metrics(place.store, result_folder(job))
         left = [(point.step, point.anew) for point in unsent if point.key == "train/loss"]
         assert left == [(step, step > 4) for step in range(1, 9)], "what it did anew is told beside the first time's"
         # Killed on its way it goes on there, and does not go back once more.
         way.discard_from(8)
         assert facts(train()).resumed_from == 6
         sent += sent[:1]
-    assert {step: folder_digest(checkpoints.folder / str(step)) for step in checkpoints.local_steps()} == kept
+    assert {step: hash_model_folder(checkpoints.folder / str(step)) for step in checkpoints.local_steps()} == kept
 
-    sent[:] = [SentBack(step=5, done=8)]
+    sent[:] = [Rewind(step=5, done=8)]
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 4, 6, 8"):
         train()
 
@@ -159,8 +157,8 @@ def test_what_a_run_has_come_by_is_known_on_its_way_and_nothing_else(
     """The best of all may be one of those; what it did before it went back, behind where that led to, is none of them."""
     checkpoints = place.checkpoints(tmp_path / f"come-by-{resume_from}-{sent}")
     for step, loss in ((2, 2.0), (4, 0.5), (6, 1.0)):
-        saved(checkpoints, step, facts={VALIDATION_LOSS: loss})
-    way, found = where_to_resume(checkpoints, resume_from, [SentBack(step=step) for step in sent])
+        saved(checkpoints, step, facts={VALIDATION_LOSS_KEY: loss})
+    way, found = find_resume_checkpoint(checkpoints, resume_from, [Rewind(step=step) for step in sent])
     assert found is not None and found[0] == start
     best = way.best()
     assert best is not None and best[0] == (2 if 2 in sent else 4)
@@ -171,25 +169,25 @@ def test_of_two_checkpoints_of_a_step_the_one_that_the_run_saw_last_is_gone_back
     """It went back to 2, came to 4 once more, and on to 6: those are its own, and not what it went back from."""
     checkpoints = place.checkpoints(tmp_path / "went-back-again")
     saved(checkpoints, 2, 4)
-    saved(checkpoints.below("from-2"), 4, 6)
+    saved(checkpoints.branch("from-2"), 4, 6)
     for step in (4, 6):
-        way, found = where_to_resume(checkpoints, "latest", [SentBack(step=2), SentBack(step=step)])
+        way, found = find_resume_checkpoint(checkpoints, "latest", [Rewind(step=2), Rewind(step=step)])
         assert found == (step, checkpoints.folder / "from-2" / str(step))
         assert way.folder == checkpoints.folder / "from-2" / f"from-{step}"
     shutil.rmtree(checkpoints.folder)
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 3. There are: 2, 4, 6"):
-        where_to_resume(checkpoints, "latest", [SentBack(step=2), SentBack(step=3)])
+        find_resume_checkpoint(checkpoints, "latest", [Rewind(step=2), Rewind(step=3)])
 
 
 def test_a_checkpoint_from_before_it_was_written_down_what_it_is_made_with_is_taken(place: Place, tmp_path: Path) -> None:
     checkpoints = place.checkpoints(tmp_path / "older")
     seen = 3 * place.recipe.samples_per_step
     saved(checkpoints, 3, facts={SAMPLES_SEEN: seen})
-    check_fits((3, checkpoints.folder / "3"), place.recipe)
+    check_checkpoint_fits((3, checkpoints.folder / "3"), place.recipe)
     for samples in (seen - 1, seen + 1):
         saved(checkpoints, 3, facts={SAMPLES_SEEN: samples})
         with pytest.raises(BadConfiguration, match=f"checkpoint 3 has seen {samples} of the samples"):
-            check_fits((3, checkpoints.folder / "3"), place.recipe)
+            check_checkpoint_fits((3, checkpoints.folder / "3"), place.recipe)
 
 
 class Paged(torch.optim.SGD):
@@ -214,7 +212,7 @@ def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Trainer, "_load_optimizer_and_scheduler", load)
     trainer = object.__new__(CheckpointingTrainer)
-    trainer.in_rows = trainer.is_deepspeed_enabled = False
+    trainer.saves_sharded = trainer.is_deepspeed_enabled = False
     trainer.optimizer = SimpleNamespace(optimizer=optimizer)
     trainer._load_optimizer_and_scheduler("checkpoint")
     for weight, kept in moments.items():
@@ -224,8 +222,12 @@ def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.Mo
 
 
 def test_what_it_does_once_more_is_logged_once_more() -> None:
-    sent = SentBack(step=4, done=8)
-    known = Resumption(step=4, newest={"train/loss": 8, "mine": 2}, anew=[Anew.told(sent.steps_done_anew, sent.at)])
-    assert first_until([Anew.told(sent.steps_done_anew, sent.at)], 5) == NEVER, "an earlier release did not write it down"
+    sent = Rewind(step=4, done=8)
+    known = ResumeFilter(
+        step=4, newest={"train/loss": 8, "mine": 2}, anew=[RepeatedSteps.from_time(sent.repeated_steps, sent.at)]
+    )
+    assert last_repeat_time([RepeatedSteps.from_time(sent.repeated_steps, sent.at)], 5) == UNKNOWN_TIME, (
+        "an earlier release did not write it down"
+    )
     steps = [step for step in range(12) if not known.is_known(Point("train/loss", 1.0, step, 1))]
-    assert steps == list(range(12)) and Resumption(4, {"train/loss": 8}).is_known(Point("train/loss", 1.0, 5, 1))
+    assert steps == list(range(12)) and ResumeFilter(4, {"train/loss": 8}).is_known(Point("train/loss", 1.0, 5, 1))

@@ -8,18 +8,18 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import BadConfiguration, StoreAddress
-from recipes.contracts.rewind import SentBack
+from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import Store
-from recipes.training.checkpointing.resume import resume_together
-from recipes.training.parallel.process_group import Group
+from recipes.training.checkpointing.resume import agree_on_checkpoint
+from recipes.training.parallel.process_group import ProcessGroup
 
 T = TypeVar("T")
 URI = "s3://hanzo-ml/checkpoints/run-1"
 
 
-class Node(Group):
+class Node(ProcessGroup):
     """The only process of a machine, in a thread: what it agrees on lies in a list instead of going over gloo."""
 
     def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
@@ -27,10 +27,10 @@ class Node(Group):
         self.rank, self.size = rank, 2
         self._told, self._all_are_here = told, all_are_here
 
-    def share(self, value: T) -> T:
-        return self.collect(value)[0]
+    def broadcast(self, value: T) -> T:
+        return self.all_gather(value)[0]
 
-    def collect(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         self._told[self.rank] = value
         self._all_are_here.wait(60)
         values = list(self._told)
@@ -39,28 +39,28 @@ class Node(Group):
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> list[Checkpoints]:
+def machines(tmp_path: Path) -> list[CheckpointManager]:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
-    return [Checkpoints(tmp_path / name, store, URI, 3) for name in ("first", "second")]
+    return [CheckpointManager(tmp_path / name, store, URI, 3) for name in ("first", "second")]
 
 
-def save(checkpoints: Checkpoints, *steps: int, **facts: float) -> None:
+def save(checkpoints: CheckpointManager, *steps: int, **facts: float) -> None:
     for step in steps:
-        with checkpoints.writing(step, facts) as folder:
+        with checkpoints.save(step, facts) as folder:
             (folder / "weights").write_text(f"{step} of {checkpoints.uri}")
     checkpoints.wait()
 
 
 def together(
-    machines: Sequence[Checkpoints], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
+    machines: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
 ) -> list[tuple[str, str | None]]:
     """The URI of each machine's way, and the weights that it goes on from."""
     told, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> tuple[str, str | None]:
         try:
-            way, found = resume_together(
-                machines[rank], resume_from, [SentBack(step=step) for step in sent_back], Node(rank, told, barrier)
+            way, found = agree_on_checkpoint(
+                machines[rank], resume_from, [Rewind(step=step) for step in sent_back], Node(rank, told, barrier)
             )
         except BaseException:
             barrier.abort()
@@ -72,22 +72,22 @@ def together(
         return [node.result() for node in [nodes.submit(one, rank) for rank in range(2)]]
 
 
-def test_a_run_that_has_none_begins_on_all(machines: list[Checkpoints]) -> None:
+def test_a_run_that_has_none_begins_on_all(machines: list[CheckpointManager]) -> None:
     assert together(machines) == [(URI, None)] * 2
 
 
-def test_a_new_machine_has_the_newest(machines: list[Checkpoints]) -> None:
+def test_a_new_machine_has_the_newest(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     assert together(machines) == [(URI, f"4 of {URI}")] * 2
 
 
-def test_the_first_one_s_newest_is_gone_on_from_though_it_did_not_reach_the_store(machines: list[Checkpoints]) -> None:
+def test_the_first_one_s_newest_is_gone_on_from_though_it_did_not_reach_the_store(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     machines[0].store.delete(f"{URI}/4")
     assert together(machines) == [(URI, f"4 of {URI}")] * 2
 
 
-def test_what_another_one_has_that_is_newer_is_not(machines: list[Checkpoints]) -> None:
+def test_what_another_one_has_that_is_newer_is_not(machines: list[CheckpointManager]) -> None:
     """The first was replaced, and what it had discarded lies on the other."""
     save(machines[1], 2, 4)
     machines[1].store.delete(f"{URI}/4")
@@ -95,29 +95,29 @@ def test_what_another_one_has_that_is_newer_is_not(machines: list[Checkpoints]) 
     assert machines[1].local_steps() == [2]
 
 
-def test_the_best_is_that_of_the_first_one(machines: list[Checkpoints]) -> None:
+def test_the_best_is_that_of_the_first_one(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, validation_loss=1.0)
     save(machines[0], 4, validation_loss=2.0)
     machines[0].store.delete(f"{URI}/2")
     assert together(machines, "best") == [(f"{URI}/from-2", f"2 of {URI}")] * 2
 
 
-def test_a_step_that_the_first_one_alone_has(machines: list[Checkpoints]) -> None:
+def test_a_step_that_the_first_one_alone_has(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     machines[0].store.delete(f"{URI}/2")
     assert together(machines, 2) == [(f"{URI}/from-2", f"2 of {URI}")] * 2
 
 
-def test_a_step_that_nobody_has_is_refused(machines: list[Checkpoints]) -> None:
+def test_a_step_that_nobody_has_is_refused(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4)
     with pytest.raises(BadConfiguration, match="there is no valid checkpoint 3"):
         together(machines, 3)
 
 
-def test_a_run_that_was_sent_back_goes_on_along_its_own_way(machines: list[Checkpoints]) -> None:
+def test_a_run_that_was_sent_back_goes_on_along_its_own_way(machines: list[CheckpointManager]) -> None:
     save(machines[0], 2, 4, 6)
     assert together(machines, "latest", 4) == [(f"{URI}/from-4", f"4 of {URI}")] * 2
-    way = machines[0].below("from-4", 4)
+    way = machines[0].branch("from-4", 4)
     save(way, 5, 6)
     way.store.delete(f"{way.uri}/6")
     assert together(machines, "latest", 4) == [(way.uri, f"6 of {way.uri}")] * 2

@@ -6,9 +6,9 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes.contracts.job import CheckpointPolicy
-from recipes.training.checkpointing.save_schedule import CheckpointWhenDue, SaveTheBest
-from recipes.training.metrics.validation_loss import EVALUATED
-from recipes.training.parallel.process_group import Group
+from recipes.training.checkpointing.save_schedule import SaveBestCheckpoint, SaveOnSchedule
+from recipes.training.metrics.validation_loss import EVAL_LOSS_KEY
+from recipes.training.parallel.process_group import ProcessGroup
 
 MINUTE = 60.0
 
@@ -16,7 +16,7 @@ MINUTE = 60.0
 def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[int]:
     """The steps after which a run saves whose steps all take so long."""
     now = 1e6
-    due = CheckpointWhenDue(policy, Group(), clock=lambda: now)
+    due = SaveOnSchedule(policy, ProcessGroup(), clock=lambda: now)
     found = []
     for step in range(1, steps + 1):
         now += seconds_of_step
@@ -52,11 +52,11 @@ def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
 )
 def test_every_step_that_is_better_than_all_before_is_saved(losses: list[float], best: list[int]) -> None:
     """Row I7: by no clock, and between the steps that are saved anyway."""
-    saving, state = SaveTheBest(), TrainerState()
+    saving, state = SaveBestCheckpoint(), TrainerState()
     found = []
     for step, loss in enumerate(losses, 1):
         state.global_step = step
-        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, EVALUATED: loss}]
+        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, EVAL_LOSS_KEY: loss}]
         if saving.on_evaluate(TrainingArguments(use_cpu=True), state, TrainerControl()).should_save:
             found.append(step)
     assert found == best

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from recipes.checkpoints.shard_selection import rows_of
+from recipes.checkpoints.shard_selection import shard_rows
+from recipes.training.checkpointing.sharded_safetensors import RowRange, ShardedTensors, write_rows
 from recipes.training.checkpointing.staging import Staging
-from recipes.training.parallel.process_group import Group
-from recipes.training.row_files import RowFiles, Rows, write_rows
+from recipes.training.parallel.process_group import ProcessGroup
 from tests.api.server_process import free_port
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 MEGABYTES_OF_BUFFER = 100
 SAVING = """
 import sys
@@ -91,13 +91,13 @@ def test_the_rows_that_some_wrote_are_read_by_others(total: int, writers: int, r
     with TemporaryDirectory() as folder:
         written = [Path(folder, f"rows-{rank}.safetensors") for rank in range(writers)]
         for rank, file in enumerate(written):
-            part = rows_of(total, rank, writers)
+            part = shard_rows(total, rank, writers)
             one = {"step": torch.tensor(7.0)} if rank == 0 else {}
             save_file({"weight": whole[part.start : part.stop].clone(), **one}, file)
-        files = RowFiles(written)
+        files = ShardedTensors(written)
         assert sorted(files.names) == ["step", "weight"]
         assert (files.shape("weight"), files.shape("step"), files.shape("bias")) == (whole.shape, torch.Size([]), None)
-        parts = [files.read("weight", rows_of(total, rank, readers)) for rank in range(readers)]
+        parts = [files.read("weight", shard_rows(total, rank, readers)) for rank in range(readers)]
         assert torch.cat(parts).equal(whole) and files.read("weight").equal(whole)
         assert files.read("step") == 7.0
 
@@ -106,29 +106,29 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     """Where weights are cut twice, the second process has no rows that follow those of the first."""
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((0, 2, 1, 3)):
-        group = Group(process, size=1, local_rank=process)
+        group = ProcessGroup(process, size=1, local_rank=process)
         staging = Staging()
-        row, place = {"weight": whole[first : first + 1]}, {"weight": Rows(first, 4)}
+        row, place = {"weight": whole[first : first + 1]}, {"weight": RowRange(first, 4)}
         write_rows(row, f"of-{process}", tmp_path, group, staging, place)
         staging.begin()
         staging.settle()
-    files = RowFiles(sorted(tmp_path.glob("*")))
+    files = ShardedTensors(sorted(tmp_path.glob("*")))
     assert files.read("weight").equal(whole) and files.read("weight", range(1, 3)).equal(whole[1:3])
-    assert torch.cat(list(files.pieces("weight"))).equal(whole)
+    assert torch.cat(list(files.iter_pieces("weight"))).equal(whole)
 
 
 def test_files_of_an_earlier_version_are_read(tmp_path: Path) -> None:
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((2, 0)):
         save_file({"weight": whole[first : first + 2]}, tmp_path / str(process), {"first_rows": f'{{"weight": {first}}}'})
-    assert RowFiles(sorted(tmp_path.glob("*"))).read("weight").equal(whole)
+    assert ShardedTensors(sorted(tmp_path.glob("*"))).read("weight").equal(whole)
 
 
 def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
     for total in range(12):
         for processes in range(1, 6):
             chunks = torch.arange(total).chunk(processes) if total else ()
-            own = [rows_of(total, rank, processes) for rank in range(processes)]
+            own = [shard_rows(total, rank, processes) for rank in range(processes)]
             assert [list(rows) for rows in own if rows] == [chunk.tolist() for chunk in chunks]
 
 

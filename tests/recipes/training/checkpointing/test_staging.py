@@ -24,7 +24,7 @@ def test_what_is_written_is_as_it_was_given_while_training_goes_on() -> None:
         assert may_write.wait(60)
         found.append(copy)
 
-    staging.later(state, write)
+    staging.stage(state, write)
     begun = staging.begin()
     weight.zero_()
     assert not found and not begun.done()
@@ -42,15 +42,15 @@ def test_the_copies_of_a_checkpoint_take_the_place_of_those_of_the_one_before() 
     for step in range(1, 4):
         weights["a"].fill_(step)
         staging.settle()
-        staging.later(weights, kept(found))
-        staging.later(moments, kept(found))
+        staging.stage(weights, kept(found))
+        staging.stage(moments, kept(found))
         staging.begin()
     staging.settle()
     assert [copy["a"].tolist() for copy in found] == [[3, 3, 3], [0, 0, 0]] * 3, "the last are where all of them were"
     assert len({copy["a"].data_ptr() for copy in found}) == 2
     found.clear()
     weights["a"] = torch.ones(5)
-    staging.later(weights, kept(found))
+    staging.stage(weights, kept(found))
     staging.begin()
     staging.settle()
     assert found[0]["a"].tolist() == [1] * 5
@@ -60,7 +60,7 @@ def test_what_shares_memory_shares_it_in_the_copy() -> None:
     """The library writes a tied weight once: by that it tells one."""
     embedding, found = torch.ones(4, 2), []
     staging = Staging()
-    staging.later({"embed": embedding, "head": embedding.view(4, 2), "first": embedding[:2]}, kept(found))
+    staging.stage({"embed": embedding, "head": embedding.view(4, 2), "first": embedding[:2]}, kept(found))
     staging.begin()
     staging.settle()
     assert found[0]["embed"].data_ptr() == found[0]["head"].data_ptr() != embedding.data_ptr()
@@ -77,8 +77,8 @@ def test_where_memory_is_short_training_waits_for_it_to_be_written(processes: in
         order.append("itself" if state["weight"] is weight else "copy")
 
     staging = Staging(processes, free=lambda: free)
-    staging.then(lambda: order.append("before"))
-    staging.later({"weight": weight}, write)
+    staging.add_action(lambda: order.append("before"))
+    staging.stage({"weight": weight}, write)
     assert order == []
     assert staging.begin().done() == at_once
     may_write.set()
@@ -94,25 +94,25 @@ def test_where_memory_is_short_in_another_process_training_waits_too() -> None:
         told.append(lacks_room)
         return len(told) == 2
 
-    staging = Staging(free=lambda: 1000, in_any=in_any)
+    staging = Staging(free=lambda: 1000, any_process=in_any)
     for _ in range(2):
         staging.settle()
-        staging.later(torch.ones(3), kept(written))
+        staging.stage(torch.ones(3), kept(written))
         begun = staging.begin()
     assert begun.done() and len(written) == 2 and told == [False, False]
     short = Staging(free=lambda: 0)
-    short.later(torch.ones(3), lambda state: state.missing)
+    short.stage(torch.ones(3), lambda state: state.missing)
     with pytest.raises(AttributeError, match="missing"):
         short.begin()
-    short.notice()
+    short.raise_if_failed()
 
 
 def test_memory_is_asked_for_anew_with_each_checkpoint() -> None:
     free, waited = iter([0, 1000]), []
-    staging = Staging(free=lambda: next(free), in_any=lambda lacks_room: waited.append(lacks_room) or lacks_room)
+    staging = Staging(free=lambda: next(free), any_process=lambda lacks_room: waited.append(lacks_room) or lacks_room)
     for _ in range(2):
         staging.settle()
-        staging.later(torch.ones(3), lambda _: None)
+        staging.stage(torch.ones(3), lambda _: None)
         staging.begin()
     assert waited == [True, False]
 
@@ -130,10 +130,10 @@ def test_where_memory_for_copies_is_refused_it_is_written_without(monkeypatch: p
     staging = Staging(free=lambda: 1000)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty_like", refuse)
-        staging.later(weight, kept(found))
+        staging.stage(weight, kept(found))
         staging.begin()
     assert found[0] is weight
-    staging.later(weight, kept(found))
+    staging.stage(weight, kept(found))
     staging.begin()
     staging.settle()
     assert found[1] is not weight and found[1].equal(weight)
@@ -146,7 +146,7 @@ def test_memory_that_was_taken_is_not_asked_for_again() -> None:
     for _ in range(2):
         staging.settle()
         for name in ("weights", "moments"):
-            staging.later({name: torch.ones(100)}, lambda state: found.append([*state]))
+            staging.stage({name: torch.ones(100)}, lambda state: found.append([*state]))
         staging.begin()
     staging.settle()
     assert found == [["weights"], ["moments"]] * 2
@@ -154,31 +154,31 @@ def test_memory_that_was_taken_is_not_asked_for_again() -> None:
 
 def test_what_could_not_be_written_is_noticed_once_and_soon(tmp_path: Path) -> None:
     staging = Staging()
-    staging.then(lambda: (tmp_path / "missing" / "file").write_text(""))
-    staging.then(lambda: (tmp_path / "file").write_text(""))
+    staging.add_action(lambda: (tmp_path / "missing" / "file").write_text(""))
+    staging.add_action(lambda: (tmp_path / "file").write_text(""))
     begun = staging.begin()
     begun.exception()
     with pytest.raises(FileNotFoundError):
-        staging.notice()
-    staging.notice()
+        staging.raise_if_failed()
+    staging.raise_if_failed()
     staging.settle()
     assert not [*tmp_path.iterdir()], "what comes after it is not done"
 
 
 def test_nothing_is_noticed_of_what_is_under_way() -> None:
     staging, may_end = Staging(), threading.Event()
-    staging.then(lambda: may_end.wait(60))
+    staging.add_action(lambda: may_end.wait(60))
     staging.begin()
-    staging.notice()
+    staging.raise_if_failed()
     may_end.set()
     staging.close()
 
 
 def test_what_was_given_of_a_checkpoint_that_failed_is_not_written_with_the_next() -> None:
     staging, done = Staging(), []
-    staging.later(torch.ones(2), lambda _: done.append("first"))
+    staging.stage(torch.ones(2), lambda _: done.append("first"))
     staging.settle()
-    staging.later(torch.ones(2), lambda _: done.append("second"))
+    staging.stage(torch.ones(2), lambda _: done.append("second"))
     staging.begin()
     staging.settle()
     assert done == ["second"]
@@ -186,8 +186,8 @@ def test_what_was_given_of_a_checkpoint_that_failed_is_not_written_with_the_next
 
 def test_what_follows_training_has_the_memory() -> None:
     asked, staging = [], Staging(free=lambda: asked.append(0) or 1000)
-    staging.later(torch.ones(2), lambda _: None)
+    staging.stage(torch.ones(2), lambda _: None)
     staging.begin()
     staging.close()
-    staging.later(torch.ones(2), lambda _: None)
+    staging.stage(torch.ones(2), lambda _: None)
     assert len(asked) == 2

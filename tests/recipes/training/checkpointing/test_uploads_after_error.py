@@ -10,14 +10,14 @@ from transformers import set_seed
 
 from recipes import train as program
 from recipes.checkpoints import upload_retry
-from recipes.checkpoints.node_parts import PART, Part
-from recipes.checkpoints.remote import StoredCheckpoints
-from recipes.contracts.recovery_log import Incidents, read_incidents
+from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
+from recipes.checkpoints.remote import RemoteCheckpoints
+from recipes.contracts.recovery_log import RecoveryLog, read_recovery_log
 from recipes.runner import Restart
 from recipes.storage.buckets import StoreFull
-from recipes.training.parallel.process_group import Group
-from recipes.training.random_states import within_32_bits
-from recipes.training.run_setup import Course
+from recipes.training.determinism import wrap_seed
+from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.run_setup import RunState
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place
 
 FAULT = "mat1 and mat2 shapes cannot be multiplied"
@@ -27,7 +27,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried"
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> threading.Event:
     """Step 3 raises what the test says; the event tells that it has."""
-    load, raised, steps = program.load_for_training, threading.Event(), 0
+    load, raised, steps = program.load_model, threading.Event(), 0
 
     def fail(module: Any, arguments: Any) -> None:
         nonlocal steps
@@ -41,7 +41,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         model.register_forward_pre_hook(fail)
         return model
 
-    monkeypatch.setattr(program, "load_for_training", failing_model)
+    monkeypatch.setattr(program, "load_model", failing_model)
     return raised
 
 
@@ -52,14 +52,14 @@ def test_a_checkpoint_on_its_way_arrives_before_the_program_ends(
     place: Place, tmp_path: Path, failing: threading.Event, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process ended with the error, and the upload with the process."""
-    send = StoredCheckpoints.send
+    send = RemoteCheckpoints.send
 
     def slow(*given: Any) -> Any:
         assert failing.wait(60)
         time.sleep(0.5)
         return send(*given)
 
-    monkeypatch.setattr(StoredCheckpoints, "send", slow)
+    monkeypatch.setattr(RemoteCheckpoints, "send", slow)
     work = tmp_path / f"arrives-{expected.__name__}"
     with pytest.raises(expected, match=r"multiplied|did not fit"):
         place.train(work, eval_steps=None)
@@ -85,7 +85,7 @@ def test_one_that_cannot_arrive_hides_no_error(
     work = tmp_path / f"full-{expected.__name__}"
     with monkeypatch.context() as patched:
         patched.setattr(upload_retry, "PAUSES_SECONDS", ())
-        patched.setattr(StoredCheckpoints, "send", full)
+        patched.setattr(RemoteCheckpoints, "send", full)
         with pytest.raises(expected, match=r"multiplied|did not fit"):
             place.train(work, eval_steps=None)
     assert "the newest checkpoint is on this machine alone" in capsys.readouterr().out
@@ -103,12 +103,12 @@ def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
         raise StoreFull("no space is left")
 
     monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
-    monkeypatch.setattr(StoredCheckpoints, "send", full)
+    monkeypatch.setattr(RemoteCheckpoints, "send", full)
     checkpoints = place.checkpoints(tmp_path / "second")
-    course = Course(place.recipe, Group(), checkpoints, checkpoints.uri, None, Incidents(), (), ())
-    with checkpoints.writing(6, {PART: Part(number=2, of=2, save="a").model_dump(mode="json")}) as folder:
+    course = RunState(place.recipe, ProcessGroup(), checkpoints, checkpoints.uri, None, RecoveryLog(), (), ())
+    with checkpoints.save(6, {PART_KEY: CheckpointPart(number=2, of=2, save="a").model_dump(mode="json")}) as folder:
         (folder / "rows-2").write_text("6")
-    program.wait_for_uploads(course, goes_on=True)
+    program.wait_for_uploads(course, resumes_later=True)
     assert "part 2 of 2 of the newest checkpoint is on this machine alone: no space is left" in capsys.readouterr().out
 
 
@@ -117,17 +117,17 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
     place: Place, tmp_path: Path, failing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other processes wait for this one, and end it in a quarter of an hour: it began again with what had not fit."""
-    send = StoredCheckpoints.send
+    send = RemoteCheckpoints.send
 
     def patient(*given: Any) -> Any:
         assert failing.wait(60)
         end = time.monotonic() + 60
-        while not read_incidents(place.store, CHECKPOINTS.format("written")).entries:
+        while not read_recovery_log(place.store, CHECKPOINTS.format("written")).entries:
             assert time.monotonic() < end
             time.sleep(0.01)
         return send(*given)
 
-    monkeypatch.setattr(StoredCheckpoints, "send", patient)
+    monkeypatch.setattr(RemoteCheckpoints, "send", patient)
     monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
     with pytest.raises(Restart):
         place.train(tmp_path / "written", eval_steps=None)
@@ -137,5 +137,5 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
 @pytest.mark.parametrize(("added", "expected"), [(0, 2**32 - 1), (1, 0), (2**33, 2**32 - 1)])
 def test_the_largest_seed_has_one_for_each_process(added: int, expected: int) -> None:
     """NumPy takes none of more than 32 bits: with that seed, a run in two processes could not begin."""
-    assert within_32_bits(2**32 - 1 + added) == expected
-    set_seed(within_32_bits(2**32 - 1 + added))
+    assert wrap_seed(2**32 - 1 + added) == expected
+    set_seed(wrap_seed(2**32 - 1 + added))

@@ -17,12 +17,12 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
 from recipes import train as program
-from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.plan import open_table, write_table
 from recipes.runner import Preempted
 from recipes.training.data.packing import PackedRows
-from recipes.training.data.prefetch import of_process, will_need
-from recipes.training.data.sample_order import OncePerProcess, SampleOrder, SamplesOfRun
-from recipes.training.raw_rows import SCHEMA
+from recipes.training.data.prefetch import advise_will_need, select_process_rows
+from recipes.training.data.rows import TOKEN_SCHEMA
+from recipes.training.data.sample_order import ProcessSampler, RunSamples, SampleOrder
 from tests.recipes.training.training_workspace import Place, facts, stop_after
 
 STEPS = 8
@@ -67,13 +67,13 @@ def test_a_step_asks_for_what_was_told_in_the_one_before(
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_each_process_tells_of_the_rows_that_the_library_deals_it(together: int) -> None:
-    samples, batch, size = SamplesOfRun(SampleOrder(40, seed=1), per_step=12, steps=5), 2, 3
-    places = OncePerProcess(samples, places=12, batch=batch, processes=together)
+    samples, batch, size = RunSamples(SampleOrder(40, seed=1), per_step=12, steps=5), 2, 3
+    places = ProcessSampler(samples, places=12, batch=batch, processes=together)
     for rank in range(size * together):
         dealt = BatchSamplerShard(BatchSampler(places, batch, drop_last=True), size * together, rank)
         group: Any = SimpleNamespace(data_rank=rank // together, data_size=size)
         rows = list(samples)
-        told = [of_process(rows[first : first + 12], batch, group) for first in range(0, len(rows), 12)]
+        told = [select_process_rows(rows[first : first + 12], batch, group) for first in range(0, len(rows), 12)]
         assert [row for step in told for row in step] == [row for some in dealt for row in some]
 
 
@@ -90,20 +90,20 @@ def test_what_was_told_is_read_and_nothing_else(file_on_a_disk: Path) -> None:
     tokens = np.arange(size, dtype=np.int32)
     batch = pa.record_batch(
         {
-            "input_ids": pa.array([tokens] * records, type=SCHEMA.field("input_ids").type),
+            "input_ids": pa.array([tokens] * records, type=TOKEN_SCHEMA.field("input_ids").type),
             "assistant_mask": pa.array([np.ones(size, dtype=bool)] * records),
-            "length": pa.array([size] * records, type=SCHEMA.field("length").type),
+            "length": pa.array([size] * records, type=TOKEN_SCHEMA.field("length").type),
         },
-        schema=SCHEMA,
+        schema=TOKEN_SCHEMA,
     )
-    write_table(file, SCHEMA, [batch])
+    write_table(file, TOKEN_SCHEMA, [batch])
     rows = PackedRows(open_table(file), size, padding=0)
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    (ids,), (far,) = rows.place_of(150), rows.place_of(20)
+    (ids,), (far,) = rows.memory_ranges(150), rows.memory_ranges(20)
     assert ids[1] == 4 * size and not is_read(*ids), "a file system that keeps its files in memory tests nothing"
-    will_need(*ids)
+    advise_will_need(*ids)
     end = time.monotonic() + 30
     while not is_read(*ids):
         assert time.monotonic() < end

@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.training.data.sample_order import NO_ROW, OncePerProcess, RowsOrNone, SampleOrder, SamplesOfRun
+from recipes.training.data.sample_order import NO_ROW, OptionalRows, ProcessSampler, RunSamples, SampleOrder
 
 
 def test_each_epoch_has_each_row_once_in_another_order() -> None:
@@ -23,12 +23,12 @@ def test_a_rollback_leaves_out_the_samples_of_its_steps_and_their_rows_for_good(
     skipped: tuple[tuple[int, int], ...] = ()
     whole = list(islice(SampleOrder(rows, 3).ids(), 40 * rows + 200))
     for before, count in rollbacks:
-        samples = SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=40)
+        samples = RunSamples(SampleOrder(rows, 3, skipped), per_step=2, steps=40)
         seen = list(samples)
-        first, stop = samples.positions_of_steps(before + 1, before + count)
+        first, stop = samples.step_positions(before + 1, before + count)
         assert [seen[2 * before], seen[2 * (before + count) - 1]] == [whole[first], whole[stop - 1]]
         skipped = (*skipped, (first, stop))
-        after = list(SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=30))
+        after = list(RunSamples(SampleOrder(rows, 3, skipped), per_step=2, steps=30))
         assert after[: 2 * before] == seen[: 2 * before]
         assert after == kept(whole, rows, skipped)[:60]
 
@@ -45,8 +45,8 @@ def kept(whole: list[int], rows: int, skipped: tuple[tuple[int, int], ...]) -> l
 
 
 def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> None:
-    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=2, steps=50)
-    order = SampleOrder(10, seed=1, skipped=(samples.positions_of_steps(2, 3),))
+    samples = RunSamples(SampleOrder(10, seed=1), per_step=2, steps=50)
+    order = SampleOrder(10, seed=1, skipped=(samples.step_positions(2, 3),))
     bad = list(samples)[2:6]
     seen = list(islice(order.ids(), 60))
     assert not {*bad} & {*seen} and [seen.count(row) for row in {*seen}] == [10] * 6
@@ -54,18 +54,20 @@ def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> Non
 
 def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:
     """Steps of 4 of 10 rows; after two of them, those of the third and fourth are left out."""
-    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=4, steps=9)
-    found = [tuple(samples.place_after(step).values()) for step in range(6)]
+    samples = RunSamples(SampleOrder(10, seed=1), per_step=4, steps=9)
+    found = [tuple(samples.position_after(step).values()) for step in range(6)]
     assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
-    skipping = SamplesOfRun(SampleOrder(10, seed=1, skipped=((8, 16),)), per_step=4, steps=9)
-    assert skipping.place_after(1) == samples.place_after(1) and skipping.place_after(2) == samples.place_after(4)
+    skipping = RunSamples(SampleOrder(10, seed=1, skipped=((8, 16),)), per_step=4, steps=9)
+    assert skipping.position_after(1) == samples.position_after(1) and skipping.position_after(2) == samples.position_after(
+        4
+    )
 
 
 def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> None:
     """The library gives each process the next micro-batch, and so on from the first."""
-    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=12, steps=4)
-    dealt = list(OncePerProcess(samples, places=12, batch=3, processes=2))
-    assert len(dealt) == len(OncePerProcess(samples, places=12, batch=3, processes=2))
+    samples = RunSamples(SampleOrder(60, seed=2), per_step=12, steps=4)
+    dealt = list(ProcessSampler(samples, places=12, batch=3, processes=2))
+    assert len(dealt) == len(ProcessSampler(samples, places=12, batch=3, processes=2))
     batches = [dealt[first : first + 3] for first in range(0, len(dealt), 3)]
     hands = [[row for batch in batches[process::4] for row in batch] for process in range(4)]
     assert hands[0] == hands[1] and hands[2] == hands[3]
@@ -77,9 +79,9 @@ def test_each_step_has_its_samples_once_however_many_share_them(rows: int, proce
     """`together` processes compute the same micro-batches; a place without a row is one of a step's last."""
     batch = min(most, -(-rows // processes))
     times = -(-rows // (batch * processes))
-    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=rows, steps=3)
-    dealt = list(OncePerProcess(samples, batch * times * processes, batch, together))
-    assert len(dealt) == len(OncePerProcess(samples, batch * times * processes, batch, together))
+    samples = RunSamples(SampleOrder(60, seed=2), per_step=rows, steps=3)
+    dealt = list(ProcessSampler(samples, batch * times * processes, batch, together))
+    assert len(dealt) == len(ProcessSampler(samples, batch * times * processes, batch, together))
     batches = [dealt[first : first + batch] for first in range(0, len(dealt), batch)]
     hands = [batches[process :: processes * together] for process in range(processes * together)]
     assert {len(hand) for hand in hands} == {3 * times}, "all compute as often"
@@ -92,5 +94,5 @@ def test_each_step_has_its_samples_once_however_many_share_them(rows: int, proce
 
 
 def test_there_is_nothing_in_the_place_of_no_row() -> None:
-    rows = RowsOrNone(["a", "b"])
+    rows = OptionalRows(["a", "b"])
     assert (len(rows), rows[0], rows[1], rows[NO_ROW]) == (2, "a", "b", None)

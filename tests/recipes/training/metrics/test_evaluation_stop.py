@@ -9,8 +9,8 @@ import pytest
 
 from recipes.contracts.results import TrainingFacts
 from recipes.runner import Preempted
-from recipes.training.metrics.microbatch_metrics import Told
-from recipes.training.metrics.validation_loss import owed
+from recipes.training.metrics.microbatch_metrics import MicrobatchMetrics
+from recipes.training.metrics.validation_loss import is_evaluation_due
 from recipes.training.objective_trainer import ObjectiveTrainer
 from tests.recipes.training.training_workspace import Place, pending_in
 
@@ -38,15 +38,15 @@ class Evaluated:
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     seen = Evaluated()
-    part = ObjectiveTrainer._part
+    part = ObjectiveTrainer._evaluate_batch
 
-    def watched(trainer: ObjectiveTrainer, rows: range) -> Told:
+    def watched(trainer: ObjectiveTrainer, rows: range) -> MicrobatchMetrics:
         seen.sizes.append(len(rows))
         if len(seen.sizes) == seen.stop_in:
             os.kill(os.getpid(), signal.SIGTERM)
         return part(trainer, rows)
 
-    monkeypatch.setattr(ObjectiveTrainer, "_part", watched)
+    monkeypatch.setattr(ObjectiveTrainer, "_evaluate_batch", watched)
     return seen
 
 
@@ -102,8 +102,8 @@ def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_
 
 def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
     history = [{"step": 2, "eval_loss": 1.5}, {"step": 4, "loss": 2.0}]
-    assert [step for step in range(7) if owed(step, 2, 7, history)] == [4, 6]
-    assert not owed(4, None, 4, history)
+    assert [step for step in range(7) if is_evaluation_due(step, 2, 7, history)] == [4, 6]
+    assert not is_evaluation_due(4, None, 4, history)
 
 
 @pytest.mark.slow

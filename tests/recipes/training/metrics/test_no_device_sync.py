@@ -29,8 +29,8 @@ def trainer_of(place: Place, work: Path, **changed: Any) -> ObjectiveTrainer:
         raise Caught
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Caught):
-        patched.setattr(packed_attention, "fits", lambda *_: True)
-        patched.setattr(program, "run", caught)
+        patched.setattr(packed_attention, "supports_packed_attention", lambda *_: True)
+        patched.setattr(program, "run_training", caught)
         place.train(work, **changed)
     return made[0]
 
@@ -68,7 +68,7 @@ def test_a_micro_batch_is_not_waited_for(place: Place, tmp_path: Path, changed: 
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trainer, "_prepare_inputs", lambda found: batch())
-        told = trainer._part(range(4))
+        told = trainer._evaluate_batch(range(4))
     assert all(torch.is_tensor(mean) and mean.is_meta for mean in told.means.values())
     with pytest.raises(RuntimeError, match="meta"):
         float(told.means["loss"])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import TrainerState
 
-from recipes.training.metrics.tracking import LogToTracking
-from resources.hpo.sweep_validation import EVALUATED, OF_PREFERENCES, OF_TEXTS
+from recipes.training.metrics.tracking import TrackingCallback
+from resources.hpo.sweep_validation import EVALUATION_METRICS, PREFERENCE_METRICS, TEXT_METRICS
 from tests.recipes.training.training_workspace import Place, pending_in
 
 OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
@@ -32,9 +32,9 @@ def test_the_time_of_a_step_is_not_that_of_an_evaluation_or_a_checkpoint(monkeyp
     """Each of a step that took 2 seconds: 10 after what came between, and 100 tokens later."""
     now, told = [0.0], list[tuple[int, float]]()
     monkeypatch.setattr("recipes.training.metrics.tracking.time.monotonic", lambda: now[0])
-    work: Any = SimpleNamespace(speed=lambda tokens, seconds: told.append((tokens, seconds)) or {})
-    meter, metrics = SimpleNamespace(newest_stall=None), SimpleNamespace(add=lambda *point: None)
-    log, state = LogToTracking(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
+    work: Any = SimpleNamespace(throughput_metrics=lambda tokens, seconds: told.append((tokens, seconds)) or {})
+    meter, metrics = SimpleNamespace(last_stall_seconds=None), SimpleNamespace(add=lambda *point: None)
+    log, state = TrackingCallback(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
     state.num_input_tokens_seen = 700  # of the steps before the checkpoint that it goes on from
     for between in (log.on_train_begin, log.on_evaluate, log.on_save, None):
         if between:
@@ -52,7 +52,7 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
     assert newest is not None and newest[0] == 2
     points = pending_in(newest[1])
     told = {point["key"] for point in points if point["key"].startswith("eval/")}
-    assert told == set(EVALUATED) - set(OF_PREFERENCES)  # what a sweep may ask for
+    assert told == set(EVALUATION_METRICS) - set(PREFERENCE_METRICS)  # what a sweep may ask for
     losses, perplexities = (
         {point["step"]: point["value"] for point in points if point["key"] == key}
         for key in ("eval/loss", "eval/perplexity")
@@ -67,4 +67,4 @@ def test_what_is_learned_from_pairs_has_no_perplexity(place: Place, tmp_path: Pa
     newest = place.checkpoints(tmp_path / "without-perplexity").latest()
     assert newest is not None
     logged = {point["key"] for point in pending_in(newest[1])}
-    assert {key for key in logged if key.startswith("eval/")} == set(EVALUATED) - set(OF_TEXTS)
+    assert {key for key in logged if key.startswith("eval/")} == set(EVALUATION_METRICS) - set(TEXT_METRICS)

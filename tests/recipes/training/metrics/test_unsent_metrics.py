@@ -11,10 +11,10 @@ import pytest
 from hanzo_ml.client import buffer
 from hanzo_ml.client.buffer import MetricBuffer
 from hanzo_ml.client.points import Point
-from hanzo_ml.client.repeated_steps import Anew
-from recipes.train import METRICS_GRACE_SECONDS, left
-from recipes.training.metrics import open_metrics, write_pending
-from recipes.unsent_metrics import UnsentPoint, read_unsent, write_unsent
+from hanzo_ml.client.repeated_steps import RepeatedSteps
+from recipes.contracts.results import UnsentPoint, read_unsent_metrics, write_unsent_metrics
+from recipes.train import METRICS_GRACE_SECONDS, build_unsent_point
+from recipes.training.metrics.tracking import open_metric_buffer, write_pending_metrics
 from tests.recipes.training.training_workspace import Place, facts
 
 
@@ -22,7 +22,7 @@ def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_it
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = facts(place.train(tmp_path / "unheard"))
-    left = list(read_unsent(place.store, "s3://hanzo-ml/runs/unheard"))
+    left = list(read_unsent_metrics(place.store, "s3://hanzo-ml/runs/unheard"))
     assert len(left) == result.unsent_metrics
     losses = [(point.step, point.value) for point in left if point.key == "train/loss"]
     assert losses and losses == sorted(result.losses.items()), "each step once"
@@ -31,17 +31,17 @@ def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_it
 
 def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(place: Place) -> None:
     folder, values = "s3://hanzo-ml/runs/odd", (0.1, float("inf"), float("-inf"), float("nan"))
-    write_unsent(place.store, folder, [UnsentPoint(key="from before", value=1.0, step=1, timestamp=1)])
-    write_unsent(place.store, folder, [UnsentPoint(key="é x", value=value, step=2, timestamp=3) for value in values])
-    *plain, nan = read_unsent(place.store, folder)
+    write_unsent_metrics(place.store, folder, [UnsentPoint(key="from before", value=1.0, step=1, timestamp=1)])
+    write_unsent_metrics(place.store, folder, [UnsentPoint(key="é x", value=value, step=2, timestamp=3) for value in values])
+    *plain, nan = read_unsent_metrics(place.store, folder)
     assert [point.value for point in plain] == list(values[:3]) and math.isnan(nan.value)
     assert {(point.key, point.step, point.timestamp) for point in (*plain, nan)} == {("é x", 2, 3)}
 
 
 def test_a_point_of_a_step_that_was_done_anew_says_since_when() -> None:
     """Without that, one that had arrived though nobody said so would be logged a second time."""
-    anew = (Anew(range(5, 9), 1500), Anew.told(range(8, 9), None))
-    told = [left(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
+    anew = (RepeatedSteps(range(5, 9), 1500), RepeatedSteps.from_time(range(8, 9), None))
+    told = [build_unsent_point(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
     assert [(point.anew, point.since) for point in told] == [(False, None), (True, 1500), (True, None)]
 
 
@@ -77,8 +77,8 @@ def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_i
     monkeypatch.setattr(buffer, "Transport", lambda uri: server)
     monkeypatch.setattr(MetricBuffer, "skip_until", late)
     pending = [Point("train/loss", 0.5, 4, 2000), Point("eval/loss", 0.7, 4, 2000)]
-    write_pending(pending, tmp_path)
-    metrics = open_metrics(place.job(tmp_path, {}), (4, tmp_path), (), evaluates_first=False)
+    write_pending_metrics(pending, tmp_path)
+    metrics = open_metric_buffer(place.job(tmp_path, {}), (4, tmp_path), (), evaluates_on_resume=False)
     assert metrics.close(60) == []
     assert server.calls == ["asked", "eval/loss 4"]
 

@@ -12,20 +12,30 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
 from recipes.contracts.job import Distributed, Hardware
+from recipes.contracts.results import Usage, read_usage, write_usage
 from recipes.runner import Preempted
-from recipes.training.metrics.usage import EVERY_SECONDS, Meter, Work, WriteUsage, gpus_held, work_of_token
+from recipes.training.metrics.usage import (
+    WRITE_INTERVAL_SECONDS,
+    TokenCost,
+    UsageMeter,
+    UsageWriter,
+    count_held_gpus,
+    token_cost,
+)
 from recipes.training.objectives.dpo import Dpo
-from recipes.usage import Usage, read_usage, write_usage
 from tests.recipes.training.training_workspace import Place, facts, pending_in, stop_after
 
 
 def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
-    assert Work(4e9, 312e12).speed(1000, 0.1) == {"train/tokens_per_second": 10_000.0, "train/mfu": 4e13 / 312e12}
-    assert Work(4e9, None).speed(1000, 0.5) == {"train/tokens_per_second": 2000.0}
+    assert TokenCost(4e9, 312e12).throughput_metrics(1000, 0.1) == {
+        "train/tokens_per_second": 10_000.0,
+        "train/mfu": 4e13 / 312e12,
+    }
+    assert TokenCost(4e9, None).throughput_metrics(1000, 0.5) == {"train/tokens_per_second": 2000.0}
 
 
 def test_no_peak_is_invented_for_a_cpu(place: Place) -> None:
-    work = work_of_token(place.recipe, place.folder / "model")
+    work = token_cost(place.recipe, place.folder / "model")
     assert work.flops and work.peak is None
 
 
@@ -48,7 +58,7 @@ def test_the_peak_is_that_of_the_gpu_that_is_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
     asked = {"base_dtype": "bfloat16", "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}}
-    assert work_of_token(place.recipe.changed(asked), place.folder / "model").peak == peak
+    assert token_cost(place.recipe.changed(asked), place.folder / "model").peak == peak
 
 
 def test_of_pairs_as_many_tokens_count_as_they_have(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +139,17 @@ def test_one_that_fails_by_itself_has_cost_what_it_did(
 
 def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> None:
     now, folder = [0.0], "s3://hanzo-ml/runs/minutes"
-    writing = WriteUsage(Meter(Usage(), 0), place.store, folder, clock=lambda: now[0])
+    writing = UsageWriter(UsageMeter(Usage(), 0), place.store, folder, clock=lambda: now[0])
 
     def step(number: int, seconds: float) -> None:
         now[0] = seconds
         writing.on_step_end(TrainingArguments(report_to=[]), TrainerState(global_step=number), TrainerControl())
 
-    for number, seconds in ((1, EVERY_SECONDS), (2, EVERY_SECONDS + 1), (3, 2 * EVERY_SECONDS - 1)):
+    for number, seconds in (
+        (1, WRITE_INTERVAL_SECONDS),
+        (2, WRITE_INTERVAL_SECONDS + 1),
+        (3, 2 * WRITE_INTERVAL_SECONDS - 1),
+    ):
         step(number, seconds)
     writing._writer.shutdown()
     assert read_usage(place.store, folder).steps == 1
@@ -143,7 +157,7 @@ def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> N
 
 def test_hours_of_gpus_are_counted_with_as_many_as_there_were(place: Place) -> None:
     """100 s on eight of them, then a while on three."""
-    meter = Meter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), 3)
+    meter = UsageMeter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), 3)
     used = meter.read(TrainerState(global_step=1))
     assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))
 
@@ -153,13 +167,13 @@ def test_gpus_that_are_not_there_cost_nothing(place: Place, tmp_path: Path, monk
     job = place.job(tmp_path / "asked", {"max_steps": 1}).model_copy(update={"hardware": Hardware(cpu=1, gpus=4)})
     for there, held in ((2, 2), (8, 4), (0, 0)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
-        assert gpus_held(job) == held
-        assert gpus_held(job.model_copy(update={"distributed": shape})) == 2 * held
+        assert count_held_gpus(job) == held
+        assert count_held_gpus(job.model_copy(update={"distributed": shape})) == 2 * held
     assert facts(place.run(job, tmp_path / "asked")).gpu_seconds == 0
 
 
 def test_gpus_are_held_while_the_model_is_loaded_too(place: Place) -> None:
-    meter = Meter(Usage(seconds=100.0, gpus=2, gpu_seconds=200.0), 2, began=time.monotonic() - 60)
+    meter = UsageMeter(Usage(seconds=100.0, gpus=2, gpu_seconds=200.0), 2, began=time.monotonic() - 60)
     used = meter.read(TrainerState(global_step=1))
     assert used.seconds - 100 < 60 and used.gpu_seconds - 200 == pytest.approx(2 * (60 + used.seconds - 100), abs=0.1)
 
@@ -168,10 +182,10 @@ def test_the_peak_is_that_of_the_process_that_held_most(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stage or one row may need more than the leader's."""
-    meter = Meter(Usage(peak_memory=5), 1)
-    meter.learn_peaks([1 << 50, 7])
-    meter.learn_peaks([3])
+    meter = UsageMeter(Usage(peak_memory=5), 1)
+    meter.record_peaks([1 << 50, 7])
+    meter.record_peaks([3])
     assert meter.read(TrainerState()).peak_memory == 1 << 50
-    monkeypatch.setattr("recipes.training.trainer.peak_memory", lambda: 1 << 50)
+    monkeypatch.setattr("recipes.training.trainer.peak_memory_bytes", lambda: 1 << 50)
     result = place.train(tmp_path, max_steps=1, eval_steps=None)
     assert facts(result).peak_memory == 1 << 50

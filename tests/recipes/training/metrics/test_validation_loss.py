@@ -4,21 +4,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recovery_log import Incidents, OutOfMemory
-from recipes.training.metrics.validation_loss import Part, share, together
+from recipes.contracts.recovery_log import OutOfMemory, RecoveryLog
+from recipes.training.metrics.validation_loss import WeightedMeans, combine_means, split_rows
 
 
 @given(rows=st.integers(1, 40), batch=st.integers(1, 9), processes=st.integers(1, 9))
 def test_each_row_is_read_once_and_all_processes_compute_equally_often(rows: int, batch: int, processes: int) -> None:
-    shares = [share(rows, batch, rank, processes) for rank in range(processes)]
+    shares = [split_rows(rows, batch, rank, processes) for rank in range(processes)]
     assert sorted(row for own in shares for some in own for row in some) == list(range(rows))
     assert len({len(own) for own in shares}) == 1
     assert max(len(some) for own in shares for some in own) <= batch
 
 
 def test_what_weighs_nothing_does_not_count() -> None:
-    nothing = Part({"loss": float("nan")}, 0)
-    assert together([nothing, Part({"loss": 1.0, "margin": 2.0}, 3), Part({"loss": 5.0, "margin": 6.0}, 1)]) == {
+    nothing = WeightedMeans({"loss": float("nan")}, 0)
+    assert combine_means(
+        [nothing, WeightedMeans({"loss": 1.0, "margin": 2.0}, 3), WeightedMeans({"loss": 5.0, "margin": 6.0}, 1)]
+    ) == {
         "loss": 2.0,
         "margin": 3.0,
     }
@@ -26,15 +28,19 @@ def test_what_weighs_nothing_does_not_count() -> None:
 
 def test_what_only_some_parts_tell_is_a_mean_over_those() -> None:
     """An objective of somebody else need not tell the same of every micro-batch: a KeyError ended its run."""
-    parts = [Part({"loss": 1.0}, 3), Part({"loss": 5.0, "hits": 1.0}, 1), Part({"loss": 2.0, "hits": 0.0}, 4)]
-    assert together(parts) == {"loss": 2.0, "hits": 0.2}
+    parts = [
+        WeightedMeans({"loss": 1.0}, 3),
+        WeightedMeans({"loss": 5.0, "hits": 1.0}, 1),
+        WeightedMeans({"loss": 2.0, "hits": 0.0}, 4),
+    ]
+    assert combine_means(parts) == {"loss": 2.0, "hits": 0.2}
 
 
 def test_a_smaller_micro_batch_keeps_the_rows_of_a_step_on_other_processes_too() -> None:
     """Found out by one process; the run goes on with two, as its recipe has it."""
     shape = {"gpus_per_node": 2, "backend": "gloo"}
     recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})
-    incidents = Incidents(entries=(OutOfMemory(step=1, batch_size=2, gradient_accumulation=12),))
+    incidents = RecoveryLog(entries=(OutOfMemory(step=1, batch_size=2, gradient_accumulation=12),))
     for processes, accumulation in ((1, 12), (2, 6), (3, 4), (6, 2)):
-        fitted = incidents.fitted(recipe.on(processes))
+        fitted = incidents.shrink_recipe(recipe.for_processes(processes))
         assert (fitted.batch_size, fitted.gradient_accumulation, fitted.samples_per_step) == (2, accumulation, 24)

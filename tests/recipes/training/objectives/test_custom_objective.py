@@ -21,7 +21,7 @@ MADE: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.objective_names.OBJECTIVES)])
+    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.objective_names.OBJECTIVES_GROUP)])
     for module in (recipes.contracts.objective_names, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: MADE["own"])

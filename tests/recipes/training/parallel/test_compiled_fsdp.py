@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.launch import computes_whole_blocks
-from recipes.storage.artifact_store import MANIFEST
+from recipes.planning.parallel_layout import computes_whole_blocks
+from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.manifest import Manifest
-from recipes.training.resuming import COMPILED
+from recipes.training.checkpointing.resume import COMPILED_FACT
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.tracked_runs import install
@@ -70,8 +70,8 @@ def test_they_compute_what_others_do_and_go_on_after_a_kill(
     started.kill(job, 2, random.Random(0))
     result = started.train(job)
     assert facts(result).resumed_from
-    newest = Path(job.work_dir, "checkpoints", "12", MANIFEST)
-    assert Manifest.model_validate_json(newest.read_bytes()).facts[COMPILED] is True
+    newest = Path(job.work_dir, "checkpoints", "12", MANIFEST_FILE)
+    assert Manifest.model_validate_json(newest.read_bytes()).facts[COMPILED_FACT] is True
     assert facts(result).losses == facts(whole).losses
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()

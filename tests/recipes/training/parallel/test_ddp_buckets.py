@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from recipes.training.parallel.ddp_buckets import settle_buckets
+from recipes.training.parallel.ddp_buckets import fix_bucket_order
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_buckets_are_settled_before_the_first_step(alone: None) -> None:
     model[0].requires_grad_(False)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     shared = DistributedDataParallel(model, bucket_cap_mb=0.00001)
-    settle_buckets(shared)
+    fix_bucket_order(shared)
     assert all(weight.grad is None for weight in model.parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     rows = torch.ones(2, 4)

@@ -19,14 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.recipe import Recipe
-from recipes.storage.artifact_store import MANIFEST
-from recipes.storage.base_model_folder import folder_digest
+from recipes.storage.artifact_store import MANIFEST_FILE
+from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
 from recipes.training.data.sample_order import SAMPLES_SEEN
-from recipes.training.model import load_for_training
-from recipes.training.parallel.pipeline_stage import causal_of, load_adapter
-from recipes.training.parallel.process_group import Group
-from recipes.training.pipeline_schedule import Pipeline
+from recipes.training.model import load_model
+from recipes.training.parallel.pipeline import Pipeline
+from recipes.training.parallel.pipeline_stage import causal_model, load_adapter
+from recipes.training.parallel.process_group import ProcessGroup
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.training_workspace import Place, facts
@@ -64,7 +64,7 @@ def deeper(place: Place) -> dict[str, Any]:
     folder = place.folder / "deeper"
     model.bfloat16().save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    return {"base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)}}
+    return {"base_model": {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}}
 
 
 def job_of(place: Place, work: Path, stages: int | None, **settings: Any) -> Job:
@@ -155,13 +155,13 @@ def test_a_run_that_is_killed_goes_on_with_fewer_and_with_more_stages(
     assert losses == pytest.approx(facts(whole).losses, rel=1e-4) and list(losses) == list(range(1, 15))
     checkpoint = place.checkpoints(works[1]).latest()
     assert checkpoint
-    assert Manifest.model_validate_json((checkpoint[1] / MANIFEST).read_bytes()).facts[SAMPLES_SEEN] == 14 * 4
+    assert Manifest.model_validate_json((checkpoint[1] / MANIFEST_FILE).read_bytes()).facts[SAMPLES_SEEN] == 14 * 4
     ended, undisturbed = (weights(place, of, tmp_path / "cache") for of in (result, whole))
     assert all((ended[name] - of).norm() < 1e-3 * of.norm() for name, of in undisturbed.items())
 
 
 def test_an_adapter_of_another_size_is_refused(place: Place, tmp_path: Path) -> None:
-    adapted = [load_for_training(place.folder / "model", place.recipe.changed({"lora_rank": rank})) for rank in (4, 8)]
+    adapted = [load_model(place.folder / "model", place.recipe.changed({"lora_rank": rank})) for rank in (4, 8)]
     adapted[0].save_pretrained(tmp_path)
     load_adapter(adapted[0], tmp_path)
     with pytest.raises(BadConfiguration, match=r"does not fit the recipe: base_model\.model\..* is another shape"):
@@ -172,34 +172,34 @@ def test_an_adapter_of_another_size_is_refused(place: Place, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def one_process() -> Iterator[Group]:
+def one_process() -> Iterator[ProcessGroup]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Group()
+    yield ProcessGroup()
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("way", ["forwards", "back"])
 def test_memory_that_runs_out_in_a_stage_is_told_from_what_else_may_go_wrong(
-    place: Place, one_process: Group, way: str
+    place: Place, one_process: ProcessGroup, way: str
 ) -> None:
     """The schedule has an error of its own for all that a layer raises: nobody would start again with smaller batches."""
     recipe = place.recipe.changed({"distributed": shape("pipeline", 1)})
-    model = load_for_training(place.folder / "model", recipe)
+    model = load_model(place.folder / "model", recipe)
 
     def run_out(*given: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
 
-    layer = causal_of(model).model.layers[1]
+    layer = causal_model(model).model.layers[1]
     layer.register_forward_pre_hook(run_out) if way == "forwards" else layer.register_full_backward_pre_hook(run_out)
     pipeline = Pipeline(model, recipe, one_process, torch.device("cpu"), autocast=None, scale=1.0)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         pipeline.step(rows_of_step(recipe))
 
 
-def test_a_weight_is_copied_to_16_bits_once_in_a_step(place: Place, one_process: Group) -> None:
+def test_a_weight_is_copied_to_16_bits_once_in_a_step(place: Place, one_process: ProcessGroup) -> None:
     """And not once for each micro-batch: as many are in a stage at once as there are stages from it on."""
     recipe = place.recipe.changed(FULL | {"gradient_accumulation": 3, "distributed": shape("pipeline", 1)})
-    model = load_for_training(place.folder / "model", recipe.changed({"distributed": None}))
+    model = load_model(place.folder / "model", recipe.changed({"distributed": None}))
     model.config.tie_word_embeddings = False  # nobody has the other end
     pipeline = Pipeline(model, recipe, one_process, torch.device("cpu"), autocast=torch.bfloat16, scale=1.0)
     widest = model.model.layers[0].mlp.up_proj.weight

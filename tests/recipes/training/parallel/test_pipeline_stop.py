@@ -12,7 +12,7 @@ import torch
 
 from recipes import train as program
 from recipes.contracts.job import EXIT_PREEMPTED, Job
-from recipes.training.parallel.pipeline_stage import causal_of
+from recipes.training.parallel.pipeline_stage import causal_model
 from tests.free_ports import free_port
 from tests.recipes.training.forked_processes import Forks, begin, log_of
 from tests.recipes.training.parallel.test_pipeline import deeper
@@ -41,10 +41,10 @@ def begin_asked(asked: int, micro_batch: int, described: str, rank: int, size: i
 
     def counted(*given: Any) -> Any:
         model = load(*given)
-        causal_of(model).model.register_forward_pre_hook(count)
+        causal_model(model).model.register_forward_pre_hook(count)
         return model
 
-    pytest.MonkeyPatch().setattr(program, "load_for_training", counted)  # of this process, which ends
+    pytest.MonkeyPatch().setattr(program, "load_model", counted)  # of this process, which ends
     begin(described, rank, size, port)
 
 

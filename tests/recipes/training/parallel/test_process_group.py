@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from recipes.contracts.job import BadConfiguration, Distributed
-from recipes.training.parallel.process_group import join
+from recipes.training.parallel.process_group import join_process_group
 from tests.free_ports import free_port
 
 
@@ -30,20 +30,20 @@ def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(BadConfiguration, match=r"gpus_per_node is 2, .* and this program sees 1: set it to 1"):
-        join(Distributed(strategy="ddp", gpus_per_node=2))
+        join_process_group(Distributed(strategy="ddp", gpus_per_node=2))
     assert not dist.is_initialized()
 
 
 def test_processes_are_connected_as_they_join_and_not_within_a_step(launched: None) -> None:
     """NCCL connects them in their first exchange."""
-    join(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
+    join_process_group(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
     group: Any = dist.distributed_c10d._get_default_group()
     assert group._get_sequence_number_for_group() == 1
 
 
 def test_what_disbands_leaves_no_group(launched: None) -> None:
-    group = join(Distributed(strategy="ddp", gpus_per_node=1, backend="gloo"))
+    group = join_process_group(Distributed(strategy="ddp", gpus_per_node=1, backend="gloo"))
     group.size = 2
-    group.collect = lambda value: [value] * 2  # type: ignore[method-assign]
-    group.disband()
+    group.all_gather = lambda value: [value] * 2  # type: ignore[method-assign]
+    group.destroy()
     assert not dist.is_initialized()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from recipes.contracts.job import Distributed
 from recipes.contracts.results import TrainingFacts
-from resources.detached import read_pid
+from resources.stack.detached_process import read_pid
 from tests.recipes.training.forked_processes import Forks, log_of
 from tests.recipes.training.parallel_strategies import CUT, rows_at_once, shape
 from tests.recipes.training.tracked_runs import Runs, children, install, losses_of, step_of, steps_broken_off, wait_for_line

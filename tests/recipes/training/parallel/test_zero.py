@@ -10,9 +10,9 @@ import pytest
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
-from recipes.training import machine
+from recipes.training import run_setup
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 MEGABYTES_OF_BUFFER = 100
 SAVING = """
 import sys
@@ -64,7 +64,7 @@ print(f"rank {group.rank} goes on from it", flush=True)
 """
 ADDING_UP = """
 import deepspeed, torch
-from recipes.launch import zero as configuration
+from recipes.planning.parallel_layout import zero as configuration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.job import Distributed
 from recipes.training import zero
@@ -86,7 +86,7 @@ for stage in (2, 3):
 """
 BUFFERS = """
 import deepspeed, torch
-from recipes.launch import zero as configuration
+from recipes.planning.parallel_layout import zero as configuration
 from recipes.planning.memory_budget import bucket_bytes
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.job import Distributed
@@ -114,11 +114,11 @@ for stage, dtype in ((2, "bfloat16"), (2, "float32"), (3, "bfloat16"), (3, "floa
 
 
 def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    machine.refuse_what_the_machine_lacks(Recipe.named("smollm2-135m-lora"))
+    monkeypatch.setattr(run_setup, "find_spec", lambda name: None)
+    run_setup.check_hardware(Recipe.named("smollm2-135m-lora"))
     shape = {"strategy": "deepspeed_zero2", "gpus_per_node": 2, "backend": "gloo"}
     with pytest.raises(BadConfiguration, match=r'pip install "hanzo-ml\[deepspeed\]", or use strategy fsdp'):
-        machine.refuse_what_the_machine_lacks(Recipe.named("smollm2-135m-lora").changed({"distributed": shape}))
+        run_setup.check_hardware(Recipe.named("smollm2-135m-lora").changed({"distributed": shape}))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from resources.compute.kubernetes.token_keeper import TokenKeeper
 from resources.jobs.credentials import JobCredentials
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import PREFIX
+from resources.metadata.job_tokens import TOKEN_PREFIX
 from resources.metadata.jobs import Jobs
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import KUEUE, a_job, of_kind, program
@@ -121,7 +121,7 @@ def token_for_pods(api_server: ApiServer, job: Job) -> str:
 
 def run_of(database: Database, token: str) -> str | None:
     with database.read() as connection:
-        grant = job_tokens.grant_of(connection, token)
+        grant = job_tokens.find_grant(connection, token)
     return grant.run_id if grant else None
 
 
@@ -131,7 +131,7 @@ def test_pods_sign_in_as_their_job_and_the_secret_goes_with_it(
     gang = gang_of(a_job(), KUEUE)
     keeper.ensure(gang)
     token = token_for_pods(api_server, a_job())
-    assert token.startswith(PREFIX) and run_of(database, token) == a_job().id
+    assert token.startswith(TOKEN_PREFIX) and run_of(database, token) == a_job().id
     keeper.hand_over(gang, "jobset.x-k8s.io/v1alpha2", "JobSet", "the-uid")
     [secret] = api_server.secrets.values()
     job_set = of_kind("JobSet", a_job())

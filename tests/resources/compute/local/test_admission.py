@@ -14,7 +14,7 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress
-from recipes.counted import counted
+from recipes.contracts.quantities import pluralize
 from resources.compute.base import MAX_RESTARTS, Observation, Phase
 from resources.compute.credentials import NoCredentials
 from resources.compute.local import admission, backend, capacity
@@ -24,9 +24,9 @@ from resources.compute.local.backend import LocalCompute
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
-from resources.detached import PID, lock, write_json
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings
+from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic
 from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, until
 
 PROGRAM = """
@@ -169,7 +169,7 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         killed = there.submitted("killed")
         assert there.on(killed) == "0"
         other = there.submitted("other")
-        os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
+        os.kill(json.loads((Path(killed.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
         waiting = Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1; killed", ExitReason.KILLED)
@@ -191,7 +191,7 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
     with house(tmp_path, source, "0") as there:
         killed = there.submitted("killed")
         other = there.submitted("other")
-        os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
+        os.kill(json.loads((Path(killed.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         assert there.phase(killed) is Phase.PENDING
         used = Start.model_validate_json((Path(killed.work_dir) / QUEUED_START_FILE).read_bytes()).used
@@ -202,10 +202,10 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
         def die(path: Path, document: object) -> None:
             if path.name == FAILED_ATTEMPTS_FILE:
                 raise KeyboardInterrupt
-            write_json(path, document)
+            write_json_atomic(path, document)
 
         with monkeypatch.context() as patched:
-            patched.setattr(backend, "write_json", die)
+            patched.setattr(backend, "write_json_atomic", die)
             for _ in range(3):
                 with pytest.raises(KeyboardInterrupt):
                     there.compute.observe(killed)
@@ -217,11 +217,11 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
 
 
 def turn(running: int, most: int) -> str:
-    return f"waits for its turn: on this machine run {running} of at most {counted(most, 'job')}"
+    return f"waits for its turn: on this machine run {running} of at most {pluralize(most, 'job')}"
 
 
 def kill(job: Job) -> None:
-    os.kill(json.loads((Path(job.work_dir) / PID).read_text()), signal.SIGKILL)
+    os.kill(json.loads((Path(job.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_one_asks_at_a_time_and_who_is_cancelled_meanwhile_waits_for_nothing(tmp
         job, folder = there.job("mine"), there.leases.folder
         folder.mkdir()
         (folder / "cancelled.waits").symlink_to("gone")  # listed, and not there by the time that it is read
-        with lock(folder) as descriptor:
+        with lock_folder(folder) as descriptor:
             assert descriptor is not None
             with Admission(there.leases).admit(job) as lease:
                 assert lease is None

@@ -20,7 +20,7 @@ import pytest
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import (
     EXIT_FILE,
-    MEMORY_RAN_OUT,
+    OUT_OF_MEMORY_FILE,
     BadConfiguration,
     Distributed,
     Job,
@@ -38,7 +38,7 @@ from resources.compute.local import backend, command
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.memory_kills import memory_kills
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE, work_folder
-from resources.detached import LOG, PID, is_running, read_pid
+from resources.stack.detached_process import LOG_FILE, PID_FILE, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -150,7 +150,7 @@ def go_on(job: Job) -> None:
 
 
 def kill(job: Job) -> None:
-    os.kill(json.loads((Path(job.work_dir) / PID).read_text()), signal.SIGKILL)
+    os.kill(json.loads((Path(job.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
 
 
 def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: LocalCompute, job_that: Any) -> None:
@@ -265,13 +265,13 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     kill(job)
     assert float((work / TIME_START_FILE).read_text()) == began
     until("the end", lambda: not is_running(work))
-    spoke = (work / LOG).stat().st_mtime
+    spoke = (work / LOG_FILE).stat().st_mtime
     compute.submit(job)  # as a supervisor does that was killed too
     assert 0 <= float((work / TIME_START_FILE).read_text()) - began <= time.time() - spoke
     kill(job)
     until("the end", lambda: not is_running(work))
     began = float((work / TIME_START_FILE).read_text())
-    os.utime(work / LOG, (0, time.time() - 1000))
+    os.utime(work / LOG_FILE, (0, time.time() - 1000))
     compute.submit(job)  # as after a quarter of an hour in which nothing ran
     assert float((work / TIME_START_FILE).read_text()) - began >= 1000
     go_on(job)
@@ -337,14 +337,14 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
         (4, "killed by the kernel, for want of memory", ExitReason.OOM_KILLED),
         (4, "killed", ExitReason.KILLED),
     ):
-        (Path(job.work_dir) / MEMORY_RAN_OUT).unlink(missing_ok=True)
+        (Path(job.work_dir) / OUT_OF_MEMORY_FILE).unlink(missing_ok=True)
         until("its start", lambda: read_pid(Path(job.work_dir)))
         kill(job)
         until("its end", lambda: not is_running(Path(job.work_dir)))
         vmstat.write_text(f"nr_free_pages 12\noom_kill {counted}\n")
         seen = compute.observe(job)
         assert (seen.detail, seen.reason) == (detail, reason)
-        assert (Path(job.work_dir) / MEMORY_RAN_OUT).exists() == (reason is ExitReason.OOM_KILLED)
+        assert (Path(job.work_dir) / OUT_OF_MEMORY_FILE).exists() == (reason is ExitReason.OOM_KILLED)
 
 
 def wait_for_exit(job: Job, *, writing: dict[str, object] | None) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from recipes.contracts.job import Job, Tracking
 from resources.compute.local.backend import LocalCompute
-from resources.detached import LOG, PID
-from resources.jobs.credentials import TOKEN, JobCredentials
+from resources.jobs.credentials import TOKEN_VARIABLE, JobCredentials
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import PREFIX, JobGrant
+from resources.metadata.job_tokens import TOKEN_PREFIX, JobGrant
 from resources.metadata.jobs import Jobs
+from resources.stack.detached_process import LOG_FILE, PID_FILE
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.compute.local.test_backend import Watcher, go_on, job_that, kill, source, starts, until
 from tests.resources.metadata.conftest import database, database_url
@@ -26,7 +26,7 @@ SOMEBODYS = "the-token-of-whoever-started-the-stack"
 
 @pytest.fixture
 def compute(source: Path, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCompute:
-    monkeypatch.setenv(TOKEN, SOMEBODYS)
+    monkeypatch.setenv(TOKEN_VARIABLE, SOMEBODYS)
     credentials = JobCredentials(database)
     return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, poll_seconds=0.02, credentials=credentials)
 
@@ -40,22 +40,22 @@ def tracked(job_that: Callable[..., Job], database: Database) -> Job:
 
 def token_of(job: Job) -> str:
     """What its running program has in its environment."""
-    process = json.loads((Path(job.work_dir) / PID).read_text())
+    process = json.loads((Path(job.work_dir) / PID_FILE).read_text())
     variables = Path(f"/proc/{process}/environ").read_text().split("\0")
-    [value] = [text.partition("=")[2] for text in variables if text.startswith(f"{TOKEN}=")]
+    [value] = [text.partition("=")[2] for text in variables if text.startswith(f"{TOKEN_VARIABLE}=")]
     return value
 
 
 def good_for(database: Database, token: str) -> JobGrant | None:
     with database.read() as connection:
-        return job_tokens.grant_of(connection, token)
+        return job_tokens.find_grant(connection, token)
 
 
 def test_the_token_is_the_program_s_alone(compute: LocalCompute, tracked: Job, database: Database) -> None:
     compute.submit(tracked)
     until("its start", lambda: starts(tracked) == 1)
     first = token_of(tracked)
-    assert first.startswith(PREFIX)
+    assert first.startswith(TOKEN_PREFIX)
     grant = good_for(database, first)
     assert grant is not None and (grant.run_id, grant.organization, grant.user_id) == ("job-1", "acme", "ann")
     assert (grant.dataset, grant.models) == ("corpus@1", ("j",))
@@ -67,7 +67,7 @@ def test_the_token_is_the_program_s_alone(compute: LocalCompute, tracked: Job, d
     compute.run(tracked, Watcher().follower)
     assert good_for(database, second) is None
     written = [path.read_text(errors="replace") for path in Path(tracked.work_dir).rglob("*") if path.is_file()]
-    assert any("finishing" in text for text in written) and (Path(tracked.work_dir) / LOG).is_file()
+    assert any("finishing" in text for text in written) and (Path(tracked.work_dir) / LOG_FILE).is_file()
     with database.read() as connection:
         written.append(str(connection.exec_driver_sql("SELECT * FROM job_tokens").all()))
         written.append(str(connection.exec_driver_sql("SELECT * FROM events").all()))
@@ -89,7 +89,7 @@ def test_a_token_lives_as_long_as_somebody_says_that_its_job_runs(
     now = 1_000_000_000
     monkeypatch.setattr(job_tokens, "now_ms", lambda: now)
     credentials = JobCredentials(database)
-    token = credentials.issue(tracked)[TOKEN]
+    token = credentials.issue(tracked)[TOKEN_VARIABLE]
     now += 48 * 3_600_000
     assert good_for(database, token) is not None
     credentials.renew(tracked)
@@ -102,7 +102,7 @@ def test_a_token_lives_as_long_as_somebody_says_that_its_job_runs(
 def test_a_token_that_nobody_revoked_ends_with_its_job(
     tracked: Job, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = JobCredentials(database).issue(tracked)[TOKEN]
+    token = JobCredentials(database).issue(tracked)[TOKEN_VARIABLE]
     ended = Jobs(database).cancel(tracked.id).ended_at
     assert ended is not None and good_for(database, token) is not None, "it saves what it has"
     monkeypatch.setattr(job_tokens, "now_ms", lambda: ended + job_tokens.GRACE_SECONDS * 1000)

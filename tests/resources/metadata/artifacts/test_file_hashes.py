@@ -9,7 +9,7 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
-from resources.metadata.artifacts.file_hashes import Arrival, ArtifactFiles
+from resources.metadata.artifacts.file_hashes import FileHashes, PendingUpload
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 
@@ -24,15 +24,15 @@ def sha256(data: bytes) -> str:
 class File:
     """One file, what may be done to it step by step, and whether a reader would take it for a good one."""
 
-    def __init__(self, store: Store, records: ArtifactFiles, name: str) -> None:
+    def __init__(self, store: Store, records: FileHashes, name: str) -> None:
         self.store = store
         self.records = records
         self.uri = f"s3://hanzo-ml/runs/r/artifacts/{name}"
 
     def upload(self, data: bytes) -> list[Step]:
-        arrivals: list[Arrival] = []
+        arrivals: list[PendingUpload] = []
         return [
-            lambda: arrivals.append(self.records.arriving(self.uri, sha256(data), len(data))),
+            lambda: arrivals.append(self.records.begin_upload(self.uri, sha256(data), len(data))),
             lambda: self.store.put_bytes(self.uri, data),
             lambda: self.records.stored(arrivals[0]),
         ]
@@ -40,7 +40,7 @@ class File:
     def delete(self) -> list[Step]:
         rows: list[int] = []
         return [
-            lambda: rows.extend(self.records.stored_at([self.uri])),
+            lambda: rows.extend(self.records.list_stored_rows([self.uri])),
             lambda: self.store.delete(self.uri),
             lambda: self.records.forget(rows),
         ]
@@ -73,7 +73,7 @@ def store(tmp_path: Path) -> Store:
 def test_a_file_looks_whole_whatever_stops_at_whatever_moment(store: Store, sqlite_url: str, other: str) -> None:
     """Two actors on a file that is there already, in every order, each killed after any of its steps or not at all."""
     database = Database(sqlite_url)
-    records = ArtifactFiles(database)
+    records = FileHashes(database)
     number = 0
     for first, second in product(range(4), range(4)):
         orders = sum(1 for _ in merged([print] * first, [print] * second))
@@ -97,7 +97,7 @@ def test_a_file_looks_whole_whatever_stops_at_whatever_moment(store: Store, sqli
 
 
 def test_what_a_file_replaced_is_not_its_content_any_more(store: Store, database: Database) -> None:
-    file = File(store, ArtifactFiles(database), "f")
+    file = File(store, FileHashes(database), "f")
     for data in (b"one", b"two", b"three"):
         for step in file.upload(data):
             step()
@@ -107,20 +107,20 @@ def test_what_a_file_replaced_is_not_its_content_any_more(store: Store, database
 
 
 def test_deleting_forgets_many_files_and_no_others(database: Database) -> None:
-    records = ArtifactFiles(database)
+    records = FileHashes(database)
     uris = [f"s3://hanzo-ml/runs/r/artifacts/{number}" for number in range(1100)]
     for uri in uris[:2] + uris[-2:]:
-        records.stored(records.arriving(uri, "0" * 64, 1))
-    rows = records.stored_at(uris[1:])
+        records.stored(records.begin_upload(uri, "0" * 64, 1))
+    rows = records.list_stored_rows(uris[1:])
     assert len(rows) == 3
     records.forget(rows)
     assert [bool(records.at(uri)) for uri in (uris[0], uris[1], uris[-1])] == [True, False, False]
 
 
 def test_a_damage_is_told_once_and_a_new_one_again(database: Database) -> None:
-    records = ArtifactFiles(database)
+    records = FileHashes(database)
     uri = "s3://hanzo-ml/runs/r/artifacts/f"
-    records.stored(records.arriving(uri, "a" * 64, 1))
+    records.stored(records.begin_upload(uri, "a" * 64, 1))
 
     def told() -> list[str]:
         with database.read() as connection:
@@ -129,6 +129,6 @@ def test_a_damage_is_told_once_and_a_new_one_again(database: Database) -> None:
     for found in ("b", "b", "c", "c"):
         records.report_broken(uri, "r", "o", ["a" * 64], found * 64)
     assert told() == ["b" * 64, "c" * 64]
-    records.is_whole_again(uri)
+    records.mark_repaired(uri)
     records.report_broken(uri, "r", "o", ["a" * 64], "c" * 64)
     assert told() == ["b" * 64, "c" * 64, "c" * 64]

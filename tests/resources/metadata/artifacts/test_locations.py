@@ -3,7 +3,13 @@
 import pytest
 
 from resources.errors import HanzoError
-from resources.metadata.artifacts.artifact_locations import checked_location, in_folder, is_proxied, model_files, run_files
+from resources.metadata.artifacts.locations import (
+    absolute_location,
+    checked_location,
+    is_proxied,
+    model_files_uri,
+    run_files_uri,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,8 +29,8 @@ from resources.metadata.artifacts.artifact_locations import checked_location, in
     ],
 )
 def test_the_files_of_a_run(location: str, files: str) -> None:
-    assert run_files(location, "RUN") == files
-    assert model_files(location, "m-1") == files.replace("RUN", "models/m-1")
+    assert run_files_uri(location, "RUN") == files
+    assert model_files_uri(location, "m-1") == files.replace("RUN", "models/m-1")
     assert is_proxied(files) is location.startswith("mlflow-artifacts:")
 
 
@@ -57,7 +63,7 @@ def test_what_is_no_clients_to_choose_is_refused(location: str) -> None:
 
 
 def test_a_relative_path_is_one_of_a_folder() -> None:
-    assert in_folder("a/b", "/srv") == "/srv/a/b"
-    assert in_folder("file:a/b?c=d", "/srv") == "file:///srv/a/b?c=d"
+    assert absolute_location("a/b", "/srv") == "/srv/a/b"
+    assert absolute_location("file:a/b?c=d", "/srv") == "file:///srv/a/b?c=d"
     for location in ("", "/a", "s3://b", "file:/a", "file:///a", "dbfs:/a"):
-        assert in_folder(location, "/srv") == location
+        assert absolute_location(location, "/srv") == location

@@ -9,7 +9,7 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.deployment import build_deployment, deploy, overtaken
+from hanzo_ml_assets.deployment import build_deployment, deploy_version, mark_superseded
 from resources.errors import EngineUnavailable, ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
@@ -18,14 +18,14 @@ from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.undeployment import undeploy
-from resources.serving.client import HttpEngine
+from resources.serving.client import EngineClient
 from tests.api.server_process import free_port
 from tests.resources.metadata.registry.test_registry import House, model, refused
 
 
 def begin(database: Database, version: int, promotion: int, name: str = "m") -> Deployment:
     with database.write() as connection:
-        return deployments.begin(
+        return deployments.begin_deployment(
             connection, model(name), version=version, promotion=promotion, url="http://engine", sha256="0" * 64
         )
 
@@ -33,20 +33,20 @@ def begin(database: Database, version: int, promotion: int, name: str = "m") -> 
 def end(database: Database, deployment: Deployment, reason: str = "") -> None:
     with database.write() as connection:
         if reason:
-            deployments.fail(connection, deployment, reason)
+            deployments.mark_failed(connection, deployment, reason)
         else:
-            deployments.succeed(connection, deployment)
+            deployments.mark_serving(connection, deployment)
 
 
 def serving(database: Database, name: str = "m") -> int | None:
     with database.read() as connection:
-        found = deployments.serving(connection, model(name))
+        found = deployments.find_serving(connection, model(name))
     return found.version if found else None
 
 
 def state(database: Database, promotion: int) -> tuple[str, str]:
     with database.read() as connection:
-        found = deployments.of_promotion(connection, promotion)
+        found = deployments.find_by_promotion(connection, promotion)
     assert found is not None
     return found.status, found.reason
 
@@ -84,7 +84,7 @@ def test_a_failure_says_why_and_leaves_what_serves(database: Database) -> None:
     assert state(database, 11) == ("failed", "no answer to the smoke prompt")
     with database.read() as connection:
         event = read_after(connection, 0, ["deployment.failed"])[0]
-        newest = deployments.newest_of(connection, model(), [1, 2, 3])
+        newest = deployments.newest_by_version(connection, model(), [1, 2, 3])
     assert {"name": "m", "version": 2, "reason": "no answer to the smoke prompt"}.items() <= event.payload.items()
     assert {number: deployment.status for number, deployment in newest.items()} == {1: "serving", 2: "failed"}
 
@@ -105,7 +105,7 @@ def test_an_older_version_can_be_served_again(database: Database) -> None:
 
 def test_a_rolled_back_deployment_has_no_event(database: Database) -> None:
     with pytest.raises(RuntimeError), database.write() as connection:
-        deployments.begin(connection, model(), version=1, promotion=1, url="u", sha256="0" * 64)
+        deployments.begin_deployment(connection, model(), version=1, promotion=1, url="u", sha256="0" * 64)
         raise RuntimeError
     assert types(database) == []
 
@@ -120,7 +120,7 @@ class Deploying:
         monkeypatch.setenv("HANZO_ML_HOME", str(folder))
         monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(free_port()))
         monkeypatch.setenv("HANZO_ML_DATABASE_URL", database.url)
-        monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_SECONDS", 0.0)
+        monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_TIMEOUT_SECONDS", 0.0)
         self.house = House(database)
         self.plane = ControlPlane()
         self.folder = folder
@@ -141,7 +141,7 @@ class Deploying:
         return self.house.events("model.promoted")[-1]
 
     def deploy(self, number: int, promotion: Any) -> None:
-        deploy(MODEL, self.house.registry.read(model(), number), promotion, self.plane)
+        deploy_version(MODEL, self.house.registry.read(model(), number), promotion, self.plane)
 
 
 @pytest.fixture
@@ -173,12 +173,12 @@ def test_an_engine_that_is_just_started_anew_is_waited_for(deploying: Deploying,
     promotion = deploying.promote(1)
     answers = iter([EngineUnavailable("it is away"), EngineUnavailable("still"), None])
 
-    def starts_anew(_engine: HttpEngine, **_asked: Any) -> None:
+    def starts_anew(_engine: EngineClient, **_asked: Any) -> None:
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(HttpEngine, "deploy", starts_anew)
-    monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_SECONDS", 60.0)
+    monkeypatch.setattr(EngineClient, "deploy", starts_anew)
+    monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_TIMEOUT_SECONDS", 60.0)
     deploying.deploy(1, promotion)
     assert serving(deploying.house.database) == 1
     assert deploying.house.stages() == {1: "production"}
@@ -241,7 +241,7 @@ def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: 
     assert refused(edits.delete, model(), 1).code is ErrorCode.RESOURCE_CONFLICT
     with database.write() as connection:
         for deployment in first:
-            deployments.withdrawn(connection, deployment)
+            deployments.mark_withdrawn(connection, deployment)
     assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
     assert models.rename(model(), "n").name == "n"
     models.delete(model("n"))
@@ -267,8 +267,8 @@ def test_a_deployment_that_ends_after_it_was_withdrawn_is_taken_back(deploying: 
     undeploy(database, model(), user="ann")
     with database.write() as connection:
         if seen:
-            deployments.withdrawn(connection, row)
-        assert not deployments.succeed(connection, row)
+            deployments.mark_withdrawn(connection, row)
+        assert not deployments.mark_serving(connection, row)
     assert state(database, promotion.seq) == ("withdrawing", "") and serving(database) is None
 
 
@@ -279,8 +279,8 @@ def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_
     row = begin(database, 1, promotion.seq)
     undeploy(database, model(), user="ann")
     with database.write() as connection:
-        deployments.withdrawn(connection, row)
-    overtaken(promotion, deploying.plane)
+        deployments.mark_withdrawn(connection, row)
+    mark_superseded(promotion, deploying.plane)
     assert state(database, promotion.seq) == ("withdrawing", "")
 
 
@@ -292,7 +292,7 @@ def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, mo
     RegisteredModels(database).rename(model(), "n")
     deploying.house.registry.promote(model("n"), 1, "production", user="ann")
     asked: list[str] = []
-    monkeypatch.setattr(HttpEngine, "deploy", lambda _, **request: asked.append(request["name"]))
+    monkeypatch.setattr(EngineClient, "deploy", lambda _, **request: asked.append(request["name"]))
     partitions = dg.DynamicPartitionsDefinition(name="m-runs")
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("m-runs", ["r1"])
@@ -309,8 +309,8 @@ def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, mo
 def lose(database: Database) -> None:
     """The engine does not have any more what the record says that it serves."""
     with database.write() as connection:
-        (served,) = deployments.in_production(connection)
-        assert deployments.lost(connection, served, "the engine does not know it")
+        (served,) = deployments.list_in_production(connection)
+        assert deployments.mark_lost(connection, served, "the engine does not know it")
 
 
 def test_what_was_lost_and_cannot_be_served_again_is_withdrawn(deploying: Deploying) -> None:
@@ -346,10 +346,10 @@ def test_what_was_replaced_or_withdrawn_meanwhile_is_not_lost(deploying: Deployi
         deploying.register(run)
     serve(deploying, 1)
     with deploying.house.database.read() as connection:
-        (seen,) = deployments.in_production(connection)
+        (seen,) = deployments.list_in_production(connection)
     deploying.promote(2)
     with deploying.house.database.write() as connection:
-        assert not deployments.lost(connection, seen, "the engine has version 2")
+        assert not deployments.mark_lost(connection, seen, "the engine has version 2")
     assert deploying.house.events("deployment.lost") == []
 
 
@@ -360,11 +360,11 @@ def test_a_withdrawal_that_is_not_committed_yet_is_waited_for(database: Database
 
     def ends() -> None:
         with database.write() as connection:
-            served.append(deployments.succeed(connection, row))
+            served.append(deployments.mark_serving(connection, row))
 
     ending = threading.Thread(target=ends)
     with database.write() as connection:
-        deployments.withdraw(connection, model())
+        deployments.withdraw_model(connection, model())
         ending.start()
         ending.join(0.5)
     ending.join()
@@ -386,8 +386,8 @@ def test_a_deployment_that_was_overtaken_before_it_was_done_is_no_more_to_be_don
     first = deploying.promote(1)
     begin(database, 1, first.seq)
     second = deploying.promote(2)
-    overtaken(first, deploying.plane)
-    overtaken(first, deploying.plane)
+    mark_superseded(first, deploying.plane)
+    mark_superseded(first, deploying.plane)
     assert state(database, first.seq) == ("replaced", "")
     assert [event.payload["version"] for event in deploying.house.events("deployment.replaced")] == [1]
     ModelVersionEdits(database).delete(model(), 1)

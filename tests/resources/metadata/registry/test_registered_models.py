@@ -13,11 +13,10 @@ from resources.errors import ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
-from resources.metadata.registry.model_version_sources import Sourced, check_source
+from resources.metadata.registry.model_version_sources import CheckedSource, check_source
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import Pointer
-from resources.metadata.registry.registry_pages import versions_page
-from resources.metadata.registry.search import RegistrySearch
+from resources.metadata.registry.registry import ClientVersion
+from resources.metadata.registry.search import RegistrySearch, page_versions
 from tests.resources.metadata.registry.test_registry import House, model, refused
 
 
@@ -28,17 +27,19 @@ class Office(House):
         self.edits = ModelVersionEdits(self.database)
 
     def point(self, name: str = "m", *, source: str = "s3://hanzo-models/x/v1", label: str = "") -> int:
-        pointer = Pointer(source=source, created_by="ann", run_id="r", label=label)
+        pointer = ClientVersion(source=source, created_by="ann", run_id="r", label=label)
         return self.registry.create(model(name), pointer).version
 
     def deploy(self, number: int, status: str) -> None:
         promotion = self.events("model.promoted")[-1].seq
         with self.database.write() as connection:
-            row = deployments.begin(connection, model(), version=number, promotion=promotion, url="u", sha256="0" * 64)
+            row = deployments.begin_deployment(
+                connection, model(), version=number, promotion=promotion, url="u", sha256="0" * 64
+            )
             if status == "failed":
-                deployments.fail(connection, row, "no answer")
+                deployments.mark_failed(connection, row, "no answer")
             elif status == "serving":
-                deployments.succeed(connection, row)
+                deployments.mark_serving(connection, row)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_what_is_put_back_into_production_is_no_canary_any_more(office: Office) 
     for number, stage in ((1, "production"), (2, "production"), (1, "canary")):
         office.promote(number, stage)
     office.restore(2, 1)
-    assert [version.tags for version in versions_page(office.database, model())[0]] == [{}, {}]
+    assert [version.tags for version in page_versions(office.database, model())[0]] == [{}, {}]
     assert office.stages() == {1: "production", 2: "staging"}
 
 
@@ -83,7 +84,7 @@ def test_neither_an_alias_nor_a_copy_leads_out_of_quarantine(office: Office, tmp
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets={}))
     office.register("r1", quarantine="accuracy is worse")
 
-    def copy() -> Sourced:
+    def copy() -> CheckedSource:
         with office.database.read() as connection:
             return check_source(connection, store, "models:/m/1", "default")
 
@@ -145,7 +146,7 @@ def test_a_rename_takes_the_deployments_that_ended_along(office: Office) -> None
     office.promote(1, "staging")
     office.models.rename(model("m"), "n")
     with office.database.read() as connection:
-        moved = deployments.newest_of(connection, model("n"), [1])[1]
+        moved = deployments.newest_by_version(connection, model("n"), [1])[1]
     assert (moved.name, moved.status) == ("n", "failed")
 
 
@@ -191,14 +192,14 @@ def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
     assert refused(office.point, label="3").code is ErrorCode.RESOURCE_CONFLICT
     assert office.point(label="2") == 2
     with office.database.read() as connection:
-        found = office.registry.labelled(model("m"), "3.1", connection)
+        found = office.registry.find_by_label(model("m"), "3.1", connection)
     assert found is not None and found.version == 1
 
 
 def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -> None:
     office.point()
     models, edits, registry = office.models, office.edits, office.registry
-    pointer = Pointer(source="s3://hanzo-models/x", created_by="eve")
+    pointer = ClientVersion(source="s3://hanzo-models/x", created_by="eve")
     evil = model("m", "evil")
     for call, arguments in (
         (models.get, (evil,)),
@@ -215,7 +216,7 @@ def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -
         (edits.delete, (evil, 1)),
         (registry.create, (evil, pointer)),
         (registry.read, (evil, 1)),
-        (versions_page, (office.database, evil)),
+        (page_versions, (office.database, evil)),
     ):
         assert refused(call, *arguments).code is ErrorCode.RESOURCE_DOES_NOT_EXIST, call
     assert refused(registry.promote, evil, 1, "staging", user="eve").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
@@ -229,18 +230,18 @@ def test_two_organizations_use_one_name_and_never_meet(office: Office) -> None:
     for _ in range(2):
         office.point()
     models.create(theirs, tags={"of": "rival"})
-    registry.create(theirs, Pointer(source="s3://hanzo-models/@rival/m/v1", created_by="eve"))
-    copy = registry.create(theirs, Pointer(source="models:/m/1", created_by="eve"))
+    registry.create(theirs, ClientVersion(source="s3://hanzo-models/@rival/m/v1", created_by="eve"))
+    copy = registry.create(theirs, ClientVersion(source="models:/m/1", created_by="eve"))
     models.set_alias(model(), "champion", 2)
     models.set_alias(theirs, "champion", 1)
     models.set_tag(model(), "of", "default")
     office.promote(1)
     registry.promote(theirs, 2, "production", user="eve")
     assert office.stages() == {1: "production", 2: "none"}
-    assert [version.stage for version in versions_page(office.database, theirs)[0]] == ["production", "none"]
+    assert [version.stage for version in page_versions(office.database, theirs)[0]] == ["production", "none"]
     assert (models.get(model()).aliases, models.get(theirs).aliases) == ({"champion": 2}, {"champion": 1})
     assert (models.get(model()).tags, models.get(theirs).tags) == ({"of": "default"}, {"of": "rival"})
-    assert [version.aliases for version in versions_page(office.database, theirs)[0]] == [(), ("champion",)]
+    assert [version.aliases for version in page_versions(office.database, theirs)[0]] == [(), ("champion",)]
     for organization in ("default", "rival"):
         search = RegistrySearch(office.database, organization)
         assert {found.organization for found in search.models([], [], 10, None).models} == {organization}
@@ -254,7 +255,7 @@ def test_two_organizations_use_one_name_and_never_meet(office: Office) -> None:
     registry.promote(theirs, 2, "archived", user="eve")
     models.delete(theirs)
     models.create(theirs)
-    assert registry.create(theirs, Pointer(source="s3://x", created_by="eve")).version == 3
+    assert registry.create(theirs, ClientVersion(source="s3://x", created_by="eve")).version == 3
 
 
 def test_every_change_has_its_event(office: Office) -> None:

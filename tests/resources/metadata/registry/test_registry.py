@@ -14,7 +14,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
-from resources.metadata.registry.registry_pages import versions_page
+from resources.metadata.registry.search import page_versions
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -49,7 +49,7 @@ class House:
         return self.registry.promote(model("m"), number, stage, user="ann", **more)
 
     def stages(self) -> dict[int, str]:
-        return {version.version: version.stage for version in versions_page(self.database, model("m"))[0]}
+        return {version.version: version.stage for version in page_versions(self.database, model("m"))[0]}
 
     def events(self, type: str) -> list[Event]:
         with self.database.read() as connection:
@@ -77,7 +77,7 @@ def test_versions_are_numbered_from_one_without_gaps_for_each_name(house: House)
     numbers = [house.register(f"r{n}").version for n in range(3)]
     assert numbers == [1, 2, 3]
     assert house.register("r0", name="other").version == 1
-    assert [version.version for version in versions_page(house.database, model("m"))[0]] == [3, 2, 1]
+    assert [version.version for version in page_versions(house.database, model("m"))[0]] == [3, 2, 1]
 
 
 def test_a_registration_that_is_rolled_back_leaves_no_gap(house: House) -> None:

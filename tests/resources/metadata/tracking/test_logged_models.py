@@ -6,18 +6,16 @@ import pytest
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.filters.page_token import encode_token
-from resources.metadata.filters.pagination import Keyset, SortKey
+from resources.metadata.field_rules import metric_point
+from resources.metadata.filters.pagination import Keyset, SortKey, encode_token
 from resources.metadata.filters.parser import parse_filter
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import logged_models
 from resources.metadata.tracking.logged_model_records import write_model_points
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
-from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
-from resources.metadata.tracking.run_models import RunModel
+from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, RunModel
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import Table, select
 
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tables import latest_metrics, params, run_tags
 from resources.metadata.tracking import logged_runs
 from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 
 TEXTS = ('"', "\\", "\\u0041", "'", "\n\t\x01\x7f", "é 😀 \u2028", "", "null", "1", "%s :ids", "{", "x" * 6000)
 NUMBERS = (0.1 + 0.2, 1 / 3, 5e-324, math.inf, -math.inf, math.nan, -0.0, 1.0, 1e22, 123456789.123456789)

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from resources.metadata.database import Database
-from resources.metadata.tracking.metric_sampling import Steps
+from resources.metadata.field_rules import MetricPoint, metric_point
+from resources.metadata.tracking.metrics import StepRange
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import MetricPoint, metric_point
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def tracking(database: Database) -> Tracking:
     return tracking
 
 
-def sampled(tracking: Tracking, key: str, limit: int, steps: Steps | None = None) -> list[MetricPoint]:
+def sampled(tracking: Tracking, key: str, limit: int, steps: StepRange | None = None) -> list[MetricPoint]:
     return [found.point for found in tracking.metric_sampling.sample(["a"], key, limit, steps)]
 
 
@@ -40,8 +40,8 @@ def test_the_first_point_of_each_part_and_the_last_of_all(tracking: Tracking) ->
 
 
 def test_an_interval_has_both_its_ends(tracking: Tracking) -> None:
-    assert [point.step for point in sampled(tracking, "m", 3, Steps(4, 12))] == [4, 7, 12]
-    assert sampled(tracking, "m", 3, Steps(100, 200)) == []
+    assert [point.step for point in sampled(tracking, "m", 3, StepRange(4, 12))] == [4, 7, 12]
+    assert sampled(tracking, "m", 3, StepRange(100, 200)) == []
 
 
 def test_many_points_of_one_step_are_sampled_too(tracking: Tracking) -> None:

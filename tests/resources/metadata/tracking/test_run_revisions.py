@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput
-from resources.metadata.tracking.run_revisions import Renderings
+from resources.metadata.tracking.run_revisions import RenderingCache
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
-from resources.monitoring.run_health import tell
+from resources.monitoring.run_health import record_once
 
 
 def told(tracking: Tracking) -> None:
     with tracking.write() as connection:
-        assert tell(connection, "r", "hanzo_ml.alert", "text", "run.stalled", {})
+        assert record_once(connection, "r", "hanzo_ml.alert", "text", "run.stalled", {})
 
 
 def with_model(tracking: Tracking) -> str:
@@ -87,17 +87,19 @@ def test_renderings_are_made_once_for_a_revision_and_make_room(tracking: Trackin
         made.extend((run.id, run.revision) for run in missing)
         return [f"{run.id}{run.revision}".encode().ljust(10) for run in missing]
 
-    kept = Renderings(room=35)
+    kept = RenderingCache(max_bytes=35)
     a1, b1, c1, d1 = (run_of(tracking, name, 1) for name in "abcd")
     a2 = run_of(tracking, "a", 2)
-    assert [text.strip() for text in kept.of([a1, b1], make)] == [b"a1", b"b1"]
-    assert [text.strip() for text in kept.of([b1, a2, a2], make)] == [b"b1", b"a2", b"a2"]
-    assert [text.strip() for text in kept.of([a1, a2], make)] == [b"a1", b"a2"], "an older revision is not the newer's"
+    assert [text.strip() for text in kept.get_or_render([a1, b1], make)] == [b"a1", b"b1"]
+    assert [text.strip() for text in kept.get_or_render([b1, a2, a2], make)] == [b"b1", b"a2", b"a2"]
+    assert [text.strip() for text in kept.get_or_render([a1, a2], make)] == [b"a1", b"a2"], (
+        "an older revision is not the newer's"
+    )
     assert made == [("a", 1), ("b", 1), ("a", 2), ("a", 2), ("a", 1)]
     made.clear()
     for run in (a1, b1, c1, d1):
-        kept.of([run], make)
+        kept.get_or_render([run], make)
     assert made == [("c", 1), ("d", 1)], "three have room"
     made.clear()
-    kept.of([b1], make)
+    kept.get_or_render([b1], make)
     assert made == [("b", 1)], "the oldest had to go"

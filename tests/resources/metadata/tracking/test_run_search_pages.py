@@ -8,11 +8,11 @@ from sqlalchemy import event
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 
 LOSSES = (0.5, None, math.nan, 0.25, 0.5, None, math.nan, -1.0, math.inf, 0.5)
 

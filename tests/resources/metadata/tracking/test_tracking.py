@@ -8,10 +8,10 @@ import pytest
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
+from resources.metadata.field_rules import LARGEST_DOUBLE, MetricPoint, metric_point
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint, metric_point
 
 
 @pytest.fixture

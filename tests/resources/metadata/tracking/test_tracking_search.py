@@ -6,11 +6,11 @@ import pytest
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 
 
 @pytest.fixture(scope="module")

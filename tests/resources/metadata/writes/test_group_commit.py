@@ -8,8 +8,8 @@ from sqlalchemy.exc import OperationalError
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
 from resources.metadata.writes import group_commit
 from resources.metadata.writes.group_commit import RunWriter
 from resources.metadata.writes.run_writes import RunWrite, run_write

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
+from resources.metadata.field_rules import MetricPoint, metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import MetricPoint, metric_point
-from resources.metadata.writes.run_groups import write_group
+from resources.metadata.writes.group_commit import write_group
 from resources.metadata.writes.run_writes import RunWrite, run_write
 
 RUNS = ("open", "also open", "deleted", "elsewhere", "unknown")

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from resources.errors import HanzoError
-from resources.metadata.audit import AuditedCall
-from resources.metadata.audit_log import tally_of
+from resources.metadata.audit_log import AuditedCall, make_tally
 from resources.metadata.database import Database
+from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import metric_point
-from resources.metadata.writes.group_commit import NextPoints, RunWriter, next_points_of
+from resources.metadata.writes.group_commit import RunWriter, SinglePointStore, open_single_point_writer
 from resources.metadata.writes.run_writes import RunWrite, run_write
-from resources.metadata.writes.single_point_sqlite import CHECKPOINT
+from resources.metadata.writes.single_point_sqlite import CHECKPOINT_INTERVAL
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -36,9 +35,9 @@ def point(run: str, step: int, value: float = 0.5, key: str = "loss", timestamp:
     return run_write(run, [metric_point(key, value, step, timestamp)], **of)
 
 
-def with_points(database: Database, test: Callable[[NextPoints], Awaitable[None]]) -> None:
+def with_points(database: Database, test: Callable[[SinglePointStore], Awaitable[None]]) -> None:
     async def run() -> None:
-        points = next_points_of(database)
+        points = open_single_point_writer(database)
         try:
             await asyncio.wait_for(test(points), 30)
         finally:
@@ -56,7 +55,7 @@ def test_the_short_way_takes_the_next_point_and_nothing_else(database: Database,
     tracking.run_data.log_batch("short", [metric_point("loss", 1.0, 5, 0)])
     tracking.run_data.log_batch("group", [metric_point("loss", 1.0, 5, 0)])
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         before = tracking.runs.get("short").revision
         assert await points.store(point("short", 6))
         assert tracking.runs.get("short").revision > before
@@ -80,7 +79,7 @@ def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tra
     draw = random.Random(7)
     took = 0
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         nonlocal took
         writer = RunWriter(database)
         writer._next_points.close()
@@ -99,7 +98,7 @@ def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tra
                         if not stored:
                             await writer.store(write)
                     else:
-                        await writer._in_group(write)
+                        await writer._enqueue(write)
                     answers.append(None)
                 except HanzoError as refusal:
                     answers.append(str(refusal).replace(run, "RUN"))
@@ -119,7 +118,7 @@ END_ALL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 def test_a_connection_that_is_lost_under_a_statement_costs_no_point(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         assert await points.store(point("short", 1))
         with database.write() as holds_the_run:
             holds_the_run.exec_driver_sql("SELECT 1 FROM runs WHERE id = 'short' FOR UPDATE")
@@ -140,7 +139,7 @@ def test_a_connection_that_is_lost_while_nobody_asks_is_replaced_before_the_next
     """And is watched no more: the loop would be told of its end again and again."""
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         assert await points.store(point("short", 1))
         connection = points._connection  # type: ignore[attr-defined]
         with database.write() as other:
@@ -158,7 +157,7 @@ def test_a_connection_that_is_lost_while_nobody_asks_is_replaced_before_the_next
 def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         assert await points.store(point("short", 1))
         with database.write() as holds_the_run:
             holds_the_run.exec_driver_sql("SELECT 1 FROM runs WHERE id = 'short' FOR UPDATE")
@@ -176,7 +175,7 @@ def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Databas
 def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         writer = RunWriter(database)
         await writer.store(point("short", 1))
         assert writer._thread is None
@@ -192,7 +191,7 @@ def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(dat
 def test_a_lock_of_another_writer_is_not_waited_for(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         assert await points.store(point("short", 1))
         with database.write():
             # It would never end: the one who holds the lock waits here.
@@ -208,26 +207,26 @@ def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) 
     assert database.engine.url.database
     log = Path(f"{database.engine.url.database}-wal")
 
-    async def test(_: NextPoints) -> None:
+    async def test(_: SinglePointStore) -> None:
         writer = RunWriter(database)
-        counted = tally_of(AuditedCall("ann", "default", (), "POST", "/log", ("run:short",), 200, "127.0.0.1", 0.0))
+        counted = make_tally(AuditedCall("ann", "default", (), "POST", "/log", ("run:short",), 200, "127.0.0.1", 0.0))
         sizes = []
-        for step in range(8 * CHECKPOINT):
-            await writer.store(point("short", step).counted_in(counted))
+        for step in range(8 * CHECKPOINT_INTERVAL):
+            await writer.store(point("short", step).with_tally(counted))
             sizes.append(log.stat().st_size)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
         # To a few pages, and not to the last one: in one round more of the index splits than in another.
-        assert sizes[-1] - sizes[4 * CHECKPOINT] < 10 * 4096, "and was begun anew since"
+        assert sizes[-1] - sizes[4 * CHECKPOINT_INTERVAL] < 10 * 4096, "and was begun anew since"
 
     with_points(database, test)
-    assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT
+    assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT_INTERVAL
 
 
 def test_several_writers_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
     """Two servers log to one series at once, each what the other one does too."""
 
-    async def test(points: NextPoints) -> None:
+    async def test(points: SinglePointStore) -> None:
         writers = [RunWriter(database), RunWriter(database)]
 
         async def client(writer: RunWriter, first: int) -> None:
