@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from hanzo_ml_assets.gate import GatePolicy
 from recipes.contracts.dataset_contract import Contract, Measures
 from recipes.contracts.dataset_formats import FormatName
 from recipes.contracts.frozen_model import FrozenModel
@@ -49,17 +50,6 @@ class EvaluationSuite(FrozenModel):
     max_new_tokens: int = Field(24, ge=1)
     samples: int | None = Field(None, ge=1)
     questions: tuple[str, ...] = Field((), description="shown with the answers of both models, not scored")
-
-
-class GatePolicy(FrozenModel):
-    """What a model must hold to be registered in staging.
-
-    `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
-    """
-
-    min_accuracy: float = Field(0.0, ge=0, le=1)
-    max_perplexity: float | None = Field(None, gt=0)
-    max_regression: float = Field(0.02, ge=0)
 
 
 class DeploymentTarget(FrozenModel):

@@ -4,9 +4,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from hanzo_ml_assets.definition_schema import GatePolicy
+from recipes.contracts.frozen_model import FrozenModel
+
+
+class GatePolicy(FrozenModel):
+    """What a model must hold to be registered in staging.
+
+    `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
+    """
+
+    min_accuracy: float = Field(0.0, ge=0, le=1)
+    max_perplexity: float | None = Field(None, gt=0)
+    max_regression: float = Field(0.02, ge=0)
 
 
 class GateVerdict(BaseModel, frozen=True):

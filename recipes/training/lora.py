@@ -1,11 +1,19 @@
 """Apply LoRA adapters, computed in the dtype of their inputs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
+from transformers import PreTrainedModel
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.recipe import Recipe
+from recipes.planning.memory_budget import adapter_uses_compute_dtype
+from recipes.planning.recipe_checks import matches_target
+from recipes.training.precision import select_compute_dtype
 
 
 class InputDtypeLora(LoraVariant):  # type: ignore[misc]
@@ -31,3 +39,30 @@ def compute_lora_in_input_dtype(model: PeftModel) -> None:
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
             module.lora_variant = dict.fromkeys(module.lora_A, InputDtypeLora())
+
+
+def check_lora_targets(adapted: Sequence[str], recipe: Recipe) -> None:
+    """The library says nothing of a target that it does not find, where it finds another: it was not trained, in silence."""
+    for target in recipe.lora_target_modules:
+        if not any(matches_target(module, target) for module in adapted):
+            raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: it has no module '{target}'")
+
+
+def apply_lora(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
+    """Add LoRA adapters to a model. Raises BadConfiguration: the recipe's target modules do not fit it."""
+    lora = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=list(recipe.lora_target_modules),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(model, lora)
+    except ValueError as error:
+        raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
+    if recipe.stages == 1:  # a stage has some of the modules alone
+        check_lora_targets(adapted.base_model.targeted_module_names, recipe)
+    if adapter_uses_compute_dtype(recipe) and select_compute_dtype(recipe.computing_dtype) is torch.bfloat16:
+        compute_lora_in_input_dtype(adapted)
+    return adapted

@@ -1,14 +1,13 @@
 """Load the model to train, with the weights that it starts from."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from bitsandbytes.nn.modules import Linear4bit
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
@@ -17,14 +16,13 @@ from recipes.contracts.recipe import Recipe
 from recipes.planning import parallel_layout
 from recipes.planning import parallel_layout as tensor_parallel
 from recipes.planning.architecture import Architecture
-from recipes.planning.memory_budget import adapter_uses_compute_dtype, uses_autocast
+from recipes.planning.memory_budget import uses_autocast
 from recipes.planning.parallel_layout import fsdp_config, saves_by_name, zero_stage
-from recipes.planning.recipe_checks import matches_target
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from recipes.training.checkpointing.sharded_safetensors import ShardedTensors
-from recipes.training.lora import compute_lora_in_input_dtype
+from recipes.training.lora import apply_lora
 from recipes.training.packed_attention import use_packed_attention_if_supported
 from recipes.training.parallel import fsdp, zero
 from recipes.training.parallel.fsdp import load_weights
@@ -131,32 +129,6 @@ def nf4_config(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=recipe.double_quant,
         bnb_4bit_compute_dtype=dtype,
     )
-
-
-def check_lora_targets(adapted: Sequence[str], recipe: Recipe) -> None:
-    """The library says nothing of a target that it does not find, where it finds another: it was not trained, in silence."""
-    for target in recipe.lora_target_modules:
-        if not any(matches_target(module, target) for module in adapted):
-            raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: it has no module '{target}'")
-
-
-def apply_lora(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
-    lora = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=list(recipe.lora_target_modules),
-        task_type="CAUSAL_LM",
-    )
-    try:
-        adapted = get_peft_model(model, lora)
-    except ValueError as error:
-        raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
-    if recipe.stages == 1:  # a stage has some of the modules alone
-        check_lora_targets(adapted.base_model.targeted_module_names, recipe)
-    if adapter_uses_compute_dtype(recipe) and select_compute_dtype(recipe.computing_dtype) is torch.bfloat16:
-        compute_lora_in_input_dtype(adapted)
-    return adapted
 
 
 # Where a fresh run's weights come from when they are another run's: its input `start` (row K3: members of a population).

@@ -4,7 +4,6 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from functools import partial
-from math import ceil
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -14,15 +13,13 @@ from peft import PeftModel
 from pydantic import JsonValue
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.serialization import config as serialization
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import Trainer, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.client.buffer import MetricBuffer
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
 from recipes.checkpoints.retention import DOUBTED_SINCE_KEY, VALIDATION_LOSS_KEY, rank_by_loss
-from recipes.contracts.recipe import Recipe
-from recipes.planning.parallel_layout import trains_shards
 from recipes.training.checkpointing.save_schedule import RaiseWriteErrors, validation_losses
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.data.sample_order import SAMPLES_SEEN, ProcessSampler, RunSamples
@@ -34,12 +31,6 @@ from recipes.training.parallel import fsdp, zero
 from recipes.training.parallel.ddp_buckets import fix_bucket_order
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.stopping import StopOnDivergence
-
-OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
-"""The recipe's names in transformers; all but the first are those of bitsandbytes."""
-
-LR_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
-"""Likewise, of what becomes of the learning rate: to 0 at the last step, or as it is."""
 
 ELAPSED_SECONDS = "elapsed_seconds"
 """The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""
@@ -262,47 +253,3 @@ def move_to_parent(folder: Path) -> None:
     for file in folder.iterdir():
         file.rename(folder.parent / file.name)
     folder.rmdir()
-
-
-def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_on_resume: bool) -> TrainingArguments:
-    micro_batches_per_call = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
-    hf_arguments = TrainingArguments(
-        output_dir=str(work / "trainer"),
-        max_steps=recipe.max_steps,
-        per_device_train_batch_size=recipe.batch_size * micro_batches_per_call,
-        per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation // micro_batches_per_call,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=LR_SCHEDULES[recipe.lr_scheduler],
-        warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),  # as transformers does: of a share, 0.29 of 100 was 28
-        weight_decay=recipe.weight_decay,
-        optim=OPTIMIZERS[recipe.optimizer],
-        activation_checkpointing=recipe.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
-        max_grad_norm=recipe.max_grad_norm,
-        eval_strategy="steps" if recipe.eval_steps else "no",
-        eval_steps=recipe.eval_steps,
-        eval_on_start=evaluate_on_resume,
-        prediction_loss_only=True,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
-        save_strategy="no",  # `CheckpointWhenDue` asks for checkpoints
-        seed=recipe.seed,
-        data_seed=recipe.seed,
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,  # all are used; to look for them costs a copy of the logits
-        ddp_broadcast_buffers=False,  # none changes: they would be sent around before each step
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-        disable_tqdm=True,
-        report_to=[],
-        # Else FSDP2 holds whole gradients in every process until the last micro-batch of a step (72B: 144 GB and more).
-        accelerator_config={
-            "gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)},
-            "non_blocking": torch.cuda.is_available(),  # rows are pinned: no copy of them is waited for
-        },
-        **zero.deepspeed_arguments(recipe, model),
-    )
-    # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.
-    hf_arguments._n_gpu = min(hf_arguments.n_gpu, 1)
-    return hf_arguments

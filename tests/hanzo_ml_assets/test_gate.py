@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml_assets.definition_schema import GatePolicy
-from hanzo_ml_assets.gate import GateVerdict, apply_gate
+from hanzo_ml_assets.gate import GatePolicy, GateVerdict, apply_gate
 
 
 def scores(perplexity: float | None, accuracy: float, loss: float | None = 1.0) -> dict[str, Any]:

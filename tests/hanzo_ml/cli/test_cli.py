@@ -366,7 +366,9 @@ def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None
         pointer = ClientVersion(source="s3://hanzo-models/x", created_by="ann")
         for _ in range(2):
             Registry(database).create(model, pointer, connection=connection)
-        row = dict(connection.execute(select(model_versions).where(model.row_filter(model_versions)).limit(1)).mappings().one())
+        row = dict(
+            connection.execute(select(model_versions).where(model.row_filter(model_versions)).limit(1)).mappings().one()
+        )
         connection.execute(insert(model_versions), [{**row, "version": number} for number in range(3, 1003)])
         home = Experiments(database).ensure("of many runs", "default", connection=connection)
         for number in range(101):
