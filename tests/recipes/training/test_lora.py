@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from recipes.training import lora
 from recipes.training import model as loading
 from recipes.training.lora import compute_lora_in_input_dtype
 from tests.recipes.tiny_training import LORA, TinyTraining
@@ -59,11 +60,12 @@ def test_an_adapter_beside_bfloat16_does_so_and_no_other(tmp_path: Any, monkeypa
 
     def copies(base_dtype: str) -> bool:
         """Whether an adapter's input is copied to the type of its weights."""
-        monkeypatch.setattr(loading, "select_compute_dtype", lambda wanted: getattr(torch, wanted))
+        for module in (loading, lora):
+            monkeypatch.setattr(module, "select_compute_dtype", lambda wanted: getattr(torch, wanted))
         recipe = tiny.recipe(**LORA | {"base_dtype": base_dtype})
         model = loading.load_model(tiny.model, recipe)
-        module = next(each for each in model.modules() if hasattr(each, "lora_variant"))
-        return bool(getattr(module, "cast_input_dtype_enabled", True)) and not module.lora_variant
+        layer = next(each for each in model.modules() if hasattr(each, "lora_variant"))
+        return bool(getattr(layer, "cast_input_dtype_enabled", True)) and not layer.lora_variant
 
     assert not copies("bfloat16")
     assert copies("float32") and copies("float16")
