@@ -92,7 +92,8 @@ def test_a_server_that_may_not_start_loads_no_application() -> None:
 
 
 def test_cycles_are_looked_for_in_what_a_server_makes_but_not_in_what_it_is(tmp_path: Path) -> None:
-    code = "import gc; from api.server import load; from resources.settings.settings import Settings; load(Settings.load())"
+    load = "from api.server import load_application; load_application(Settings.load())"
+    code = f"import gc; from resources.settings.settings import Settings; {load}"
     shown = "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"],

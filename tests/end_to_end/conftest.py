@@ -14,7 +14,7 @@ from recipes.storage.base_model_folder import hash_model_folder
 from tests.end_to_end.local_stack import LocalStack
 from tests.recipes.tiny_model import make_tiny_model
 
-STEPS = 48
+STEPS = 32
 RECORDS = 600
 
 

@@ -66,10 +66,11 @@ def test_a_new_pod_goes_on_with_the_history_and_the_job_of_the_one_that_died(
         server.kill()
         time.sleep(AWAY_SECONDS)
         server.start()
-    pod.wait_for_step(job, 20)
-    assert "not running" not in pod.hanzo_ml("status").stdout
-    runs = rows(pod, "SELECT run_id FROM dagster_of_public.runs")
-    assert not (pod.home / "dagster" / "history").exists()
+    pod.wait_for_step(job, 16)
+    with pod.standing_still(job):
+        assert "not running" not in pod.hanzo_ml("status").stdout
+        runs = rows(pod, "SELECT run_id FROM dagster_of_public.runs")
+        assert not (pod.home / "dagster" / "history").exists()
     dies(pod)
 
     pod.hanzo_ml("up")

@@ -510,7 +510,7 @@ def test_a_history_that_is_longer_than_a_page_is_sent_whole(
     http: TestClient, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(metrics, "MAX_HISTORY", 10)
-    monkeypatch.setattr(metrics, "CHUNK", 3)
+    monkeypatch.setattr(metrics, "STREAMED_POINTS", 3)
     run_id = new_run(http)
     points = [{"key": "k", "value": 0, "timestamp": step, "step": step} for step in range(count)]
     assert http.post(f"{RUNS}/log-batch", json={"run_id": run_id, "metrics": points}).json() == {}
