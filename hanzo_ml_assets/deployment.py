@@ -33,7 +33,8 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         group_name=asset_group_name("models", model.name),
         kinds={"llamacpp"},
         owners=list(model.owners),
-        pool=f"deploy_{asset_group_name('models', model.name)}",  # one at a time: an older promotion never overtakes a newer one
+        # One at a time: an older promotion never overtakes a newer one.
+        pool=f"deploy_{asset_group_name('models', model.name)}",
         description="What the engine serves: checksum verified, warmed with the smoke prompts, traffic swapped.",
         code_version="1",
     )

@@ -23,7 +23,8 @@ away, takes for ever: it runs nothing of its own any more, and is not waited for
 
 
 def kill_job_processes(job_id: str, node: str | None = None) -> int:
-    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none, or for `KILL_TIMEOUT_SECONDS`.
+    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none, or for
+    `KILL_TIMEOUT_SECONDS`.
 
     Returns how many there were.
     """

@@ -54,8 +54,8 @@ def prepare(
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
     A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
-    Arrow files with the columns of `recipes.preparation.tokenization.record_tokenizer.TOKEN_FIELDS`. It lies below the dataset's, whose files are
-    the JSON lines of all splits: each record is stored once.
+    Arrow files with the columns of `recipes.preparation.tokenization.record_tokenizer.TOKEN_FIELDS`. It lies below the
+    dataset's, whose files are the JSON lines of all splits: each record is stored once.
 
     Args:
         rank: which of the job's pods this is, from 0, whose result it is; none: this process does all of it.
@@ -159,11 +159,11 @@ def publish_artifacts(
     the texts. It was 103 MB of the 238 of 136,482 records of instructions (tokens 124, index 11), and would be as many as a
     column beside the tokens, where every reader of lines would have to know Arrow.
 
-    They lie as files, and not in chunks as what was uploaded does (`recipes.storage.locations`): a shuffle puts each changed record
-    somewhere else, so that hardly a chunk stays as it was. Of 40,000 records of 730 bytes, 1 % replaced in one place made
-    100 % of all chunks of 1 MiB new, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; another split or no masking
-    100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains from a
-    folder would have to put a copy together first, instead of reading the files where they lie.
+    They lie as files, and not in chunks as what was uploaded does (`recipes.storage.locations`): a shuffle puts each changed
+    record somewhere else, so that hardly a chunk stays as it was. Of 40,000 records of 730 bytes, 1 % replaced in one place
+    made 100 % of all chunks of 1 MiB new, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; another split or no
+    masking 100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains
+    from a folder would have to put a copy together first, instead of reading the files where they lie.
     """
     # Where they lie makes the same, prepared under two names, two artifacts: of two with one digest lineage knew one place,
     # and with the version at that place went what the other one, and its models, are proved by.

@@ -1,8 +1,8 @@
 """The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
 
 With `group_by`, every group is spread over the splits as evenly as its size allows. A split is no copy: it says of which
-lines of the version it consists, in their order there (`recipes.storage.line_selection`). A dataset may be larger than memory and disk:
-it is read twice, some lines at a time, from where it lies.
+lines of the version it consists, in their order there (`recipes.storage.line_selection`). A dataset may be larger than
+memory and disk: it is read twice, some lines at a time, from where it lies.
 """
 
 import hashlib

@@ -64,7 +64,8 @@ STOPPED_GRACE_SECONDS = 30
 
 
 def train(job: Job, store: Store, work: Path) -> Result | None:
-    """Fine-tune. Inputs: `run_training`, `train`, `validation`, and `start` where other weights than the base model's are given.
+    """Fine-tune. Inputs: `run_training`, `train`, `validation`, and `start` where other weights than the base model's are
+    given.
 
     Outputs: `checkpoints`, and `adapter` or `weights`. Of several processes (`Job.distributed`) the leader has the result.
 
@@ -258,7 +259,8 @@ def build_unsent_point(point: Point, anew: Sequence[RepeatedSteps]) -> UnsentPoi
 
 
 def wait_for_uploads(course: RunState, *, resumes_later: bool) -> None:
-    """A run that `resumes_later` later needs its checkpoints here alone; that its newest is no place else is said, not its end.
+    """A run that `resumes_later` later needs its checkpoints here alone; that its newest is no place else is said, not its
+    end.
 
     Whatever kept it from there: it must not stand for the error that the run ends with, and its next start tries again.
     """

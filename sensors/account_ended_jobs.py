@@ -1,8 +1,8 @@
 """A job failed or was cancelled -> its run says what it had used until then, and on what: it has cost that all the same. And
 what it was healed of since `watch_training` looked last.
 
-The program wrote it down as it went on (`recipes.contracts.results`). It may do so once more while a cancelled job ends, so that its
-run is waited for.
+The program wrote it down as it went on (`recipes.contracts.results`). It may do so once more while a cancelled job ends, so
+that its run is waited for.
 """
 
 import dagster as dg

@@ -1,4 +1,5 @@
-"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.decisions.retry_policy`); fail the jobs of others.
+"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.decisions.retry_policy`); fail the jobs
+of others.
 
 Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
 whose worker and daemon were killed together was lost. This sensor looks at the state, as often as it takes.

@@ -1,7 +1,7 @@
 """A model was taken out of production -> the engine serves it no more (specification rows O3, O5).
 
-It follows the rows and not the events: whatever was killed in between, a row says `list_withdrawing` until the engine was seen
-to have let go of exactly that deployment.
+It follows the rows and not the events: whatever was killed in between, a row says `list_withdrawing` until the engine was
+seen to have let go of exactly that deployment.
 """
 
 import dagster as dg

@@ -43,7 +43,8 @@ WORDS = [first + letter + last for first in SYLLABLES[0] for letter in SYLLABLES
 def write_corpus(path: Path, blocks: int, replaced: Mapping[int, int]) -> None:
     """JSON lines of about 1,000 bytes as people write them; `replaced` gives some blocks another edition of their text."""
     draw = random.Random(0)
-    # Many of them: where the same 32 bytes come again and again, hardly any place says "cut here" (`recipes.storage.chunking`).
+    # Many of them: where the same 32 bytes come again and again, hardly any place says "cut here"
+    # (`recipes.storage.chunking`).
     sentences = [" ".join(draw.choices(WORDS, k=8)) for _ in range(200_000)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(blocks):

@@ -148,7 +148,8 @@ def print_data(found: dict[str, Any]) -> None:
     root = Tree(sanitize_markup(f"{found['name']} version {found['version']}"))
     for use in found["datasets"]:
         branch = root.add(
-            f"{sanitize_markup(use['dataset'])} [dim]{pluralize(use['records'], 'record')}, {sanitize_markup(use['digest'][:12])}[/dim]"
+            f"{sanitize_markup(use['dataset'])} [dim]{pluralize(use['records'], 'record')}, "
+            f"{sanitize_markup(use['digest'][:12])}[/dim]"
         )
         for role, count in use["splits"].items():
             branch.add(f"{sanitize_markup(role)}: {'? records' if count is None else pluralize(count, 'record')}")
@@ -162,7 +163,8 @@ def print_data(found: dict[str, Any]) -> None:
         root.add(f"base model {sanitize_markup(uri)} [dim](its own training data is not recorded here)[/dim]")
     for logged in found["logged"]:
         root.add(
-            f"logged by the run: {sanitize_markup(logged['name'])} [dim]{sanitize_markup(logged['digest'])}, not checked[/dim]"
+            f"logged by the run: {sanitize_markup(logged['name'])} [dim]{sanitize_markup(logged['digest'])}, not "
+            "checked[/dim]"
         )
     console.print(root)
     if not found["datasets"]:

@@ -162,7 +162,10 @@ def report_lines(recipe: Recipe, found: HardwareFit, checkpoint: int, dry_run_re
     if seed := ", ".join(filter(None, (recipe.estimated_time, recipe.estimated_cost))):
         report.append(f"seed         {seed} (the recipe's own figures)")
     if dry_run_result["kept"] is not None:
-        kept = f"{format_bytes(dry_run_result['kept'])} kept by autograd on meta tensors, {format_bytes(dry_run_result['kept_expected'])} reckoned"
+        kept = (
+            f"{format_bytes(dry_run_result['kept'])} kept by autograd on meta tensors, "
+            f"{format_bytes(dry_run_result['kept_expected'])} reckoned"
+        )
         report.append(f"activations  {kept}")
     if dry_run_result["sharding"]:
         report.append(f"sharding     {json.dumps(dry_run_result['sharding'])}")

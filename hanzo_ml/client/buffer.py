@@ -70,8 +70,8 @@ class MetricBuffer:
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
         values wait in the queue. What the checkpoint had `pending` is sent first, and left out too where the server has its
-        step. Of the steps in `repeated`, which the run does otherwise than the first time, it asks for the histories: the first
-        time's values do not count.
+        step. Of the steps in `repeated`, which the run does otherwise than the first time, it asks for the histories: the
+        first time's values do not count.
 
         Call it before the first `add`. What is pending is told in the same breath: the sender, woken by that alone, has sent
         it once before it was told to ask.

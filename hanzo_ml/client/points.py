@@ -40,8 +40,8 @@ class ResumeFilter:
     """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
 
     The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
-    second time: a key that is always logged at step 0 stays new. Of the steps `repeated`, which the run now does otherwise than
-    before, those up to `again[key]` are there as they are now: `newest_repeated_step` finds it.
+    second time: a key that is always logged at step 0 stays new. Of the steps `repeated`, which the run now does otherwise
+    than before, those up to `again[key]` are there as they are now: `newest_repeated_step` finds it.
     """
 
     step: int

@@ -1,6 +1,7 @@
 """A run's checkpoints as they lie in the store: they arrive in the background, one after the other, and the best ones stay.
 
-What belongs here: uploads, retention there, and the way back. What does not: the local folder (`recipes.checkpoints.manager`).
+What belongs here: uploads, retention there, and the way back. What does not: the local folder
+(`recipes.checkpoints.manager`).
 """
 
 import os
@@ -173,8 +174,8 @@ class RemoteCheckpoints:
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 
     def upload(self, step: int, should_upload: Callable[[bool], bool], prune: Callable[[], None]) -> None:
-        """Bring a local checkpoint here. `should_upload` says as its turn comes whether it is still, or with True whether it is
-        still although uploads are slow; `prune` removes it there, if it was kept only for this.
+        """Bring a local checkpoint here. `should_upload` says as its turn comes whether it is still, or with True whether it
+        is still although uploads are slow; `prune` removes it there, if it was kept only for this.
         """
 
         def upload_once() -> None:

@@ -51,7 +51,9 @@ class TensorRows(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeShard:
-    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes `processes_per_node`."""
+    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes
+    `processes_per_node`.
+    """
 
     number: int
     of: int

@@ -64,7 +64,9 @@ class LossBand:
 
     @property
     def limit(self) -> float:
-        """The highest loss that is within the band; infinite for the `MEDIAN_LOSSES` losses, of which only one not finite counts."""
+        """The highest loss that is within the band; infinite for the `MEDIAN_LOSSES` losses, of which only one not finite
+        counts.
+        """
         if self._count < MEDIAN_LOSSES:
             return math.inf
         if self._count < WARMUP_LOSSES:

@@ -36,7 +36,8 @@ class OutOfMemory(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
+            f"{describe_step(self.step)} did not fit into memory: on with batch_size {self.batch_size} and "
+            "gradient_accumulation "
             f"{self.gradient_accumulation}, which is the same effective batch"
         )
 
@@ -81,7 +82,8 @@ class NotDeterministic(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to {self.operation}, which has no form that computes the same each time: on with "
+            f"{describe_step(self.step)} came to {self.operation}, which has no form that computes the same each "
+            "time: on with "
             "what there is, so that the run's last digits may differ where it is resumed or repeated"
         )
 
@@ -96,7 +98,8 @@ class NotCompiled(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to a block that cannot be compiled here ({self.reason}): on without, which takes "
+            f"{describe_step(self.step)} came to a block that cannot be compiled here ({self.reason}): on "
+            "without, which takes "
             "longer, and rounds otherwise"
         )
 

@@ -54,7 +54,8 @@ def load_yaml(text: str) -> Any:
             return None
         if count_expanded_characters(node, {}) > MAX_CHARACTERS:
             raise DocumentTooLong(
-                f"with what its aliases (*NAME) stand for, it is longer than {MAX_CHARACTERS:,} characters: write out what you need"
+                f"with what its aliases (*NAME) stand for, it is longer than {MAX_CHARACTERS:,} characters: write out "
+                "what you need"
             )
         return loader.construct_document(node)
     finally:
@@ -146,8 +147,8 @@ def find_non_text_key(text: str) -> tuple[str, int] | None:
 
 
 def explain_yaml_error(error: Exception, text: str) -> str:
-    """What to say behind a file's name of a text of which PyYAML raised one of `YAML_ERRORS`: the line where it is known, why,
-    and what to do about a tab.
+    """What to say behind a file's name of a text of which PyYAML raised one of `YAML_ERRORS`: the line where it is known,
+    why, and what to do about a tab.
     """
     line: int | None = None
     message = str(error)

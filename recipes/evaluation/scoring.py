@@ -1,9 +1,9 @@
 """What a model gets on held-out records: the loss of their answers, and how many it gets right.
 
-What "right" means depends on the layout (`recipes.records.layouts`). Where something is asked, the record's key stands in the
-answer that the model writes (greedy, so that it is repeatable). Of a pair, the chosen answer is likelier than the rejected
-one, both by the mean over their tokens. Of a plain text, which asks nothing, each token counts that the model would have
-written next.
+What "right" means depends on the layout (`recipes.records.layouts`). Where something is asked, the record's key stands in
+the answer that the model writes (greedy, so that it is repeatable). Of a pair, the chosen answer is likelier than the
+rejected one, both by the mean over their tokens. Of a plain text, which asks nothing, each token counts that the model would
+have written next.
 """
 
 import math
@@ -158,7 +158,8 @@ def score_model(
     records: Sequence[Record],
     parameters: EvaluateParameters,
 ) -> Scores:
-    """Scores on `select_answerable` records of one layout; the answers are to the first `samples` of them, then to the questions.
+    """Scores on `select_answerable` records of one layout; the answers are to the first `samples` of them, then to the
+    questions.
 
     Raises:
         BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses a question.

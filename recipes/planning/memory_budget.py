@@ -1,7 +1,8 @@
 """How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; figures in bytes.
 
 What is exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs. What is a model:
-activations (`recipes.planning.activation_memory`). What is an allowance: `CUDA_CONTEXT_BYTES`, `NCCL_BYTES`, `FRAGMENTATION_SHARE`.
+activations (`recipes.planning.activation_memory`). What is an allowance: `CUDA_CONTEXT_BYTES`, `NCCL_BYTES`,
+`FRAGMENTATION_SHARE`.
 """
 
 from collections.abc import Iterable
@@ -156,9 +157,9 @@ def copies_trained_weights(recipe: Recipe) -> bool:
 def adapter_uses_compute_dtype(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
-    Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it.
-    Not in float16, whose gradients are scaled as many times as a step has tokens (`recipes.training.loss_scaling`): one that is 2
-    in their mean would be infinite.
+    Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it. Not in float16, whose
+    gradients are scaled as many times as a step has tokens (`recipes.training.loss_scaling`): one that is 2 in their mean
+    would be infinite.
     """
     return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and zero_stage(recipe) is None
 

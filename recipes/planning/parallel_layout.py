@@ -94,8 +94,9 @@ def zero_stage(recipe: Recipe) -> int | None:
 def deepspeed_config(recipe: Recipe, stage: int, weights_dtype: str) -> dict[str, Any]:
     """DeepSpeed's configuration for ZeRO; the optimizer is the trainer's.
 
-    It holds weights in the type `weights_dtype`, and trains a copy in float32 where that is narrower. Their gradients it would add
-    up in `weights_dtype` too, over micro-batches and over processes: in bfloat16 small ones are lost beside the sum (row H7).
+    It holds weights in the type `weights_dtype`, and trains a copy in float32 where that is narrower. Their gradients it
+    would add up in `weights_dtype` too, over micro-batches and over processes: in bfloat16 small ones are lost beside the
+    sum (row H7).
     """
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(weights_dtype)
     sums = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"} if precision == "bf16" else {}
@@ -224,5 +225,8 @@ def find_pipeline_problem(recipe: Recipe, shape: Architecture | None) -> str | N
         return "strategy pipeline has micro-batches of equally many rows: leave out rows_per_step"
     if shape and recipe.stages > shape.num_hidden_layers:
         layers = shape.num_hidden_layers
-        return f"strategy pipeline cuts the base model's {pluralize(layers, 'layer')}: take {pluralize(layers, 'process')} at most"
+        return (
+            f"strategy pipeline cuts the base model's {pluralize(layers, 'layer')}: take "
+            f"{pluralize(layers, 'process')} at most"
+        )
     return None

@@ -121,13 +121,16 @@ def read_records(plan: Plan, index: int) -> Iterator[bytes]:
 
 
 def list_pending_merges(plan: Plan) -> list[tuple[int, int]]:
-    """The tables that `write_feature_files` reads, by their levels and numbers, as far as they are no range's and it is not done."""
+    """The tables that `write_feature_files` reads, by their levels and numbers, as far as they are no range's and it is not
+    done.
+    """
     *keyed, state_file = feature_files(plan)
     return [(level, number) for level, number in final_tables(plan) if level and keyed and not state_file.is_file()]
 
 
 def write_feature_files(plan: Plan, state: FeatureState) -> None:
-    """Put together what the ranges have, as the files of `FEATURES_FOLDER`. Holds a piece of each of up to `fan` tables in memory.
+    """Put together what the ranges have, as the files of `FEATURES_FOLDER`. Holds a piece of each of up to `fan` tables in
+    memory.
 
     Raises:
         BadConfiguration: a sum is beyond what a float can be.

@@ -104,7 +104,9 @@ def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tu
 
 
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
-    """Fit the features to what all pods have, and add them to the records of this one. Raises as `feature_stages.build_state`."""
+    """Fit the features to what all pods have, and add them to the records of this one. Raises as
+    `feature_stages.build_state`.
+    """
     run_stage(workers, "fitted", partial(feature_stages.fit_range, plan), [(index,) for index in own])
     pods.publish_all(feature_stages.fit_files(plan, index) for index in own)
     if pods.rank == 0:

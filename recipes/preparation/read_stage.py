@@ -44,7 +44,8 @@ NON_WORD = r"[^A-Za-z0-9_]+"
 def draw_ranks(questions: list[str], seed: int) -> list[int]:
     """A number for each question, the same whatever its capitals and punctuation.
 
-    In the order of `recipes.preparation.split_assignment.draw_rank`: what a version holds out, a version that is prepared of it holds out too.
+    In the order of `recipes.preparation.split_assignment.draw_rank`: what a version holds out, a version that is prepared of
+    it holds out too.
     """
     words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NON_WORD, " ").to_pylist()
     # Of other letters every library has its own idea.

@@ -122,7 +122,9 @@ def rank_within_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass
 class SplitBoundary:
-    """Before it stand those of a lower rank, and so many of its own as are `remaining`, those first that are asked for first."""
+    """Before it stand those of a lower rank, and so many of its own as are `remaining`, those first that are asked for
+    first.
+    """
 
     rank: int
     remaining: int

@@ -50,9 +50,9 @@ class Scratch:
 class Partitions:
     """Rows of one kind in `count` partitions, each in the order in which they came. All are put in before any is read.
 
-    What is held is written to each of them, so that twice the rows would be four times the writes. More than `MAX_OPEN_PARTITIONS` are
-    filled in two rounds: first the square root of their number, and of these one after the other as it is read.
-    As a context manager it leaves nothing on the disk.
+    What is held is written to each of them, so that twice the rows would be four times the writes. More than
+    `MAX_OPEN_PARTITIONS` are filled in two rounds: first the square root of their number, and of these one after the other
+    as it is read. As a context manager it leaves nothing on the disk.
     """
 
     def __init__(self, folder: Path, kind: np.dtype[Any], count: int, held_bytes: int) -> None:

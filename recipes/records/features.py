@@ -17,7 +17,9 @@ from recipes.contracts.parameters import CleanParameters, FeatureParameters, is_
 from recipes.records.cleaning import UncleanRecord, clean_record
 
 STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE = "features.json", "online.jsonl", "online.index"
-"""The files of a version's features; the last two are a table of `recipes.records.key_index`, which only those with a key have."""
+"""The files of a version's features; the last two are a table of `recipes.records.key_index`, which only those with a key
+have.
+"""
 FEATURES_COLUMN = "features"
 """Of a record that was prepared: the column with its features."""
 MAX_NUMBER = sys.float_info.max

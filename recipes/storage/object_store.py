@@ -1,7 +1,7 @@
 """Objects by their logical URIs: bytes in and out, in streams whose memory does not grow with the object.
 
-A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.storage.artifact_store`), and in which parts
-bytes travel (`recipes.storage.object_transfer`).
+A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.storage.artifact_store`),
+and in which parts bytes travel (`recipes.storage.object_transfer`).
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Logical URIs of the object store: the only module that builds them.
 
-They are stored in manifests and in the database, so their form never changes. `recipes.storage.locations.resolve_uri` maps a URI to the
-bucket and key of an installation.
+They are stored in manifests and in the database, so their form never changes. `recipes.storage.locations.resolve_uri` maps a
+URI to the bucket and key of an installation.
 """
 
 from typing import Literal

@@ -19,7 +19,8 @@ from recipes.training.precision import select_compute_dtype
 class InputDtypeLora(LoraVariant):  # type: ignore[misc]
     """`result + scaling * B(A(x))`: A and `scaling * B` are rounded once, their gradients arrive in float32.
 
-    PEFT 0.21 calls its base class one that may change. Nothing is merged with it: `recipes.export.merge` loads the adapter anew.
+    PEFT 0.21 calls its base class one that may change. Nothing is merged with it: `recipes.export.merge` loads the adapter
+    anew.
     """
 
     @staticmethod

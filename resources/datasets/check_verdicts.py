@@ -75,7 +75,10 @@ def judge_version(
 def judge_splits(leaks: Leaks, checks: Checks) -> Verdict:
     """Whether the test split stands in what an ancestor was trained on."""
     count = leaks.exact + leaks.near
-    note = f"looked for {pluralize(leaks.tested, 'test record')} in the training records of {pluralize(leaks.searched, 'ancestor')}"
+    note = (
+        f"looked for {pluralize(leaks.tested, 'test record')} in the training records of "
+        f"{pluralize(leaks.searched, 'ancestor')}"
+    )
     if count <= checks.leakage.threshold * leaks.tested:
         return make_verdict(Check.LEAKAGE, (), note, checks)
     by_ancestor = ", ".join(f"{ancestor} has {number}" for ancestor, number in sorted(leaks.by_ancestor.items()))

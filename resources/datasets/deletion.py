@@ -107,7 +107,9 @@ def remove_from_lineage(connection: Connection, version: DatasetVersion) -> None
 
 
 def find_referrers(connection: Connection, version: DatasetVersion) -> list[str]:
-    """Who refers to a version, each with a word for what it is. What was made of another's too loses nothing: `remove_from_lineage`."""
+    """Who refers to a version, each with a word for what it is. What was made of another's too loses nothing:
+    `remove_from_lineage`.
+    """
     shared = shared_artifact_uris(connection, version, version_digests(version))
     outputs = [child.name for child in find_children(connection, version, but=shared) if not is_own_part(version, child)]
     query = select(jobs.c.id).where(

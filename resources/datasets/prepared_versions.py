@@ -66,7 +66,8 @@ def refuse_unknown_columns(parameters: PrepareParameters, parent: DatasetVersion
             existing = ", ".join(list(parent.schema)[:MAX_SHOWN_COLUMNS])
             more = f" and {len(parent.schema) - MAX_SHOWN_COLUMNS} more" if len(parent.schema) > MAX_SHOWN_COLUMNS else ""
             raise invalid(
-                f"no record of dataset {parent.reference} has the column '{column[:100]}' of {setting}: it has {existing}{more}"
+                f"no record of dataset {parent.reference} has the column '{column[:100]}' of {setting}: it has "
+                f"{existing}{more}"
             )
         if column is not None and parent.schema[column].rstrip("?") == "null":
             raise invalid(f"the column '{column[:100]}' of {setting} is null in all records of dataset {parent.reference}")

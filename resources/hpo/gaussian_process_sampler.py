@@ -1,8 +1,8 @@
 """Bayesian search with a Gaussian process and expected improvement (rows K3, Z13), for a sweep that says `sampler: gp`.
 
 Optuna has one too, which needs torch: the control plane has none. With the tens of trials of a sweep, exact inference in
-NumPy takes milliseconds; of more than `MAX_FITTED_TRIALS`, the others are left out. Matérn 5/2 kernel with one length for each
-hyperparameter, chosen by the marginal likelihood; Rasmussen and Williams 2006, algorithm 2.1.
+NumPy takes milliseconds; of more than `MAX_FITTED_TRIALS`, the others are left out. Matérn 5/2 kernel with one length for
+each hyperparameter, chosen by the marginal likelihood; Rasmussen and Williams 2006, algorithm 2.1.
 """
 
 import random
@@ -90,7 +90,8 @@ def trial_costs(trials: Sequence[Trial], direction: str) -> Array:
 
 
 def clip_outliers(costs: Array, first: Array) -> Array:
-    """None is farther above the lower quartile of the first ones than `OUTLIER_FACTOR` times what the best is below it. Where one trial
+    """None is farther above the lower quartile of the first ones than `OUTLIER_FACTOR` times what the best is below it.
+    Where one trial
     had diverged, all others were the same to the process, and it found no more than chance does. The first ones are there by
     chance: what comes later lies ever closer together.
     """

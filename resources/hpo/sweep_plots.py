@@ -96,7 +96,8 @@ def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
         x, y = place(trial.number, value)
         hollow = "" if trial.status == "completed" else ' fill-opacity="0.35"'
         dots.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="rgb{GOOD}"{hollow}><title>{describe_trial(trial)}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" '
+            f'fill="rgb{GOOD}"{hollow}><title>{describe_trial(trial)}</title></circle>'
         )
     floor = HEIGHT - BOTTOM
     picture = (

@@ -122,7 +122,8 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
     if known and config.objective.metric in unlogged_metrics(recipe):
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' has the objective "
-            f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATION_METRICS if key not in unlogged_metrics(recipe))}"
+            f"{recipe.objective}: choose one of "
+            f"{', '.join(key for key in EVALUATION_METRICS if key not in unlogged_metrics(recipe))}"
         )
     if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
         raise invalid(

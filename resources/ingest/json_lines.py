@@ -21,7 +21,9 @@ ESCAPED_QUOTE = b"\\u0022"
 
 
 def split_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `MAX_LINE_BYTES` bytes."""
+    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `MAX_LINE_BYTES`
+    bytes.
+    """
     pending: list[bytes] = []
     length = 0
     while block := stream.read(BLOCK_BYTES):

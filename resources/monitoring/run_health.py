@@ -20,8 +20,8 @@ STALLED, CHECKPOINT_STALE = "job.stalled", "job.checkpoint_stale"
 class RunActivity:
     """Times in milliseconds; none of what has not come yet.
 
-    `last_started_at` is when the job was started last, which is later than what it said before it was resumed; `first_metric` is
-    when training itself began, the first time.
+    `last_started_at` is when the job was started last, which is later than what it said before it was resumed;
+    `first_metric` is when training itself began, the first time.
     """
 
     last_started_at: int

@@ -49,7 +49,10 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
             prepare_instance(settings, postgres_storage_config(schema.name), schema, console, ("migrate", "reindex"))
         return
     if is_postgresql(settings):
-        line = f"  Dagster's history stays in {existing_history}: move that away while nothing runs, and a new one begins in PostgreSQL"
+        line = (
+            f"  Dagster's history stays in {existing_history}: move that away while nothing runs, and a new one "
+            "begins in PostgreSQL"
+        )
         console.print(line, soft_wrap=True)
     prepare_instance(settings, sqlite_storage_config(home), MarkerFile(home / "migrated.json"), console, ("migrate",))
 

@@ -86,7 +86,8 @@ def is_close(then: object, now: object) -> bool:
 
 class Verdict(FrozenModel):
     """`equal` means every loss and the hash of the final weights, and that no other loss is tracked of the first run than it
-    had: `untrue` is the first step of which one is. `environment` and `find_unrepeated` may explain why they are not: the replay
+    had: `untrue` is the first step of which one is. `environment` and `find_unrepeated` may explain why they are not: the
+    replay
     computed elsewhere, or only one of the two runs was healed of something.
     """
 

@@ -57,12 +57,14 @@ def refuse_oversized_sweep(quota: Quota | None, concurrent_trials: int, gpus: in
     places = quota.max_concurrent_jobs
     if places is not None and concurrent_trials > places:
         raise invalid(
-            f"max_concurrent_trials is {concurrent_trials}, and the quota of your organization is {pluralize(places, 'job')} at "
+            f"max_concurrent_trials is {concurrent_trials}, and the quota of your organization is "
+            f"{pluralize(places, 'job')} at "
             f"once: lower it to {places}"
         )
     if quota.max_gpus is not None and concurrent_trials * gpus > quota.max_gpus:
         raise invalid(
-            f"{pluralize(concurrent_trials, 'trial')} at once with {pluralize(gpus, 'GPU')} each are {concurrent_trials * gpus}, and "
+            f"{pluralize(concurrent_trials, 'trial')} at once with {pluralize(gpus, 'GPU')} each are "
+            f"{concurrent_trials * gpus}, and "
             f"the quota of your organization is {quota.max_gpus}: lower max_concurrent_trials to {quota.max_gpus // gpus}, "
             "or resources_per_trial.gpus"
         )

@@ -73,7 +73,8 @@ def start_detached(
     env: Mapping[str, str],
     inherited_descriptors: Sequence[int] = (),
 ) -> None:
-    """Start a command in a session of its own; it inherits the lock and those `inherited_descriptors`. The folder's log has its output.
+    """Start a command in a session of its own; it inherits the lock and those `inherited_descriptors`. The folder's log has
+    its output.
 
     Returns when the process has said who it is. Raises OSError where it could not.
     """

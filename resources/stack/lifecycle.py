@@ -232,7 +232,8 @@ def down(settings: Settings, console: Console) -> None:
         remaining = stop_all(settings, console)
     if remaining:
         raise BadConfiguration(
-            f"{', '.join(remaining)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the kernel for a disk "
+            f"{', '.join(remaining)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the "
+            "kernel for a disk "
             "or a device that does not answer; once that does, say `hanzo-ml down` again, else restart the machine"
         )
 

@@ -1,4 +1,5 @@
-"""`python -m resources.stack.reset --yes`: empty the store of a laptop or a test: every row, every object, every job's folder.
+"""`python -m resources.stack.reset --yes`: empty the store of a laptop or a test: every row, every object, every job's
+folder.
 
 It works beside a running stack: events go on being numbered, so that no sensor's place in them is lost. What Dagster wrote
 of its own runs stays, and the engine serves what it has loaded until it is ended.

@@ -72,8 +72,8 @@ DATA_TAGS = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
 
 
 def make_retry_request(run: dg.DagsterRun, *, made_progress: bool = False) -> dg.RunRequest:
-    """Programs go on from what is there, and work that is done is not done again. A run that `made_progress` is none of those that
-    failed in vain, which end at `MAX_RETRIES`.
+    """Programs go on from what is there, and work that is done is not done again. A run that `made_progress` is none of
+    those that failed in vain, which end at `MAX_RETRIES`.
     """
     kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *DATA_TAGS) if tag in run.tags}
     return dg.RunRequest(

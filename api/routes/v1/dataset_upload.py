@@ -54,7 +54,8 @@ def create(
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
-    content is one, with what that does not say of what was said here as `find_unapplied_fields`: PATCH sets its tags and metadata.
+    content is one, with what that does not say of what was said here as `find_unapplied_fields`: PATCH sets its tags and
+    metadata.
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(

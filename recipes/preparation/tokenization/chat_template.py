@@ -243,6 +243,7 @@ def choose_template(templates: Templates, tools: bool) -> str | None:
         if name in templates:
             return templates[name]
     raise BadConfiguration(
-        f"the tokenizer has several chat templates ({', '.join(sorted(templates))}), and none is called '{DEFAULT_TEMPLATE}': "
+        f"the tokenizer has several chat templates ({', '.join(sorted(templates))}), and none is called "
+        f"'{DEFAULT_TEMPLATE}': "
         "set its `chat_template` to the one that is wanted, save it into a folder, and name that folder"
     )

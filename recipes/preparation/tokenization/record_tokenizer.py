@@ -32,7 +32,8 @@ on; `length` counts the tokens without padding."""
 class Tokens:
     """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on.
 
-    `pack_ids` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than encoding.
+    `pack_ids` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than
+    encoding.
     """
 
     packed: bytes

@@ -135,8 +135,8 @@ FoundCheckpoint = tuple[int, Path]
 class ResumePlan:
     """Where the leader goes on, in terms that hold on every machine.
 
-    `branch_steps` are the steps at which the run left one way for the next. After the first `num_branches_before` of them lies the
-    checkpoint of `step`, with that `content`; none at the beginning.
+    `branch_steps` are the steps at which the run left one way for the next. After the first `num_branches_before` of them
+    lies the checkpoint of `step`, with that `content`; none at the beginning.
     """
 
     branch_steps: tuple[int, ...]

@@ -26,7 +26,9 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class Example:
-    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED_LABEL`; both have the same length."""
+    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED_LABEL`; both have the same
+    length.
+    """
 
     tokens: tuple[int, ...]
     labels: tuple[int, ...]

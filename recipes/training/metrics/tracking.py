@@ -47,8 +47,8 @@ def open_metric_buffer(
 
     A predecessor may have been killed before its first checkpoint: then the run begins anew, and the server is ahead.
 
-    Steps in `repeated` are logged once more: after a divergence they are done on other samples. A run that `evaluates_on_resume`
-    logs at the step of its checkpoint, as a predecessor may have done that was killed soon after.
+    Steps in `repeated` are logged once more: after a divergence they are done on other samples. A run that
+    `evaluates_on_resume` logs at the step of its checkpoint, as a predecessor may have done that was killed soon after.
     """
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")

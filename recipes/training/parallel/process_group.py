@@ -20,8 +20,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 class ProcessGroup:
     """`rank` counts from 0 over all nodes, `local_rank` on one, where there are `local_size`.
 
-    Rank 0 leads: it logs, saves and publishes. Ranks that follow each other compute the same rows `model_parallel_size`, and have the
-    same `data_rank`; `is_pipelined` each has other layers.
+    Rank 0 leads: it logs, saves and publishes. Ranks that follow each other compute the same rows `model_parallel_size`, and
+    have the same `data_rank`; `is_pipelined` each has other layers.
     """
 
     model_parallel_size = 1
@@ -141,7 +141,8 @@ def join_process_group(distributed: Distributed | None) -> ProcessGroup:
         )
     if on_gpus and (there := torch.cuda.device_count()) < distributed.gpus_per_node:
         raise BadConfiguration(
-            f"distributed.gpus_per_node is {distributed.gpus_per_node}, one process for each GPU, and this program sees {there}: "
+            f"distributed.gpus_per_node is {distributed.gpus_per_node}, one process for each GPU, and this "
+            f"program sees {there}: "
             f"set it to {there}, or take hardware with more GPUs (CUDA_VISIBLE_DEVICES, where it is set, says which it sees)"
         )
     dist.init_process_group(distributed.backend if on_gpus else "gloo")

@@ -1,9 +1,9 @@
 """Leases of job slots and GPUs, by lock files.
 
 A lease is held by whoever holds the lock of its folder. A program inherits the locks from the supervisor that starts it
-(`resources.stack.detached_process`), so they are released when its last process ends, whichever supervisor died before. Dagster's pool
-cannot count this: a program outlives its killed run worker, whose pool slot is free then, and three jobs trained where two
-may.
+(`resources.stack.detached_process`), so they are released when its last process ends, whichever supervisor died before.
+Dagster's pool cannot count this: a program outlives its killed run worker, whose pool slot is free then, and three jobs
+trained where two may.
 """
 
 from contextlib import ExitStack

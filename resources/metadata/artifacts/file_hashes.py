@@ -2,7 +2,8 @@
 
 Object store and database commit one after the other, so a file may have several rows. The rules:
 
-- a row is written when all bytes have arrived, *before* the object is visible (`begin_upload`), and marked once the store has it
+- a row is written when all bytes have arrived, *before* the object is visible (`begin_upload`), and marked once the store
+has it
   (`stored`). So whatever lies in the store has its row, also when the server dies in between;
 - `stored` deletes the rows that were marked before its own was written: those objects were visible before, so this one has
   taken their place. Rows of uploads that run at the same time stay, for nobody knows which of the two came last;
@@ -85,7 +86,8 @@ class FileHashes:
         query = select(files.c.id, files.c.sha256, files.c.found_sha256, files.c.stored).where(files.c.uri == uri)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-        # An `UNKNOWN_HASH` one that nobody ended would let every flipped bit pass, for good: a later one is what was uploaded.
+        # An `UNKNOWN_HASH` one that nobody ended would let every flipped bit pass, for good: a later one is what was
+        # uploaded.
         last = max((row.id for row in rows if row.stored), default=0)
         known = (row for row in rows if row.sha256 != UNKNOWN_HASH or row.id > last)
         return [RecordedHash(row.id, row.sha256, row.found_sha256) for row in known]

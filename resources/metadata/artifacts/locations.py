@@ -101,7 +101,8 @@ def checked_location(location: str) -> str:
     """
     if len(location) > MAX_LOCATION_LENGTH:
         raise invalid(
-            f"Invalid artifact path length. The length of the artifact path cannot be greater than {MAX_LOCATION_LENGTH} characters."
+            "Invalid artifact path length. The length of the artifact path cannot be greater than "
+            f"{MAX_LOCATION_LENGTH} characters."
         )
     checked_text(location, "artifact_location")
     if not location:

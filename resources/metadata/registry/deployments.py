@@ -1,8 +1,8 @@
 """Deployments: one row for each promotion to production, and what became of it. The newest `find_serving` row is served.
 
 A version that leaves production without a successor is withdrawn in two steps, because the engine is another process: its
-rows are `list_withdrawing` in the transaction that moved it, and `mark_withdrawn` once the engine was seen to serve them no more.
-Whatever dies in between, the row says what is still to be done.
+rows are `list_withdrawing` in the transaction that moved it, and `mark_withdrawn` once the engine was seen to serve them no
+more. Whatever dies in between, the row says what is still to be done.
 
 Whoever decides by a row's status takes the lock of the registry first: on PostgreSQL another transaction could else change
 it in between, and a withdrawal be lost.

@@ -74,7 +74,8 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
 
 def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
     says = (
-        "import logging; from resources.orchestration.daemon import print_once; from dagster._utils.log import configure_loggers; "
+        "import logging; from resources.orchestration.daemon import print_once; from dagster._utils.log "
+        "import configure_loggers; "
         "from dagster_postgres.utils import retry_pg_connection_fn; from sqlalchemy.exc import TimeoutError as Lost\n"
         "print_once(); configure_loggers(log_level='INFO'); tried = []\n"
         "def connect():\n    tried.append(1)\n    if len(tried) == 1: raise Lost('lost')\n"

@@ -115,7 +115,10 @@ def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ende
     subprocess.run([sys.executable, "-c", DIES_BEFORE_IT_REMEMBERS, str(folder), str(ROOT)], check=False)
     until("its first line", lambda: begun(folder))
     assert is_running(folder)
-    text = "import sys; from pathlib import Path; from resources.stack.detached_process import stop; stop(Path(sys.argv[1]), 0.2)"
+    text = (
+        "import sys; from pathlib import Path; from resources.stack.detached_process import stop; "
+        "stop(Path(sys.argv[1]), 0.2)"
+    )
     stopping = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT)
     try:
         stopping.wait(8)
@@ -185,7 +188,10 @@ def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added
 def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
     """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
     (folder / "lock").touch()
-    text = "import sys; from pathlib import Path; from resources.stack.detached_process import is_running\nprint('begun', flush=True)\n"
+    text = (
+        "import sys; from pathlib import Path; from resources.stack.detached_process import "
+        "is_running\nprint('begun', flush=True)\n"
+    )
     text += "while True: is_running(Path(sys.argv[1]))"
     looking = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
     try:
