@@ -43,16 +43,16 @@ def test_a_step_asks_for_what_was_told_in_the_one_before(
 
         monkeypatch.setattr(PackedRows, name, noting)
 
-    noted("place_of")
+    noted("memory_ranges")
     noted("__getitem__")
 
     def check(steps: int) -> None:
-        rows = next(self for name, self, _ in happened if name == "place_of")
+        rows = next(self for name, self, _ in happened if name == "memory_ranges")
         told: list[int] = []
         asked: list[int] = []
         for name, self, row in happened:
             if self is rows:
-                (told if name == "place_of" else asked).append(row)
+                (told if name == "memory_ranges" else asked).append(row)
                 assert set(asked) <= set(told)
         assert len(asked) >= steps * place.recipe.samples_per_step
         happened.clear()
