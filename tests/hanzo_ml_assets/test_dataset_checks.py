@@ -244,7 +244,7 @@ def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph:
     assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
 
 
-@pytest.mark.parametrize("at", ["validation", "dataset"])
+@pytest.mark.parametrize("at", ["dataset_checks", "datasets"])
 def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -256,7 +256,7 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
         with output_transaction(database, store, version, made) as connection:
             yield connection
 
-    monkeypatch.setattr(f"hanzo_ml_assets.{at}.recording", deleted_before)
+    monkeypatch.setattr(f"hanzo_ml_assets.{at}.output_transaction", deleted_before)
     result = graph.materialize(rows(60))
     assert not result.success
     told = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]

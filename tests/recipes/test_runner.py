@@ -21,7 +21,7 @@ OPEN = "[enforce fail at inline_container.cc:747] . open file failed with strerr
 """How torch.save says it."""
 HEAD = """
 import errno
-from recipes.runner import Failed, Preempted, Restart, main
+from recipes.runner import Preempted, ProgramFailed, Restart, main
 from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Result
@@ -59,7 +59,7 @@ def last_error(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("return Result(work_digest=job.work_digest)", None), ("raise Failed('it is no model')", 1)]
+    ("end", "code"), [("return Result(work_digest=job.work_digest)", None), ("raise ProgramFailed('it is no model')", 1)]
 )
 def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
     job: Job, tmp_path: Path, end: str, code: int | None
@@ -81,7 +81,7 @@ def test_a_thread_in_the_midst_of_computing_aborts_no_finished_program(job: Job,
     done = run(job, tmp_path, *begins, *ends)
     assert (done.returncode, done.stdout[-14:]) == (0, "the last words"), done.stderr
     (tmp_path / "deep" / "work" / "exit.json").unlink(missing_ok=True)
-    failed = run(job, tmp_path, *begins, "raise Failed('it is no model')")
+    failed = run(job, tmp_path, *begins, "raise ProgramFailed('it is no model')")
     assert failed.returncode == 1, failed.stderr
 
 
@@ -107,7 +107,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
             "starting again: the object store gives no answer, or refuses: ",
         ),
         ("raise StoreRefuses('wrong key')", 75, "storage_denied", "starting again: the object store refuses: wrong key"),
-        ("raise Failed('the command exited with 3: late')", 1, "program_error", "the command exited with 3: late"),
+        ("raise ProgramFailed('the command exited with 3: late')", 1, "program_error", "the command exited with 3: late"),
         ("raise ValueError('first line\\n  second line')", 1, "program_error", "ValueError: first line second line"),
         (
             "raise PermissionError(13, 'Permission denied', '/root')",
@@ -130,7 +130,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise StoreFull('s3://x/y: no space is left')", 1, "storage_full", "no space left for s3://x/y: free some space"),
         ("raise Restart('on with half the batch')", 75, "restart_requested", "starting again: on with half"),
         ("raise Restart('the command was killed', ExitReason.KILLED)", 75, "killed", "starting again: the "),
-        ("raise Failed('exit 1: no memory', ExitReason.OUT_OF_MEMORY)", 1, "out_of_memory", "exit 1: no "),
+        ("raise ProgramFailed('exit 1: no memory', ExitReason.OUT_OF_MEMORY)", 1, "out_of_memory", "exit 1: no "),
         ("raise MemoryError('no 9 GB')", 1, "out_of_memory", "MemoryError: no 9 GB"),
         ("raise RuntimeError('CUDA error: out of memory')", 1, "out_of_memory", "RuntimeError: CUDA error: "),
         ("return {}['missing']", 1, "program_error", "KeyError: 'missing'"),
@@ -148,7 +148,7 @@ def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
 
 
 @pytest.mark.parametrize(
-    "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "Failed('no')"]
+    "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "ProgramFailed('no')"]
 )
 def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, end: str) -> None:
     """What it reads where it lies, in the folder that the store is, it does not find then."""
@@ -160,7 +160,9 @@ def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, 
     assert last_error(done).startswith("error: starting again: the object store is away: ")
 
 
-@pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "Failed('no')"])
+@pytest.mark.parametrize(
+    "error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "ProgramFailed('no')"]
+)
 def test_an_end_that_was_foreseen_shows_nobody_a_traceback(job: Job, tmp_path: Path, error: str) -> None:
     assert "Traceback" not in run(job, tmp_path, f"raise {error}").stderr
 
@@ -197,11 +199,11 @@ FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
 
 
 def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_path: Path) -> None:
-    done = run(job, tmp_path, *FULL, "raise Failed('it is no model')")
+    done = run(job, tmp_path, *FULL, "raise ProgramFailed('it is no model')")
     assert (done.returncode, last_error(done)) == (1, "error: it is no model")
     assert read_exit(Path(job.work_dir)) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
     assert [file.name for file in Path(job.work_dir).iterdir()] == ["exit.json"]
-    run(job, tmp_path, "raise Failed('closed by peer')")
+    run(job, tmp_path, "raise ProgramFailed('closed by peer')")
     found = ExitDocument(code=1, message="closed by peer", reason=ExitReason.PROGRAM_ERROR)
     assert read_exit(Path(job.work_dir)) == found, "who has room says what it knows"
 

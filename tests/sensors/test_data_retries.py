@@ -116,7 +116,7 @@ def test_a_preparation_that_was_cancelled_meanwhile_does_not_go_on(house: House,
     assert house.tick(retry_dead_runs) == []
 
 
-@pytest.mark.parametrize("pause", ["ERROR_RETRY_PAUSE", "SETTLED"])
+@pytest.mark.parametrize("pause", ["ERROR_RETRY_PAUSE", "SETTLING_TIME"])
 def test_a_split_waits_before_it_is_tried_again(house: House, monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
     monkeypatch.setattr(sensor, pause, timedelta(hours=1))
     split(house, house.dataset(split=False), StoreUnavailable("no answer"))

@@ -173,11 +173,11 @@ def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 store = Store(StoreAddress.model_validate_json(sys.argv[2]))
-checkpoints = Checkpoints(Path(sys.argv[1]), store, sys.argv[3], 3)
+checkpoints = CheckpointManager(Path(sys.argv[1]), store, sys.argv[3], 3)
 with checkpoints.save(2) as folder:
     (folder / "adapter_model.safetensors").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -202,9 +202,9 @@ def test_a_kill_while_writing_leaves_no_checkpoint_and_the_step_can_be_written_a
 SEALED_ONLY = """
 import os, shutil, signal, sys
 from pathlib import Path
-from recipes.checkpoints.commit import seal
+from recipes.checkpoints.commit import commit_checkpoint
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-seal(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
+commit_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
 """
 
 
@@ -705,12 +705,12 @@ def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: P
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from recipes.checkpoints.manager import Checkpoints
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.runner import main
 from recipes.contracts.job import Result
 
 def program(job, store, work):
-    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], 3)
+    checkpoints = CheckpointManager(work / "checkpoints", store, job.outputs["checkpoints"], 3)
     with checkpoints.save(1) as folder:
         (folder / "weights.bin").write_bytes(b"x" * 1000)
     checkpoints.wait()

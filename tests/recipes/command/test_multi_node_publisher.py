@@ -140,7 +140,7 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
     second.saving._wait_for = meanwhile  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         one_state(nodes)
-    assert [type(node.problem).__name__ for node in nodes] == ["Apart", "Moved"]
+    assert [type(node.problem).__name__ for node in nodes] == ["NodesOutOfStep", "FilesChanged"]
     assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
     for node in nodes:
         node.problem = None

@@ -23,7 +23,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from recipes.contracts.recipe import Recipe
-from recipes.training.publishing import save_spread
+from recipes.training.publishing import save_sharded_weights
 
 recipe = Recipe.model_validate_json(Path(sys.argv[1]).read_text())
 _, checkpoint, base, folder = map(Path, sys.argv[1:])
@@ -31,7 +31,7 @@ now = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if l
 mapped = sum(file.stat().st_size for place in (checkpoint, base) for file in place.glob("*.safetensors"))
 limit = now + mapped + (100 << 20)  # what is mapped counts as data, and takes no memory that others need
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-save_spread((1, checkpoint), base, recipe, folder)
+save_sharded_weights((1, checkpoint), base, recipe, folder)
 """
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "together", "in_stages"), [("ddp", 1, False), ("tensor", 2, False), ("pipeline", 4, True)]
+    ("strategy", "model_parallel_size", "is_pipelined"), [("ddp", 1, False), ("tensor", 2, False), ("pipeline", 4, True)]
 )
 def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
     place: Place, tmp_path: Path, joined: list[ProcessGroup], strategy: str, model_parallel_size: int, is_pipelined: bool

@@ -96,7 +96,7 @@ LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_pr
 
 
 @pytest.mark.parametrize(
-    "asked", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
+    "new_trials", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
 )
 def test_a_choice_is_of_lists_and_of_nothing_too(new_trials: str) -> None:
     """People search over target modules; a trial is known by what it was written as, in JSON."""

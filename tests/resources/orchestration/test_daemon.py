@@ -31,7 +31,7 @@ __all__ = ["postgres", "postgres_url"]
 
 PROGRAM = """
 import os, sys, threading
-from resources.orchestration.daemon import begin_anew_where_put_back
+from resources.orchestration.daemon import restart_on_clock_rollback
 
 over = threading.Event()
 seen = iter({seen})
@@ -46,7 +46,7 @@ def clock():
 print(os.getpid(), os.fstat({descriptor}).st_ino, flush=True)
 if "BEGUN" not in os.environ:
     os.environ["BEGUN"] = "once"
-    begin_anew_where_put_back(clock, lambda: 0.0, 0.001)
+    restart_on_clock_rollback(clock, lambda: 0.0, 0.001)
     over.wait()
     print("went on")
 """
@@ -74,10 +74,10 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
 
 def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
     says = (
-        "import logging; from resources.orchestration.daemon import print_once; from dagster._utils.log "
+        "import logging; from resources.orchestration.daemon import install_root_handler; from dagster._utils.log "
         "import configure_loggers; "
         "from dagster_postgres.utils import retry_pg_connection_fn; from sqlalchemy.exc import TimeoutError as Lost\n"
-        "print_once(); configure_loggers(log_level='INFO'); tried = []\n"
+        "install_root_handler(); configure_loggers(log_level='INFO'); tried = []\n"
         "def connect():\n    tried.append(1)\n    if len(tried) == 1: raise Lost('lost')\n"
         "retry_pg_connection_fn(connect); logging.getLogger('dagster.daemon').info('a look')"
     )

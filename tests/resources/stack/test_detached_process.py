@@ -103,9 +103,9 @@ DIES_BEFORE_IT_REMEMBERS = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from resources import detached
+from resources.stack import detached_process
 from tests.resources.launching import WAITS, launch
-detached.write_json = lambda path, document: os.kill(os.getpid(), signal.SIGKILL)
+detached_process.write_json_atomic = lambda path, document: os.kill(os.getpid(), signal.SIGKILL)
 launch(Path(sys.argv[1]), WAITS)
 """
 
@@ -116,8 +116,8 @@ def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ende
     until("its first line", lambda: begun(folder))
     assert is_running(folder)
     text = (
-        "import sys; from pathlib import Path; from resources.stack.detached_process import stop; "
-        "stop(Path(sys.argv[1]), 0.2)"
+        "import sys; from pathlib import Path; from resources.stack.detached_process import stop_process; "
+        "stop_process(Path(sys.argv[1]), 0.2)"
     )
     stopping = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT)
     try:

@@ -133,13 +133,13 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
 STARTS_A_WORKER_AS_IT_ENDS = """
 import os, signal, sys
 from pathlib import Path
-from resources.stack.detached_process import lock, start
+from resources.stack.detached_process import lock_folder, start_detached
 
 def end(number, frame):
     work = Path(sys.argv[1])
     work.mkdir(parents=True)
-    with lock(work) as descriptor:
-        start(["sleep", "600"], work, descriptor, cwd=None, env={})
+    with lock_folder(work) as descriptor:
+        start_detached(["sleep", "600"], work, descriptor, cwd=None, env={})
     os._exit(0)
 
 signal.signal(signal.SIGTERM, end)

@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import fully_shard
 from recipes.contracts.job import Distributed
-from recipes.training.parallel.process_group import join
-from recipes.training.parallel.fsdp import load_optimizer, load_weights, own, save_optimizer, save_weights
+from recipes.training.parallel.process_group import join_process_group
+from recipes.training.parallel.fsdp import load_optimizer, load_weights, local_tensor, save_optimizer, save_weights
 from recipes.training.checkpointing.staging import Staging
-from recipes.training.parallel.fsdp import states_of, weights_of
+from recipes.training.parallel.fsdp import optimizer_states, named_weights
 
 NODES, PER_NODE = int(sys.argv[2]), int(sys.argv[3])
 MEGABYTE = 1 << 20
@@ -46,7 +46,7 @@ def new():
 def resident(key):
     return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(key))
 
-group = join(Distributed(strategy="fsdp", num_nodes=NODES, gpus_per_node=PER_NODE, backend="gloo"))
+group = join_process_group(Distributed(strategy="fsdp", num_nodes=NODES, gpus_per_node=PER_NODE, backend="gloo"))
 folder = Path(sys.argv[1], str(group.node))
 folder.mkdir(parents=True, exist_ok=True)
 model, optimizer = new()
@@ -55,7 +55,7 @@ optimizer.step()
 optimizer.zero_grad()
 with torch.no_grad():
     model(torch.randn(4, 2049))
-held = sum(own(weight).nbytes for weight in weights_of(model).values()) // MEGABYTE
+held = sum(local_tensor(weight).nbytes for weight in named_weights(model).values()) // MEGABYTE
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
 nowhere = Staging(free=lambda: 0)  # nothing is copied
@@ -69,18 +69,18 @@ own_files = {f"{stem}-rows-{rank + 1:05}-of-{group.size:05}.safetensors"
 assert {file.name for file in folder.iterdir()} == own_files, "those that the processes of this node wrote"
 group.collect(None)
 whole = Path(sys.argv[1], "0")
-if group.leads:
+if group.is_leader:
     for file in Path(sys.argv[1]).glob("[1-9]/*"):
         file.rename(whole / file.name)
 group.collect(None)
 again, theirs = new()
 load_weights(again, whole)
 load_optimizer(again, theirs, whole)
-for name, weight in weights_of(model).items():
-    assert own(weight).equal(own(weights_of(again)[name])), name
-for name, state in states_of(model, optimizer).items():
+for name, weight in named_weights(model).items():
+    assert local_tensor(weight).equal(local_tensor(named_weights(again)[name])), name
+for name, state in optimizer_states(model, optimizer).items():
     for key, value in state.items():
-        assert own(value).equal(own(states_of(again, theirs)[name][key])), (name, key)
+        assert local_tensor(value).equal(local_tensor(optimizer_states(again, theirs)[name][key])), (name, key)
 print(f"rank {group.rank} reads them", flush=True)
 """
 

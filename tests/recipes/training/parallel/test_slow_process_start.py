@@ -12,14 +12,14 @@ from tests.recipes.training.training_workspace import Place
 LATE = """
 import time
 import torch.distributed as dist
-from recipes.runner import say
+from recipes.runner import log_line
 from recipes.training.objectives.sft import Sft
 
 class Late(Sft):
     def begin(self, model):
         if dist.get_rank() == 1:
             time.sleep(3)
-        say(f"process {dist.get_rank()} has its model")
+        log_line(f"process {dist.get_rank()} has its model")
 """
 
 

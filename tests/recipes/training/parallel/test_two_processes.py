@@ -72,7 +72,7 @@ class Recording(Sft):
 """
 SLOW = """
 import time
-from recipes.runner import say
+from recipes.runner import log_line
 from recipes.training.objectives.sft import Sft
 
 class Slow(Sft):
@@ -80,7 +80,7 @@ class Slow(Sft):
 
     def loss(self, model, batch):
         if not model.training:
-            say("evaluating")
+            log_line("evaluating")
             time.sleep(0.5)
         return None
 """

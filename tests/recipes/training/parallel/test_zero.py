@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 import deepspeed, torch
 from recipes.contracts.job import Distributed
-from recipes.training import zero
-from recipes.training.parallel.process_group import join
+from recipes.training.parallel import zero
+from recipes.training.parallel.process_group import join_process_group
 from recipes.training.checkpointing.staging import Staging
 
 def new(seed):
@@ -42,8 +42,8 @@ def step(engine):
 def resident(key):
     return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(key))
 
-zero.begin()
-group = join(Distributed(strategy=f"deepspeed_zero{sys.argv[2]}", gpus_per_node=2, backend="gloo"))
+zero.disable_cpu_kernel()
+group = join_process_group(Distributed(strategy=f"deepspeed_zero{sys.argv[2]}", gpus_per_node=2, backend="gloo"))
 folder = Path(sys.argv[1])
 engine = new(0)
 step(engine)
@@ -57,21 +57,21 @@ again = new(1)
 zero.load_state(again, folder)
 for other in (engine, again):  # the next step has all of it in its weights
     step(other)
-for (name, one), (_, two) in zip(zero.trained(engine), zero.trained(again), strict=True):
-    for key, value in zero.own_numbers(one).items():
-        assert value.equal(zero.own_numbers(two)[key]), (name, key)
+for (name, one), (_, two) in zip(zero.trained_parameters(engine), zero.trained_parameters(again), strict=True):
+    for key, value in zero.local_state(one).items():
+        assert value.equal(zero.local_state(two)[key]), (name, key)
 print(f"rank {group.rank} goes on from it", flush=True)
 """
 ADDING_UP = """
 import deepspeed, torch
-from recipes.planning.parallel_layout import zero as configuration
+from recipes.planning.parallel_layout import deepspeed_config as configuration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.job import Distributed
-from recipes.training import zero
-from recipes.training.parallel.process_group import join
+from recipes.training.parallel import zero
+from recipes.training.parallel.process_group import join_process_group
 
-zero.begin()
-join(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
+zero.disable_cpu_kernel()
+join_process_group(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
 recipe = Recipe.named("zen-7b-full").changed({"batch_size": 1, "gradient_accumulation": 2})
 for stage in (2, 3):
     model = torch.nn.Linear(64, 64, bias=False)
@@ -86,15 +86,15 @@ for stage in (2, 3):
 """
 BUFFERS = """
 import deepspeed, torch
-from recipes.planning.parallel_layout import zero as configuration
+from recipes.planning.parallel_layout import deepspeed_config as configuration
 from recipes.planning.memory_budget import bucket_bytes
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.job import Distributed
-from recipes.training import zero
-from recipes.training.parallel.process_group import join
+from recipes.training.parallel import zero
+from recipes.training.parallel.process_group import join_process_group
 
-zero.begin()
-join(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
+zero.disable_cpu_kernel()
+join_process_group(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
 for stage, dtype in ((2, "bfloat16"), (2, "float32"), (3, "bfloat16"), (3, "float32")):
     shape = {"strategy": f"deepspeed_zero{stage}", "gpus_per_node": 8}
     recipe = Recipe.named("zen-7b-full").changed({"dtype": dtype, "distributed": shape})

@@ -31,11 +31,11 @@ from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, unt
 
 PROGRAM = """
 import os, time
-from recipes.runner import main, say
+from recipes.runner import main, log_line
 from recipes.contracts.job import Result
 
 def program(job, store, work):
-    say("on " + os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    log_line("on " + os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     while not (work / "go").exists():
         time.sleep(0.01)
     return Result(work_digest=job.work_digest)

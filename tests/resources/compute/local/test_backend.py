@@ -45,13 +45,13 @@ ROOT = Path(__file__).resolve().parents[4]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 PROGRAM = """
 import os, signal, sys, time
-from recipes.runner import Preempted, Restart, main, say
+from recipes.runner import Preempted, Restart, log_line, main
 from recipes.contracts.job import BadConfiguration, Result
 
 def program(job, store, work):
     with (work / "starts").open("a") as starts:
         starts.write("start\\n")
-    say("begun")
+    log_line("begun")
     do = job.parameters["do"]
     if do == "bad":
         raise BadConfiguration("no such thing: correct it")
@@ -88,7 +88,7 @@ def program(job, store, work):
         signal.signal(signal.SIGTERM, leave)
     while do in ("wait", "term") and not (work / "go").exists():
         time.sleep(0.01)
-    say("finishing")
+    log_line("finishing")
     return Result(work_digest=job.work_digest, metrics={"starts": float((work / "starts").read_text().count("start"))})
 
 main(program)
