@@ -183,9 +183,9 @@ def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch:
 
 
 def only_undone(share: Any) -> Any:
-    def shared(workers: Any, done: str, unit: Any, calls: Any, aggregate: str = "ranges") -> None:
+    def shared(workers: Any, done: str, unit: Any, calls: Any, of: str = "ranges") -> None:
         if done != "fitted":
-            share(workers, done, unit, calls, aggregate)
+            share(workers, done, unit, calls, of)
 
     return shared
 

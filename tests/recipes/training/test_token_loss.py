@@ -111,7 +111,7 @@ def test_a_model_computes_its_loss_so() -> None:
     use_token_losses(model)
     found = model(input_ids=tokens, labels=tokens).loss
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert "TokenLosses" in names_behind(found)
+    assert "TokenLossFunction" in names_behind(found)
 
 
 def test_one_that_has_another_loss_keeps_it() -> None:

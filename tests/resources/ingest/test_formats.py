@@ -411,8 +411,8 @@ def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Pl
 
 
 def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("schema", "column_types", "comma_separated", "columnar"):
-        monkeypatch.setattr(f"resources.ingest.{module}.COLUMNS", 100)
+    for module in ("column_schema", "csv_records", "columnar"):
+        monkeypatch.setattr(f"resources.ingest.{module}.MAX_COLUMNS", 100)
     lines = "".join(json.dumps({f"user-{number}": number}) + "\n" for number in range(150))
     assert "raw.jsonl, record 101: brings the dataset to more than 100 columns" in place.refusal(lines)
     wide = [f"c{number}" for number in range(101)]

@@ -229,7 +229,7 @@ def test_a_store_that_refuses_is_told_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "services").mkdir()
     keys = {"HANZO_ML_STORAGE_ACCESS_KEY": "wrong", "HANZO_ML_STORAGE_SECRET_KEY": "wrong"}
     with answering(403, "InvalidAccessKeyId", "No such key.") as url:
-        done = program(tmp_path, "stack", "status", HANZO_ML_STORAGE_ENDPOINT=url, **keys)
+        done = program(tmp_path, "stack.lifecycle", "status", HANZO_ML_STORAGE_ENDPOINT=url, **keys)
     words = "refuses what the keys are used for, with 403 Forbidden: InvalidAccessKeyId: No such key. (settings storage."
     assert f"  object store       {url} {words}" in done.stdout
 
