@@ -27,27 +27,22 @@ from api.background_tasks import start_table_analysis, start_upload_cleanup
 from api.errors import UnhandledErrors
 from api.fast_path.middleware import FastPathMiddleware, FastPathResources
 from api.middleware.access_control import AccessControl
-from api.middleware.host_validation import LOOPBACK_NAMES, HostValidation
-from api.middleware.read_only_pages import ReadOnlyPages
+from api.middleware.browser_security import LOOPBACK_NAMES, HostValidation, ReadOnlyPages
 from api.middleware.request_normalization import LeadingSlashes
 from api.openapi import DescribedApplication
-from api.prometheus.database_totals import DatabaseTotals
-from api.prometheus.request_durations import RequestHistogram, RequestTiming
+from api.prometheus import DatabaseTotals, RequestHistogram, RequestTiming
 from api.routes.mlflow import (
     artifacts,
     experiments,
     inputs_and_outputs,
     logged_models,
     metrics,
-    model_version_files,
     model_versions,
-    multipart_uploads,
     presigned_urls,
     promptlab,
     registered_models,
     run_logging,
     runs,
-    server_info,
     unsupported,
 )
 from api.routes.ui import artifact_downloads, graphql, sign_in, static_files
@@ -86,10 +81,10 @@ MLFLOW_ROUTERS: tuple[Router, ...] = (
     runs.router,
     run_logging.router,
     metrics.router,
-    model_version_files.router,
+    model_versions.file_router,
     artifacts.router,
-    multipart_uploads.router,
     presigned_urls.router,
+    presigned_urls.presigned_router,
     inputs_and_outputs.router,
     logged_models.router,
     registered_models.router,
@@ -185,7 +180,7 @@ def create_app(settings: Settings) -> FastAPI:
         for router in MLFLOW_ROUTERS:
             router.include_in(app, prefix)
     for prefix in MLFLOW_3_PREFIXES:
-        server_info.router.include_in(app, prefix)
+        health.server_info_router.include_in(app, prefix)
     for router in ROUTERS:
         router.include_in(app)
     if missing := undeclared(app):

@@ -1,4 +1,4 @@
-"""Health checks: /alive, /ready and /health, which need no sign-in, and /version (rows V1, V7)."""
+"""Health probes, heartbeats, addresses, and MLflow's server info."""
 
 import asyncio
 import logging
@@ -14,14 +14,42 @@ from sqlalchemy.exc import SQLAlchemyError
 from typing_extensions import TypedDict
 
 from api.auth.permissions import Permission
-from api.responses import TypedResponse, json_response
-from api.routes.mlflow.server_info import MLFLOW_API_VERSION
+from api.dependencies import SettingsDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import PUBLIC, AlsoAnswers, Router
+from api.schemas.mlflow import responses
+from api.schemas.mlflow.messages import mlflow_response
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
-from resources.metadata.schema_revision import Revision, create_if_missing
+from resources.metadata.migrate import Revision, create_if_missing
 from resources.metadata.tracking.tracking import Tracking
 from resources.object_store.health import find_store_problem
+
+# What MLflow's clients ask about the server before they choose how to talk to it. Served below /api/3.0 too.
+
+server_info_router = Router("/mlflow", tag="mlflow", strict=False)
+
+MLFLOW_API_VERSION = "3.17.2"
+"""The release whose REST API this is: clients compare it with the releases that brought a feature."""
+
+
+@server_info_router.get("/server-info", Permission.SERVER_READ, allows_jobs=True)
+def server_info(settings: SettingsDep) -> TypedResponse[responses.ServerInfoAnswer]:
+    return mlflow_response(
+        store_type="SqlStore",
+        workspaces_enabled=False,
+        trace_archival_enabled=False,
+        # Downloads never: every one would go past this server, and only some clients reach the S3 server.
+        multipart_uploads_enabled=bool(settings.storage.endpoint and settings.storage.public_endpoint),
+        multipart_downloads_enabled=False,
+        # That the endpoint takes such requests, as in MLflow; whether it can sign for a file, it says itself.
+        presigned_upload_run_id_supported=True,
+        presigned_upload_model_id_supported=True,
+        features_enabled={"gateway": False},
+    )
+
+
+# Health checks: /alive, /ready and /health, which need no sign-in, and /version (rows V1, V7).
 
 
 class Alive(TypedDict):

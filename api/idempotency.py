@@ -18,7 +18,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 
 from api.auth.permissions import Caller
-from api.dependencies import CallerOf
+from api.dependencies import CallerDep
 
 IdempotencyKey = Annotated[
     str | None,
@@ -40,7 +40,7 @@ def sweep_id_from_key(key: str, caller: Caller) -> str:
     return run_id_from_key(f"sweep {key}", caller)
 
 
-async def job_id_from_key(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
+async def job_id_from_key(request: Request, caller: CallerDep, idempotency_key: IdempotencyKey = None) -> str | None:
     """The same of a job, whose key may be that of a call to another path too; None without one."""
     return run_id_from_key(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import CoreModeRef, CoreRef, DefsRef, GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from api.responses import TypedResponse
+from api.json_bodies import TypedResponse
 from api.routing import Declaration, find_declaration
 
 JSON = "application/json"

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 
 from api.auth.permissions import Permission
 from api.fast_path.middleware import FastPath
-from api.strict_json import StrictRoute
+from api.json_bodies import StrictRoute
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -73,7 +73,7 @@ class Router:
 
     Args:
         alias_prefix: where the routes with `alias=True` are served too, under names that the OpenAPI document leaves out.
-        strict: read JSON bodies as RFC 8259 has them, and questions of GET requests from their body too (`api.strict_json`).
+        strict: read JSON bodies as RFC 8259 has them, and questions of GET requests from their body too (`api.json_bodies`).
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def load_application(settings: Settings) -> "Config":
     import anyio
     import uvicorn
 
-    import api.prometheus.page  # noqa: F401 - `serve` takes it
+    import api.prometheus  # noqa: F401 - `serve` takes it
     from api.app import create_app
     from api.coalesced_writes import CoalescingHttpProtocol
 
@@ -105,7 +105,7 @@ def serve(
     """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
     import uvicorn
 
-    from api.prometheus.page import serve_metrics_page
+    from api.prometheus import serve_metrics_page
 
     state = config.app.state  # type: ignore[union-attr]  # `load_application` gave it an application, not the name of one
     state.request_histogram.count_as(worker)
@@ -152,7 +152,7 @@ def prepare_database(settings: Settings) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from resources.metadata.database import Database
-    from resources.metadata.schema_revision import Revision, create_if_missing
+    from resources.metadata.migrate import Revision, create_if_missing
 
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:

@@ -24,8 +24,7 @@ from safetensors.numpy import save_file
 
 from recipes.checkpoints.commit import commit_checkpoint
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
-from recipes.checkpoints.shard_selection import PLACES_KEY, NodeShard, shard_rows
+from recipes.checkpoints.node_parts import PART_KEY, PLACES_KEY, CheckpointPart, NodeShard, shard_rows
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from tests.s3_server import BUCKETS, VARIABLES, s3_server

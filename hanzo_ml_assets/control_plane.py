@@ -11,12 +11,12 @@ from recipes.storage.artifact_store import Store
 from resources.compute.base import Compute, Follower, Observation, Phase
 from resources.compute.registry import open_backend
 from resources.datasets.validations import Validations
-from resources.jobs.credentials import JobCredentials
+from resources.jobs.job_tokens import JobCredentials
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.registry import Registry
-from resources.monitoring.heartbeats import Heartbeats
+from resources.monitoring.run_health import Heartbeats
 from resources.serving.client import EngineClient
 from resources.settings.settings import Settings
 

@@ -53,12 +53,12 @@ class ValidationOutcome:
     verdicts: tuple[Verdict, ...]
 
 
-def make_check_specs(checks: Checks, asset: Iterable[str], *, of_splits: bool) -> list[dg.AssetCheckSpec]:
+def make_check_specs(checks: Checks, asset: Iterable[str], *, for_splits: bool) -> list[dg.AssetCheckSpec]:
     """The checks of the version's asset, or of its splits."""
     return [
         dg.AssetCheckSpec(str(check), asset=list(asset), description=meaning, blocking=checks.policy_for(check).blocking)
         for check, meaning in CHECK_DESCRIPTIONS.items()
-        if (check in SPLIT_CHECKS) is of_splits
+        if (check in SPLIT_CHECKS) is for_splits
     ]
 
 

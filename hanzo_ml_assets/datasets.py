@@ -71,7 +71,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         kinds={definition.format},
         owners=owners,
         description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
-        check_specs=make_check_specs(definition.checks, [*prefix, "version"], of_splits=False),
+        check_specs=make_check_specs(definition.checks, [*prefix, "version"], for_splits=False),
         code_version="2",
     )
     @reports_exit_reason
@@ -111,7 +111,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 asset=[*prefix, "test"],
                 description="No question of the held-out splits stands in the training split.",
             ),
-            *make_check_specs(definition.checks, [*prefix, "test"], of_splits=True),
+            *make_check_specs(definition.checks, [*prefix, "test"], for_splits=True),
         ],
     )
     @reports_exit_reason

@@ -12,7 +12,7 @@ from recipes.contracts.parameters import NearDuplicates, PrepareParameters, Spli
 from resources.datasets.check_policy import Checks
 from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import JobRecord
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 
 
 class DatasetDefinition(FrozenModel):

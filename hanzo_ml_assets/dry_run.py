@@ -33,7 +33,7 @@ from hanzo_ml_assets.training_plan import (
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
 from recipes.contracts.validation_errors import explain_first_error
-from recipes.planning.known_architectures import known_shape
+from recipes.planning.recipe_checks import known_shape
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.errors import HanzoError

@@ -119,12 +119,12 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
             hardware=recipe.hardware,
         )
 
-    first = job_at(place_of(version))
+    first = job_at(version_folder_uri(version))
     if EXPORT_KINDS.keys().isdisjoint(version.artifacts) or control_plane.compute.result(first) is not None:
         return first
     # An equal export is done; this one is of another release, perhaps, which computes the last bits otherwise.
     asks = {"inputs": {role: artifact.digest for role, artifact in inputs.items()}, "parameters": parameters}
-    return job_at(f"{place_of(version)}/export-{hashlib.sha256(canonical_json(asks)).hexdigest()[:12]}")
+    return job_at(f"{version_folder_uri(version)}/export-{hashlib.sha256(canonical_json(asks)).hexdigest()[:12]}")
 
 
 def reuse_recorded_exports(
@@ -134,7 +134,7 @@ def reuse_recorded_exports(
     found = {}
     for step, artifact in made.items():
         known = find_artifact(connection, artifact.digest)
-        is_here = known is not None and known.uri.startswith(f"{place_of(version)}/")
+        is_here = known is not None and known.uri.startswith(f"{version_folder_uri(version)}/")
         if known is None or not is_here or known.uri == artifact.uri or store.find(known.uri) != known:
             found[step] = artifact
         else:
@@ -157,5 +157,5 @@ def register_exports(
     control_plane.registry.add_artifacts(connection, current, name_formats(current, made, quantization))
 
 
-def place_of(version: ModelVersion) -> str:
+def version_folder_uri(version: ModelVersion) -> str:
     return f"{version.model.folder_uri}/v{version.version}"

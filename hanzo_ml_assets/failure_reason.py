@@ -53,11 +53,11 @@ def failure_with_reason() -> Iterator[None]:
     except dg.Failure:
         raise
     except Exception as error:
-        metadata = {EXIT_REASON: dg.MetadataValue.text(reason_of_exception(error).value)}
-        raise dg.Failure(description_of(error), metadata=metadata) from error
+        metadata = {EXIT_REASON: dg.MetadataValue.text(classify_exception(error).value)}
+        raise dg.Failure(describe_exception(error), metadata=metadata) from error
 
 
-def reason_of_exception(error: Exception) -> ExitReason:
+def classify_exception(error: Exception) -> ExitReason:
     """Of an error in the process that supervises a program, or records what it made."""
     match error:
         case JobFailed():
@@ -77,7 +77,7 @@ def reason_of_exception(error: Exception) -> ExitReason:
     return ExitReason.SUPERVISOR_FAILED if names & {"TimeoutError", "MemoryError"} else ExitReason.PROGRAM_ERROR
 
 
-def description_of(error: Exception) -> str:
+def describe_exception(error: Exception) -> str:
     if isinstance(error, WRITTEN_FOR_USERS):
         return str(error)
     return "".join(traceback.format_exception_only(error)).strip()

@@ -23,9 +23,9 @@ from resources.compute.local.capacity import GPU_POOL
 from resources.jobs.resume import settle_rewind
 from resources.lineage.edges import record_artifact
 from resources.lineage.run_record import UNKNOWN_COMMIT, Environment, format_param
+from resources.metadata.field_rules import COMMIT_TAG
 from resources.metadata.jobs import DATASET_KEY, ENDED_STATUSES, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.run_data import RunData
 from resources.monitoring.run_health import record_incidents

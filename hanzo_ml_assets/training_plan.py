@@ -9,8 +9,8 @@ from pydantic import JsonValue
 from hanzo_ml_assets.control_plane import SOURCE_FOLDER, ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from recipes.contracts.job import BadConfiguration, Job, Program, Tracking
-from recipes.contracts.pinned_references import BaseModelRef
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.recipe_references import BaseModelRef
 from recipes.planning.architecture import Architecture
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
@@ -23,7 +23,7 @@ from resources.jobs.sandbox import SANDBOX
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
-from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.metadata.registry.model_names import checked_model_name
 
 # What a training job works with: its names resolved, to a version of a dataset, a recipe and the code; of a run that was
 # started before, as its record has them.

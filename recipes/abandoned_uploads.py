@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.contracts.job import StoreAddress
-from recipes.storage.folder_bucket import UNFINISHED_UPLOAD
+from recipes.storage.buckets import UNFINISHED_UPLOAD
 from recipes.storage.locations import local_store_root
 
 ABANDONED_AFTER_SECONDS = 24 * 3600.0

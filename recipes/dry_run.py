@@ -25,9 +25,9 @@ from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.planning.activation_memory import saved_activation_bytes
 from recipes.planning.architecture import Architecture
-from recipes.planning.known_architectures import resolve_shape
 from recipes.planning.memory_budget import build_forward_pass, estimate_stages, trained_tensors, uses_autocast
 from recipes.planning.parallel_layout import assign_stage, build_torchrun_command, sharding_arguments, stage_shapes
+from recipes.planning.recipe_checks import resolve_shape
 from recipes.runner import enable_garbage_collection
 from recipes.training.lora import apply_lora
 from recipes.training.token_loss import use_token_losses

@@ -49,15 +49,15 @@ def has_errno(error: BaseException, *numbers: int) -> bool:
     return re.search(text, str(error)) is not None
 
 
-def reason_of_error(error: BaseException) -> ExitReason:
+def classify_error(error: BaseException) -> ExitReason:
     """The exit reason of a program that ends with an error which it did not expect."""
     if is_disk_full(error):
         return ExitReason.STORAGE_FULL
     if has_errno(error, errno.EROFS):
         return ExitReason.STORAGE_READ_ONLY
-    return reason_of_output(f"{type(error).__name__}: {error}")
+    return classify_output(f"{type(error).__name__}: {error}")
 
 
-def reason_of_output(text: str) -> ExitReason:
+def classify_output(text: str) -> ExitReason:
     """The exit reason of somebody else's script that failed with this last line."""
     return ExitReason.OUT_OF_MEMORY if MENTIONS_MEMORY.search(text) else ExitReason.PROGRAM_ERROR

@@ -19,14 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from recipes.contracts.exit_document import ExitDocument
-from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Result
 from recipes.machine import read_machine
-from recipes.platform_errors import reason_of_error, reason_of_output
+from recipes.platform_errors import classify_error, classify_output
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from recipes.storage.buckets import NO_SPACE_SUFFIX, StoreFull, StoreRefuses, StoreUnavailable
-from recipes.storage.folder_bucket import find_unmounted_bucket
+from recipes.storage.buckets import NO_SPACE_SUFFIX, StoreFull, StoreRefuses, StoreUnavailable, find_unmounted_bucket
 
 ProgramFunction = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
@@ -120,9 +118,9 @@ def main(program: ProgramFunction) -> None:
     except SystemExit as error:
         # Raised by a library or a custom objective. Without an exit document it would count as killed, and be restarted.
         traceback.print_exc()
-        fail(f"something called sys.exit: {error}", reason_of_output(str(error)))
+        fail(f"something called sys.exit: {error}", classify_output(str(error)))
     except Exception as error:
-        reason, place = reason_of_error(error), str(getattr(error, "filename", None) or work)
+        reason, place = classify_error(error), str(getattr(error, "filename", None) or work)
         if reason not in DISK_MESSAGES:
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", reason)

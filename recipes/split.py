@@ -76,7 +76,7 @@ def split_rows(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, s
         leaked = count_leaks(((asked["draw"], asked["split"]) for asked in all_asked.pieces(0)), total, scratch)
         splits, before = scratch.column("split", np.int8, total, TRAIN), 0
         for asked in all_asked.pieces(0):
-            splits.put(before + np.arange(len(asked), dtype=np.uint64), asked["split"])
+            splits.assign(before + np.arange(len(asked), dtype=np.uint64), asked["split"])
             before += len(asked)
         return SplitRows(splits, leaked)
 

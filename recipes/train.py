@@ -19,8 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
-from hanzo_ml.client.points import Point
-from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
+from hanzo_ml.client.points import UNKNOWN_TIME, Point, RepeatedSteps, last_repeat_time
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import part_in_folder
 from recipes.contracts.job import Job, Result
@@ -129,8 +128,10 @@ def build_trainer(
     """What trains `model` from the checkpoint on that the run has come to, in a program that `began` then."""
     recipe, group, resume = course.recipe, course.group, course.resume
     evaluates_first = resume is not None and needs_evaluation(resume[1], recipe)
-    anew = course.repeated_steps
-    metrics = open_metric_buffer(job, resume, anew, evaluates_on_resume=evaluates_first) if group.is_leader else None
+    repeated_steps = course.repeated_steps
+    metrics = (
+        open_metric_buffer(job, resume, repeated_steps, evaluates_on_resume=evaluates_first) if group.is_leader else None
+    )
     meter = UsageMeter(read_usage(store, result_folder(job)) if group.is_leader else Usage(), count_held_gpus(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     begins = f"starting {pluralize(recipe.max_steps, 'step')}"
@@ -252,9 +253,9 @@ def publish_run(
     )
 
 
-def build_unsent_point(point: Point, anew: Sequence[RepeatedSteps]) -> UnsentPoint:
+def build_unsent_point(point: Point, repeated_steps: Sequence[RepeatedSteps]) -> UnsentPoint:
     """A point as it goes with the result of a run that did those steps `anew`."""
-    until = last_repeat_time(anew, point.step)
+    until = last_repeat_time(repeated_steps, point.step)
     return UnsentPoint(**vars(point), anew=until is not None, since=None if until == UNKNOWN_TIME else until)
 
 

@@ -107,7 +107,7 @@ class ChecksumMismatch(EngineError):
     kind = ErrorCode.CHECKSUM_MISMATCH
 
     @classmethod
-    def of(cls, path: str, expected: str, found: str) -> Self:
+    def with_details(cls, path: str, expected: str, found: str) -> Self:
         message = f"{path} has SHA-256 {found}, registered is {expected}: restore the file or register it again"
         return cls(message, path=path, expected=expected, found=found)
 
@@ -118,7 +118,7 @@ class SmokeFailed(EngineError):
     kind = ErrorCode.SMOKE_FAILED
 
     @classmethod
-    def of(cls, model: str, reason: str, prompt: str | None = None) -> Self:
+    def with_details(cls, model: str, reason: str, prompt: str | None = None) -> Self:
         where = "" if prompt is None else f" on the smoke prompt {prompt!r:.80}"
         return cls(f"{model} was not deployed: {reason}{where}", reason=reason, prompt=prompt)
 

@@ -24,8 +24,7 @@ from resources.metadata.outbox import Event, now_ms
 from resources.metadata.tracking.run_data import RunData
 from resources.monitoring.run_health import record_incidents
 from sensors.decisions.job_runs import has_no_unfinished_run
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 MAX_WAIT_MS = 2 * GRACE_SECONDS * 1000
 """How long an ended job's run is waited for: one that never ends holds up no other."""

@@ -7,8 +7,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
 from sensors.decisions.job_runs import newest_run
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
 @sensor(interval=SLOW_INTERVAL_SECONDS, description="Cancels the job of each run that was terminated.", requests_runs=False)

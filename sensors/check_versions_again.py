@@ -8,8 +8,7 @@ from hanzo_ml_assets.run_tags import version_tags
 from resources.datasets.validations import CHECK_REQUESTED_EVENT
 from resources.errors import HanzoError
 from sensors.decisions.definition_lookup import find_version_definition
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 
 @sensor(interval=SLOW_INTERVAL_SECONDS, description="Checks dataset versions again on request.")

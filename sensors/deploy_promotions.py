@@ -5,10 +5,9 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import PROMOTED_EVENT
 from resources.metadata.registry.deployments import LOST_EVENT, find_by_promotion
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from sensors.decisions.definition_lookup import find_definition
-from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production, or that was lost.")

@@ -11,11 +11,10 @@ from resources.hpo.sweeps import SWEEP_KEY
 from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.outbox import Event
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from sensors.decisions.definition_lookup import find_definition
 from sensors.decisions.job_runs import PRIORITY_TAG
-from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 EVALUATION_ASSETS = ("evaluation", "version", "merged", "gguf")
 HIGH_PRIORITY = {PRIORITY_TAG: "1"}

@@ -9,8 +9,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training import TrainingConfig, record_launch
 from resources.errors import HanzoError
 from sensors.decisions.job_runs import PARTITION_TAG
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
 @sensor(

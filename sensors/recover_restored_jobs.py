@@ -8,8 +8,7 @@ from resources.metadata.jobs import ACTIVE_STATUSES, PREPARATION, JobRecord
 from sensors import start_submitted_jobs, start_submitted_preparations
 from sensors.decisions.job_runs import PARTITION_TAG, to_datetime
 from sensors.decisions.retry_policy import JOB_ASSETS, NO, make_retry_request, selected_steps, stored_decision, was_retried
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
 @sensor(

@@ -16,7 +16,7 @@ from recipes.contracts.job import Program
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.buckets import StoreUnavailable
-from resources.compute.job_key import JobRef
+from resources.compute.base import JobRef
 from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.deployments import find_by_promotion, is_being_deployed
 from sensors.decisions.job_runs import PARTITION_TAG, began_after
@@ -33,8 +33,7 @@ from sensors.decisions.retry_policy import (
     selected_steps,
     was_retried,
 )
-from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, sensor
 
 DEPLOYMENT_STEP = "deployment"
 DEPLOYMENT_RETRY_PAUSE = timedelta(seconds=15)

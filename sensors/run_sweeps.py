@@ -11,7 +11,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.job import BadConfiguration, Program
 from recipes.contracts.recipe import Recipe
 from recipes.planning.recipe_checks import unpinned_model_reason
-from resources.compute.job_key import JobRef
+from resources.compute.base import JobRef
 from resources.errors import HanzoError
 from resources.hpo.sweep_advance import advance_sweep
 from resources.hpo.sweep_config import SweepConfig
@@ -20,8 +20,7 @@ from resources.hpo.sweeps import Sweeps
 from resources.hpo.trial_job import build_trial_job
 from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, find_model_recipe, takes_defined_name
 from sensors.decisions.job_runs import has_no_unfinished_run
-from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, sensor
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Runs the trials of each sweep that was started.", requests_runs=False)

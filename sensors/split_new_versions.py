@@ -11,8 +11,7 @@ from hanzo_ml_assets.run_tags import version_tags
 from resources.datasets.validations import NOT_CHECKED
 from resources.errors import HanzoError
 from sensors.decisions.definition_lookup import find_version_definition
-from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Checks and splits each new dataset version.")

@@ -22,14 +22,13 @@ from resources.errors import HanzoError
 from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND, DATASET_KEY, TRACKED_TYPES, JobRecord
-from resources.monitoring.heartbeats import SENSORS_NAME
+from resources.monitoring.run_health import SENSORS_NAME
 from resources.settings.sections import Scheduler
 from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, takes_defined_name
 from sensors.decisions.job_quota import apply_quotas
 from sensors.decisions.job_runs import PARTITION_TAG, RUN_KEY_TAG, newest_run
 from sensors.decisions.retry_policy import is_given_up
-from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, sensor
 
 MAX_NEW_RUNS = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""

@@ -6,8 +6,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import PREPARATION, JobRecord
 from sensors.decisions.definition_lookup import find_definition
-from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS_PER_TICK
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, MAX_EVENTS_PER_TICK, sensor
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Starts each submitted preparation of a dataset version.")

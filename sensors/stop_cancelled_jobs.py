@@ -11,8 +11,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.outbox import Event, now_ms
 from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfinished_run
-from sensors.event_cursor import INTERVAL_SECONDS, read_cursor, read_new_events
-from sensors.sensor import sensor
+from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 LOOK_BACK = timedelta(days=7)
 """How long ago a job may have ended whose program still works: for as long the stack may have been down."""

@@ -11,12 +11,11 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.quantities import pluralize
 from resources.errors import EngineError
 from resources.metadata.registry.deployments import Deployment, list_in_production, list_restoring, mark_lost, mark_restored
-from resources.serving.messages import Served
+from resources.serving.client import Served
 from sensors.decisions.job_runs import PARTITION_TAG
 from sensors.decisions.retry_policy import MAX_RETRIES, count_retries, selected_steps
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS
 from sensors.retry_dead_runs import DEPLOYMENT_STEP
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
 @sensor(

@@ -9,8 +9,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import EngineError, UnknownModel
 from resources.metadata.registry.deployments import list_withdrawing, mark_withdrawn
-from sensors.event_cursor import SLOW_INTERVAL_SECONDS
-from sensors.sensor import sensor
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 
 @sensor(interval=SLOW_INTERVAL_SECONDS, description="Takes what left production out of service.", requests_runs=False)

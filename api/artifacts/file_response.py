@@ -10,9 +10,8 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.artifacts.checksums import SHA256_HEADER
 from api.artifacts.run_artifacts import is_logged_image
-from api.artifacts.verified_files import VerifiedFile, replaced_while_read
+from api.artifacts.verified_files import SHA256_HEADER, VerifiedFile, replaced_while_read
 
 SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
 TOKEN_NAME = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)

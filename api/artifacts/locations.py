@@ -2,7 +2,7 @@
 
 - `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place
   instead of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
-- `models/NAME/VERSION/...`: a registered model's, read-only (`api.routes.mlflow.model_version_files`);
+- `models/NAME/VERSION/...`: a registered model's, read-only (`api.routes.mlflow.model_versions`);
 - everything else that begins with no number is a free path, as a script with its own layout uses them.
 
 Numbers stay the experiments': what names no run of that experiment is refused and not taken for a free path, so that a

@@ -17,7 +17,7 @@ from recipes.storage.artifact_store import MANIFEST_FILE, Store
 UPLOADS_FOLDER = "artifacts"
 """The folder, beside what was published, of what was uploaded."""
 REWIND_PATH = re.compile(r"checkpoint((?:/from-\d+)*)")
-"""What came after the run was sent back to a step lies below `from-STEP` (`recipes.contracts.rewind`)."""
+"""What came after the run was sent back to a step lies below `from-STEP` (`recipes.contracts.job`)."""
 CHECKPOINT_PATH = re.compile(REWIND_PATH.pattern + r"/step-(\d+)((?:/.+)?)", re.DOTALL)
 
 

@@ -14,9 +14,8 @@ from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.checksums import ExpectedChecksums
 from api.artifacts.published_files import UPLOADS_FOLDER, list_keys, published_folders, published_uri
-from api.artifacts.verified_files import UploadedFile, VerifiedFile, VerifiedFiles
+from api.artifacts.verified_files import ExpectedChecksums, UploadedFile, VerifiedFile, VerifiedFiles
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found

@@ -21,8 +21,7 @@ def token_verifier(settings: Settings) -> "Tokens | None":
     if not settings.auth.verify_tokens:
         return None
     # The cryptography behind it costs a laptop, which needs none of it, a tenth of a second at every start.
-    from api.auth.jwks import SigningKeys
-    from api.auth.tokens import Tokens
+    from api.auth.tokens import SigningKeys, Tokens
 
     return Tokens(settings.auth, SigningKeys(settings.auth))
 

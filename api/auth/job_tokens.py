@@ -11,14 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
-from api.auth.object_references import PROXY_LISTING_ROUTE, references
-from api.auth.ownership import missing_object
+from api.auth.ownership import PROXY_LISTING_ROUTE, missing_object, references
 from api.auth.permissions import JOB, Caller
 from resources.errors import ErrorCode, HanzoError
+from resources.jobs.job_tokens import TOKEN_PREFIX, JobGrant, find_grant, hash_token
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import TOKEN_PREFIX, JobGrant, find_grant, hash_token
+from resources.metadata.field_rules import PARENT_TAG
 from resources.metadata.ownership import ObjectKind, Reference, stored_id
-from resources.metadata.run_tags import PARENT_TAG
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
 CACHE_SECONDS = 5.0

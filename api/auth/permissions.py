@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from resources.metadata.job_tokens import JobGrant
-from resources.metadata.registry.model_key import ModelKey
+from resources.jobs.job_tokens import JobGrant
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.permissions import Caller
 from api.errors import response_to_error
-from api.middleware.request_headers import header
+from api.middleware.request_body import header
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter

@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Receive, Scope
 
 from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
-from api.middleware.request_headers import header
-from api.strict_json import Body, parse_json
+from api.json_bodies import Body, parse_json
+from api.middleware.request_body import header
 
 Arguments = dict[str, Any]
 ParseQuery = Callable[[str], Arguments | None]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.audit_log import Call
 from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
-from api.schemas.mlflow.requests import MAX_BATCH_BYTES
+from api.schemas.mlflow.messages import MAX_BATCH_BYTES
 from resources.errors import HanzoError
 from resources.metadata.audit_log import make_tally
 from resources.metadata.field_rules import MAX_INT64, check_key, metric_point
@@ -25,7 +25,7 @@ from resources.metadata.writes.run_writes import Points, RunWrite, run_write_fro
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""
-LoggingBody = TypeVar("LoggingBody", "LogMetric", "LogBatch", "PairOfRun")
+LoggingBody = TypeVar("LoggingBody", "LogMetric", "LogBatch", "RunPair")
 
 NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -33,7 +33,7 @@ NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-i
 class Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """A message of which every member is named here, also those that clients send and that mean nothing.
 
-    Among others there may be another spelling of a name (`api.strict_json.proto_fields`).
+    Among others there may be another spelling of a name (`api.json_bodies.proto_fields`).
     """
 
 
@@ -59,7 +59,7 @@ class Pair(Body):
     value: str = ""
 
 
-class PairOfRun(Pair, kw_only=True):
+class RunPair(Pair, kw_only=True):
     run_id: str
     run_uuid: str = ""
 
@@ -77,7 +77,7 @@ class NotPlain(Exception):
 
 _metric = msgspec.json.Decoder(LogMetric)
 _batch = msgspec.json.Decoder(LogBatch)
-_pair = msgspec.json.Decoder(PairOfRun)
+_pair = msgspec.json.Decoder(RunPair)
 
 
 def decode_log_metric(body: bytes, organization: str | None) -> RunWrite | None:

@@ -1,6 +1,6 @@
 """Control access to every route: who is calling, may they, is everything they name their organization's. Refuses by default.
 
-An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that is declared with
+An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerDep`). One that is declared with
 `checks_ownership` leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
 
 Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
@@ -24,8 +24,7 @@ from api.auth.audit_log import AuditLog, Call, begin_call
 from api.auth.authentication import Authenticator
 from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
 from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
-from api.auth.object_references import references
-from api.auth.ownership import check_ownership
+from api.auth.ownership import check_ownership, references
 from api.auth.permissions import LOCAL, OWN_ONLY, Caller, Permission, required_permission
 from api.auth.route_matching import Match, Routes
 from api.errors import error_response, method_not_allowed, no_such_route

@@ -1,4 +1,4 @@
-"""Limit, read and resend request bodies: access control reads those that name objects (row X9)."""
+"""Read request headers; limit, read, parse and resend request bodies."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,9 +6,21 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
-from api.middleware.request_headers import header
-from api.strict_json import parse_json, with_proto_names
+from api.json_bodies import parse_json, with_proto_names
 from resources.errors import invalid
+
+# A header of a request as its scope has it: most requests ask for a handful that are not there.
+
+
+def header(scope: Scope, wanted: bytes) -> bytes | None:
+    """The first header of that name, which is in small letters as the server makes them; None where there is none."""
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value)
+    return None
+
+
+# Limit, read and resend request bodies: access control reads those that name objects (row X9).
 
 
 def too_large(limit: int) -> HTTPException:

@@ -5,8 +5,8 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-from recipes.preparation.language import LanguageFilter
 from recipes.preparation.personal_data import mask_value
+from recipes.preparation.text_filters import LanguageFilter
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from hanzo_ml.cli import run as experiment
 from hanzo_ml.cli import run as replay
 from hanzo_ml.cli.connection import Refused, tracking_uri
 from hanzo_ml.cli.output import sanitize_text
-from hanzo_ml.client.credentials import InvalidToken
+from hanzo_ml.client.transport import InvalidToken
 
 EXIT_REFUSED = 1
 HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."

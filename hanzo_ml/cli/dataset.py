@@ -24,7 +24,7 @@ from hanzo_ml.cli.dataset_upload import (
     show_progress,
 )
 from hanzo_ml.cli.output import JsonOption, escape_json_controls, print_json, print_table, sanitize_text
-from hanzo_ml.client.credentials import authorization_header
+from hanzo_ml.client.transport import authorization_header
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.quantities import pluralize
 

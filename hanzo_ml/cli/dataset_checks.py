@@ -12,7 +12,7 @@ from hanzo_ml.cli.connection import Refused, call, error_message, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find_version
 from hanzo_ml.cli.job_polling import poll_until
 from hanzo_ml.cli.output import JsonOption, print_json, sanitize_markup, sanitize_text
-from hanzo_ml.client.credentials import authorization_header
+from hanzo_ml.client.transport import authorization_header
 
 STATUS_TEXT = {"passed": "passed", "failed": "may be trained on: no check that failed blocks it", "blocked": "blocked"}
 

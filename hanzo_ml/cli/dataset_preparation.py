@@ -8,9 +8,8 @@ from urllib.parse import quote
 import typer
 
 from hanzo_ml.cli.config_errors import check_json, locate_refusal
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.connection import KeyOption, Refused, call, start_once
 from hanzo_ml.cli.dataset_reference import Reference, find_version, iterate_versions
-from hanzo_ml.cli.idempotency import KeyOption, start_once
 from hanzo_ml.cli.job import read_config
 from hanzo_ml.cli.job_polling import wait_for_end
 from hanzo_ml.cli.output import JsonOption, print_json

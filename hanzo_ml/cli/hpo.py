@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from hanzo_ml.cli import idempotency
+from hanzo_ml.cli import connection
 from hanzo_ml.cli.config_errors import check_json, locate_refusal
-from hanzo_ml.cli.connection import Refused, call, iterate_pages
-from hanzo_ml.cli.idempotency import KeyOption
+from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages
 from hanzo_ml.cli.job import format_time, read_config
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_text
 from recipes.contracts.quantities import pluralize
@@ -146,7 +145,7 @@ def start(
     document = read_config(path)
     check_json(document, path)
     with locate_refusal(document, path):
-        sweep = idempotency.start_once("/v1/hpo", key, json=document)
+        sweep = connection.start_once("/v1/hpo", key, json=document)
     print_json(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 
 

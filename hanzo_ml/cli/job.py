@@ -9,8 +9,7 @@ import typer
 
 from hanzo_ml.cli.code_snapshot import attach_code
 from hanzo_ml.cli.config_errors import check_json, locate_refusal
-from hanzo_ml.cli.connection import Refused, call, iterate_pages, stream_lines
-from hanzo_ml.cli.idempotency import KeyOption, start_once
+from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once, stream_lines
 from hanzo_ml.cli.job_polling import wait_for_start
 from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_log_line, sanitize_text

@@ -23,8 +23,13 @@ from recipes.planning.hardware_fit import (
     describe_hardware,
     format_bytes,
 )
-from recipes.planning.known_architectures import known_shape, resolve_shape
-from recipes.planning.recipe_checks import find_contradiction, sequence_too_long_reason, unsupported_reason
+from recipes.planning.recipe_checks import (
+    find_contradiction,
+    known_shape,
+    resolve_shape,
+    sequence_too_long_reason,
+    unsupported_reason,
+)
 
 
 def list_recipes(as_json: bool) -> None:

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import Refused, call, iterate_pages
-from hanzo_ml.cli.idempotency import KeyOption, start_once
+from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once
 from hanzo_ml.cli.job import format_time
 from hanzo_ml.cli.job_polling import print_note, wait_for_end, wait_for_start
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_text

@@ -10,12 +10,12 @@ from typing import Protocol
 from hanzo_ml.client.points import (
     MAX_METRICS_PER_REQUEST,
     Point,
+    RepeatedSteps,
     ResumeFilter,
     drop_known_points,
     newest_repeated_step,
     retry_delay,
 )
-from hanzo_ml.client.repeated_steps import RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,35 @@
-"""Metric points, and which of them a resumed run must send."""
+"""Metric points, their retries, and steps that a resumed run repeats."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from hanzo_ml.client.repeated_steps import RepeatedSteps, last_repeat_time
+# Steps that a run computes again after a rewind or a divergence.
+
+UNKNOWN_TIME = 2**63 - 1
+"""In the place of the time that an earlier release did not write down."""
+
+
+@dataclass(frozen=True)
+class RepeatedSteps:
+    """What was logged of `steps` up to `since`, in ms since 1970, is of the first time, and what came later is not."""
+
+    steps: range
+    since: int
+
+    @classmethod
+    def from_time(cls, steps: range, rewound_at: int | None) -> Self:
+        """Of steps that were done once more from that time on, in ms since 1970; None where it was not written down."""
+        return cls(steps, UNKNOWN_TIME if rewound_at is None else rewound_at)
+
+
+def last_repeat_time(repeated: Iterable[RepeatedSteps], step: int) -> int | None:
+    """Up to when (ms since 1970) values of `step` are of a time before the newest; None where it is done once."""
+    return max((each.since for each in repeated if step in each.steps), default=None)
+
+
+# Metric points, and which of them a resumed run must send.
 
 MAX_METRICS_PER_REQUEST = 1000
 """MLflow's limit of metrics in one request."""

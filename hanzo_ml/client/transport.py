@@ -1,5 +1,6 @@
-"""Call the tracking server's MLflow API over httpx."""
+"""Call the tracking server's MLflow API over httpx, with its authorization header."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,30 @@ from urllib.parse import quote
 
 import httpx
 
-from hanzo_ml.client.credentials import InvalidToken, authorization_header
 from hanzo_ml.client.points import Point, is_refusal, parse_newest_steps
+
+# The authorization header, from MLFLOW_TRACKING_TOKEN.
+
+TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
+
+
+class InvalidToken(ValueError):
+    """What stands for the token can be none."""
+
+
+def authorization_header() -> dict[str, str]:
+    """The header that carries the token, read now because it may be renewed; none where there is no token.
+
+    Raises:
+        BadToken: what stands for it can be none.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidToken(f"{TOKEN_VARIABLE} holds a character that no token has: copy it again, in one line")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+# Call the tracking server's MLflow API over httpx.
 
 API_PREFIX = "/api/2.0/mlflow"
 PROXY_PREFIX = "/api/2.0/mlflow-artifacts/artifacts"

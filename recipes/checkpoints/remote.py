@@ -18,22 +18,23 @@ from typing import Literal
 from pydantic import JsonValue, ValidationError
 
 from recipes.checkpoints.commit import hash_checkpoint_files, link_file, place_files, rename_durably, with_metadata
-from recipes.checkpoints.compression import compress_checkpoint, decompress_checkpoint, is_compressed
 from recipes.checkpoints.node_parts import (
     PART_KEY,
     PARTS_FOLDER,
     CheckpointPart,
+    NodeShard,
+    SafetensorsHeader,
     part_from_manifest,
     part_in_folder,
+    read_safetensors_header,
     upload_part,
 )
 from recipes.checkpoints.retention import CheckpointQuality, parse_quality, select_kept_steps
-from recipes.checkpoints.shard_selection import NodeShard, SafetensorsHeader, read_safetensors_header
-from recipes.checkpoints.upload_retry import retry_upload
+from recipes.checkpoints.upload import compress_checkpoint, decompress_checkpoint, is_compressed, retry_upload
 from recipes.runner import Restart, log_line
 from recipes.storage.artifact_store import MANIFEST_FILE, BrokenArtifact, Store
 from recipes.storage.manifest import Manifest
-from recipes.storage.prefetch import prefetch
+from recipes.storage.object_transfer import prefetch
 
 DOWNLOAD_FOLDER = ".download"
 UPLOAD_FOLDER = ".upload"

@@ -90,11 +90,15 @@ class MultiNodePublisher(SnapshotPublisher):
             self._usage_due_at = at + self.interval
         if self._nodes.is_leader and at < self._due_at:
             return
-        asked = self._request(last=False) if self._nodes.is_leader else self._nodes.asked()
-        if asked is None or asked.last or (asked == self._current_request and not self._nodes.is_leader):
+        snapshot_request = self._request(last=False) if self._nodes.is_leader else self._nodes.snapshot_request()
+        if (
+            snapshot_request is None
+            or snapshot_request.last
+            or (snapshot_request == self._current_request and not self._nodes.is_leader)
+        ):
             return
         with suppress(SnapshotUnchanged, RequestSuperseded):
-            self._publish_part(asked, self._wait_until_quiet)
+            self._publish_part(snapshot_request, self._wait_until_quiet)
         self._due_at = at + self.interval
 
     def _pause(self) -> float:
@@ -103,9 +107,9 @@ class MultiNodePublisher(SnapshotPublisher):
     def _publish(self) -> Artifact | None:
         copied: frozenset[str] = frozenset()
         while True:
-            asked = self._request(last=True) if self._nodes.is_leader else self._wait_for_final_request()
+            snapshot_request = self._request(last=True) if self._nodes.is_leader else self._wait_for_final_request()
             try:
-                return self._publish_part(asked, self._scan, copied)
+                return self._publish_part(snapshot_request, self._scan, copied)
             except SnapshotUnchanged:
                 return self._latest
             except FilesChanged as moved:
@@ -118,23 +122,30 @@ class MultiNodePublisher(SnapshotPublisher):
 
     def _wait_for_final_request(self) -> SnapshotRequest:
         """What the first asks for when its command has ended as well."""
-        while (asked := self._nodes.asked()) is None or not asked.last or asked == self._current_request:
+        while (
+            (snapshot_request := self._nodes.snapshot_request()) is None
+            or not snapshot_request.last
+            or snapshot_request == self._current_request
+        ):
             self._check_final_timeout("the first node")
             time.sleep(POLL_SECONDS)
-        return asked
+        return snapshot_request
 
     def _publish_part(
-        self, asked: SnapshotRequest, look: Callable[[], Mapping[str, FileStamp]], copied: frozenset[str] = frozenset()
+        self,
+        snapshot_request: SnapshotRequest,
+        look: Callable[[], Mapping[str, FileStamp]],
+        copied: frozenset[str] = frozenset(),
     ) -> Artifact | None:
-        self._current_request = asked
+        self._current_request = snapshot_request
         try:
             scan = look()
             copied |= self.rewritten | self._volatile_files
-            as_it_is = asked.last or bool(self._volatile_files)
-            self._latest = self._publish_scan(scan, copied, allow_changes=as_it_is, can_abort=not asked.last)
+            as_it_is = snapshot_request.last or bool(self._volatile_files)
+            self._latest = self._publish_scan(scan, copied, allow_changes=as_it_is, can_abort=not snapshot_request.last)
         except BaseException:
             with suppress(StoreUnavailable):
-                self._nodes.post_status(asked, SNAPSHOT_FAILED)
+                self._nodes.post_status(snapshot_request, SNAPSHOT_FAILED)
             raise
         self._published_files = scan
         return self._latest
@@ -167,23 +178,23 @@ class MultiNodePublisher(SnapshotPublisher):
         return self._foreign_files.get(path) != stamp and not (self._nodes.is_leader and is_reserved(path))
 
     def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
-        asked = self._current_request
+        snapshot_request = self._current_request
         if scan == self._published_files:
-            self._nodes.post_status(asked, FILES_UNCHANGED)
-        self._nodes.post_status(asked, FILES_COPIED)
+            self._nodes.post_status(snapshot_request, FILES_UNCHANGED)
+        self._nodes.post_status(snapshot_request, FILES_COPIED)
         said = self._wait_for(FILES_COPIED)
         if len(said.get(FILES_UNCHANGED, ())) == self._nodes.size:
             raise SnapshotUnchanged
-        if not asked.last and self._without_volatile(self._scan()) != self._without_volatile(scan):
+        if not snapshot_request.last and self._without_volatile(self._scan()) != self._without_volatile(scan):
             raise FilesChanged
-        self._nodes.post_status(asked, COPY_CONSISTENT)
+        self._nodes.post_status(snapshot_request, COPY_CONSISTENT)
         self._wait_for(COPY_CONSISTENT)
 
-    def _put_snapshot(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
-        asked, rank = self._current_request, self._nodes.rank
-        uri = f"{self.states.location}/{asked.name}"
-        self.states.upload_files(f"{uri}/{node_prefix(rank)}".rstrip("/"), scratch, manifest, sent)
-        self._nodes.post_status(asked, PART_STORED, manifest.to_bytes().decode())
+    def _put_snapshot(self, scratch: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
+        snapshot_request, rank = self._current_request, self._nodes.rank
+        uri = f"{self.states.location}/{snapshot_request.name}"
+        self.states.upload_files(f"{uri}/{node_prefix(rank)}".rstrip("/"), scratch, manifest, on_upload)
+        self._nodes.post_status(snapshot_request, PART_STORED, manifest.to_bytes().decode())
         if not self._nodes.is_leader:
             self._wait_for(SNAPSHOT_COMPLETE, count=1)
             made = self.states.store.find(uri)
@@ -191,10 +202,11 @@ class MultiNodePublisher(SnapshotPublisher):
             return made
         self._wait_for(PART_STORED)
         parts = [
-            Manifest.model_validate_json(self._nodes.text(asked, PART_STORED, node)) for node in range(self._nodes.size)
+            Manifest.model_validate_json(self._nodes.text(snapshot_request, PART_STORED, node))
+            for node in range(self._nodes.size)
         ]
-        made = self.states.complete(asked.name, merge_parts(parts, self.template))
-        self._nodes.post_status(asked, SNAPSHOT_COMPLETE)
+        made = self.states.complete(snapshot_request.name, merge_parts(parts, self.template))
+        self._nodes.post_status(snapshot_request, SNAPSHOT_COMPLETE)
         return made
 
     def _free_space(self, error: StoreFull) -> None:
@@ -211,20 +223,20 @@ class MultiNodePublisher(SnapshotPublisher):
             Apart: a node does not come, or cannot.
             StoreUnavailable: of the last state, one could not: it tries again.
         """
-        asked, size = self._current_request, count or self._nodes.size
+        snapshot_request, size = self._current_request, count or self._nodes.size
         until = time.monotonic() + (
             UPLOAD_TIMEOUT_SECONDS if status in (PART_STORED, SNAPSHOT_COMPLETE) else QUIET_TIMEOUT_SECONDS
         )
-        while len((said := self._nodes.read_statuses(asked)).get(status, ())) < size:
-            if not asked.last and self._ended.is_set():
+        while len((said := self._nodes.read_statuses(snapshot_request)).get(status, ())) < size:
+            if not snapshot_request.last and self._ended.is_set():
                 raise CommandEnded
-            if not self._nodes.is_leader and self._nodes.asked() != asked:
+            if not self._nodes.is_leader and self._nodes.snapshot_request() != snapshot_request:
                 raise RequestSuperseded
             if others := sorted(said.get(SNAPSHOT_FAILED, set()) - {self._nodes.rank}):
                 self._give_up(f"node {others[0]} could not take part")
-            if not asked.last and time.monotonic() > until:
+            if not snapshot_request.last and time.monotonic() > until:
                 raise NodesOutOfStep(f"not all nodes came within {QUIET_TIMEOUT_SECONDS:g} s")
-            if asked.last:
+            if snapshot_request.last:
                 self._check_final_timeout("other nodes")
             time.sleep(min(POLL_SECONDS, scan_interval(self.interval)))
         return said

@@ -146,7 +146,7 @@ class NodeGroup:
         """
         own_id, until = uuid.uuid4().hex, time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
         if self.is_leader:
-            self._put("call", own_id)
+            self._write("call", own_id)
         while time.monotonic() < until:
             if self.is_leader and (state := self._start(own_id, newest)) is not None:
                 return state["uri"]
@@ -157,29 +157,29 @@ class NodeGroup:
 
     def _start(self, rendezvous_id: str, newest: Callable[[], str | None]) -> dict[str, str | None] | None:
         """Of the first: the state, once all the others have answered."""
-        answers = {str(rank): self._get(f"{rendezvous_id}/node-{rank}") for rank in range(1, self.size)}
+        answers = {str(rank): self._read(f"{rendezvous_id}/node-{rank}") for rank in range(1, self.size)}
         if None in answers.values():
             return None
         for uri in self._store.list(self._uri):  # of those who met before
             if not uri.startswith((f"{self._uri}/{rendezvous_id}/", f"{self._uri}/call")):
                 self._store.delete(uri)
         state = {"uri": newest()}
-        self._put(f"{rendezvous_id}/begin", json.dumps({"nodes": answers, "state": state}))
+        self._write(f"{rendezvous_id}/begin", json.dumps({"nodes": answers, "state": state}))
         self._rendezvous_id = rendezvous_id
         return state
 
     def _join(self, own_id: str) -> dict[str, str | None] | None:
         """Of the others: the state, once the first has heard this one's answer."""
-        rendezvous_id = self._get("call")
+        rendezvous_id = self._read("call")
         if rendezvous_id is None:
             return None
-        begin = json.loads(self._get(f"{rendezvous_id}/begin") or '{"nodes": {}}')
+        begin = json.loads(self._read(f"{rendezvous_id}/begin") or '{"nodes": {}}')
         if begin["nodes"].get(str(self.rank)) == own_id:
             self._rendezvous_id = rendezvous_id
             state: dict[str, str | None] = begin["state"]
             return state
-        if self._get(f"{rendezvous_id}/node-{self.rank}") != own_id:
-            self._put(f"{rendezvous_id}/node-{self.rank}", own_id)
+        if self._read(f"{rendezvous_id}/node-{self.rank}") != own_id:
+            self._write(f"{rendezvous_id}/node-{self.rank}", own_id)
         return None
 
     def request_snapshot(self, name: str, *, last: bool) -> SnapshotRequest:
@@ -187,32 +187,34 @@ class NodeGroup:
         if self._current_request:
             self._store.delete(f"{self._uri}/{self._rendezvous_id}/said/{self._current_request.name}")
         self._current_request = SnapshotRequest(name, last)
-        self._put(f"{self._rendezvous_id}/asked", json.dumps({"name": name, "last": last}))
+        self._write(f"{self._rendezvous_id}/asked", json.dumps({"name": name, "last": last}))
         return self._current_request
 
-    def asked(self) -> SnapshotRequest | None:
+    def snapshot_request(self) -> SnapshotRequest | None:
         """What the first has asked for last."""
-        text = self._get(f"{self._rendezvous_id}/asked")
+        text = self._read(f"{self._rendezvous_id}/asked")
         return SnapshotRequest(**json.loads(text)) if text else None
 
-    def post_status(self, asked: SnapshotRequest, status: str, text: str = "") -> None:
-        self._put(f"{self._rendezvous_id}/said/{asked.name}/{status}-{self.rank}", text)
+    def post_status(self, snapshot_request: SnapshotRequest, status: str, text: str = "") -> None:
+        self._write(f"{self._rendezvous_id}/said/{snapshot_request.name}/{status}-{self.rank}", text)
 
-    def read_statuses(self, asked: SnapshotRequest) -> dict[str, set[int]]:
+    def read_statuses(self, snapshot_request: SnapshotRequest) -> dict[str, set[int]]:
         """Which nodes have said what."""
         found: dict[str, set[int]] = {}
-        for uri in self._store.list(f"{self._uri}/{self._rendezvous_id}/said/{asked.name}"):
+        for uri in self._store.list(f"{self._uri}/{self._rendezvous_id}/said/{snapshot_request.name}"):
             status, _, rank = uri.rpartition("/")[2].partition("-")
             found.setdefault(status, set()).add(int(rank))
         return found
 
-    def text(self, asked: SnapshotRequest, status: str, rank: int) -> str:
-        return self._store.get_bytes(f"{self._uri}/{self._rendezvous_id}/said/{asked.name}/{status}-{rank}").decode()
+    def text(self, snapshot_request: SnapshotRequest, status: str, rank: int) -> str:
+        return self._store.get_bytes(
+            f"{self._uri}/{self._rendezvous_id}/said/{snapshot_request.name}/{status}-{rank}"
+        ).decode()
 
-    def _put(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
         self._store.put_bytes(f"{self._uri}/{name}", text.encode())
 
-    def _get(self, name: str) -> str | None:
+    def _read(self, name: str) -> str | None:
         try:
             return self._store.get_bytes(f"{self._uri}/{name}").decode()
         except FileNotFoundError:

@@ -27,7 +27,7 @@ from recipes.contracts.job import Job, Result
 from recipes.contracts.quantities import parse_duration, pluralize
 from recipes.contracts.results import Usage, read_usage, result_folder, write_usage
 from recipes.job_processes import NODE_RANK_VARIABLE, kill_job_processes
-from recipes.platform_errors import reason_of_output
+from recipes.platform_errors import classify_output
 from recipes.runner import Preempted, ProgramFailed, Restart, log_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreFull, StoreUnavailable
@@ -105,13 +105,13 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         min(job.hardware.gpus, num_gpus) * nodes.size,
     )
 
-    def used() -> Usage:
+    def measure_usage() -> Usage:
         seconds = time.monotonic() - began
         return Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
 
     def record_usage() -> None:
         if nodes.is_leader:
-            write_usage(store, result_folder(job), used())
+            write_usage(store, result_folder(job), measure_usage())
 
     interval = parse_duration(job.checkpoint.interval)
     publisher_arguments = (folders.checkpoints, states, snapshot_template(job, script), interval, record_usage)
@@ -124,7 +124,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     running = CommandProcess(script.command, folders.code, env)
     log_line(f"$ {shlex.join(script.command)}")
     code = running.run()
-    usage = used()
+    usage = measure_usage()
     stopped = running.stop_requested  # later, what it did is done: asked as its files were stored, it did all once more
     signal_name = None if stopped else killing_signal(code, running.stderr_tail)
 
@@ -148,7 +148,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         raise Preempted(f"the command was asked to stop, and has ended{not_stored}")
     if code != 0:
         summary = failure_summary(running.stderr_tail) or "it wrote nothing to stderr"
-        raise ProgramFailed(f"the command exited with {code}: {summary}{not_stored}", reason_of_output(summary))
+        raise ProgramFailed(f"the command exited with {code}: {summary}{not_stored}", classify_output(summary))
     if not_stored:
         raise Preempted(f"the job was asked to stop, the command has ended{not_stored}")
     if not nodes.is_leader:

@@ -182,13 +182,13 @@ class SnapshotPublisher:
             if not files and self.is_single_node:
                 return None
 
-            def sent(path: str) -> None:
+            def on_upload(path: str) -> None:
                 if can_abort and self._ended.is_set():
                     raise CommandEnded
                 if path in linked_files and linked_files[path] != stat_file(scratch / path):
                     raise FilesChanged({path for path, stamp in linked_files.items() if stamp != stat_file(scratch / path)})
 
-            made = self._put_snapshot(scratch, self.template.model_copy(update={"files": files}), sent)
+            made = self._put_snapshot(scratch, self.template.model_copy(update={"files": files}), on_upload)
         finally:
             self._copy.end()
         log_line(f"checkpoints: {pluralize(made.size_bytes, 'byte')} at {made.uri}")
@@ -204,10 +204,10 @@ class SnapshotPublisher:
     def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
         """Nobody else needs to have taken his files at the same moment."""
 
-    def _put_snapshot(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+    def _put_snapshot(self, scratch: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
         """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
         try:
-            return self.states.put_snapshot(scratch, manifest, sent)
+            return self.states.put_snapshot(scratch, manifest, on_upload)
         except CommandEnded:
             raise
         except Exception as error:

@@ -58,27 +58,27 @@ class SnapshotStore:
             return state
         return None
 
-    def put_snapshot(self, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
-        """A new state, unless the newest is just this. `sent` is told of each file that is there, and may raise."""
+    def put_snapshot(self, folder: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
+        """A new state, unless the newest is just this. `on_upload` is told of each file that is there, and may raise."""
         newest = self.newest()
-        if newest and newest.digest == manifest.digest and self._is_intact(newest, manifest, sent):
+        if newest and newest.digest == manifest.digest and self._is_intact(newest, manifest, on_upload):
             return newest
         name = self.next_name(manifest.digest)
-        self.upload_files(f"{self.location}/{name}", folder, manifest, sent)
+        self.upload_files(f"{self.location}/{name}", folder, manifest, on_upload)
         return self.complete(name, manifest)
 
     def next_name(self, digest: str) -> str:
         """Of a state that is to be the newest; `digest` tells it from one that another machine makes meanwhile."""
         return f"state-{max(self._snapshot_numbers().values(), default=0) + 1}-{digest[:12]}"
 
-    def upload_files(self, uri: str, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> None:
+    def upload_files(self, uri: str, folder: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> None:
         """The files of a state, or of a node's part of it, without what makes it one."""
         for file in manifest.files:
             file_uri = f"{uri}/{file.path}"
             if not self._copy_existing(file.sha256, file_uri):
                 self.store.put_file(file_uri, folder / file.path)
             self._uploaded[file.sha256] = file_uri
-            sent(file.path)
+            on_upload(file.path)
 
     def complete(self, name: str, manifest: Manifest) -> Artifact:
         """Make a state of the files that were sent; old ones go."""
@@ -104,7 +104,7 @@ class SnapshotStore:
             if newest is None or uri != newest.uri:
                 self.store.delete(uri)
 
-    def _is_intact(self, state: Artifact, manifest: Manifest, sent: Callable[[str], None]) -> bool:
+    def _is_intact(self, state: Artifact, manifest: Manifest, on_upload: Callable[[str], None]) -> bool:
         """Whether each file has the bytes that the manifest says. What another process made is read, once."""
         if state.uri in self._verified:
             return True
@@ -114,7 +114,7 @@ class SnapshotStore:
                     return False
             except FileNotFoundError:
                 return False
-            sent(file.path)
+            on_upload(file.path)
         self._verified.add(state.uri)
         return True
 

@@ -1,12 +1,17 @@
-"""Why an attempt ended: one enum, and the decisions that follow from each reason.
+"""Exit reasons of attempts, their stored document `exit.json`, and classification of older records."""
 
-The program writes the reason as it ends, the supervisor where the program was killed. Restarts, retries of Dagster runs,
-recovery and user messages are decided from it alone; the message next to it is for people.
-"""
-
+import re
 from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
+
+# Why an attempt ended: one enum, and the decisions that follow from each reason.
+#
+# The program writes the reason as it ends, the supervisor where the program was killed. Restarts, retries of Dagster
+# runs, recovery and user messages are decided from it alone; the message next to it is for people.
 
 
 class ExitReason(StrEnum):
@@ -97,3 +102,79 @@ INFRASTRUCTURE = OUTSIDE_PROGRAM | {
     ExitReason.RESTART_REQUESTED,
     ExitReason.NODE_LOST,
 }
+
+
+# Exit reasons of what carries none: the only place that reads our own text and class names.
+#
+# That is `exit.json` and Dagster logs of releases before `ExitReason`, and failures that Dagster raises itself outside an
+# asset's code. The patterns match what those releases wrote: they never change with today's messages.
+
+STORE_DENIED_MESSAGE = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
+STORE_UNAVAILABLE_MESSAGE = re.compile(r"^starting again: the object store", re.IGNORECASE)
+NO_SPACE_MESSAGE = re.compile(r"^no space left", re.IGNORECASE)
+OUT_OF_MEMORY_MESSAGE = re.compile(r"out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
+
+REASONS_BY_EXCEPTION_NAME = {
+    "BadConfiguration": ExitReason.BAD_CONFIGURATION,
+    "StoreUnavailable": ExitReason.STORAGE_UNAVAILABLE,
+    "NoStore": ExitReason.STORAGE_UNAVAILABLE,
+    "StoreFull": ExitReason.STORAGE_FULL,
+    "StoreRefuses": ExitReason.STORAGE_DENIED,
+    "RefusedByStore": ExitReason.STORAGE_DENIED,
+    "OperationalError": ExitReason.DATABASE_UNAVAILABLE,
+    "InterfaceError": ExitReason.DATABASE_UNAVAILABLE,
+    "DagsterPostgresException": ExitReason.DATABASE_UNAVAILABLE,
+    "TimeoutError": ExitReason.SUPERVISOR_FAILED,
+    "MemoryError": ExitReason.SUPERVISOR_FAILED,
+    "MachineFailed": ExitReason.KILLED,
+}
+
+
+def classify_message(code: int | None, message: str) -> ExitReason:
+    """The reason in an exit document that holds an exit code and a message alone."""
+    if code == EXIT_BAD_CONFIGURATION:
+        return ExitReason.BAD_CONFIGURATION
+    if code == EXIT_PREEMPTED:
+        return ExitReason.PREEMPTED
+    if code == EXIT_RESTART:
+        if STORE_DENIED_MESSAGE.search(message):
+            return ExitReason.STORAGE_DENIED
+        return ExitReason.STORAGE_UNAVAILABLE if STORE_UNAVAILABLE_MESSAGE.search(message) else ExitReason.RESTART_REQUESTED
+    if code is None:
+        return ExitReason.UNKNOWN
+    if code > 128:
+        return ExitReason.KILLED
+    if NO_SPACE_MESSAGE.search(message):
+        return ExitReason.STORAGE_FULL
+    return ExitReason.OUT_OF_MEMORY if OUT_OF_MEMORY_MESSAGE.search(message) else ExitReason.PROGRAM_ERROR
+
+
+def classify_exception_name(name: str) -> ExitReason:
+    """The reason of a failure in Dagster's log that holds the name of an exception's class alone."""
+    return REASONS_BY_EXCEPTION_NAME.get(name, ExitReason.PROGRAM_ERROR)
+
+
+# `exit.json`: how the newest attempt of a job ended, for the supervisor and for people.
+
+
+class ExitDocument(BaseModel):
+    """How an attempt ended. `code` is missing where the program did not choose one: it was killed, or had no disk space.
+
+    A document of an older release has no reason, and one of a newer release may have a reason that is not known here: both
+    are classified by their code and message.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    code: int | None
+    message: str
+    reason: ExitReason
+
+    @model_validator(mode="before")
+    @classmethod
+    def classify_without_reason(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("reason") not in set(ExitReason):
+            code, message = value.get("code"), str(value.get("message", ""))
+            known = code if isinstance(code, int) else None
+            return {**value, "reason": classify_message(known, message)}
+        return value

@@ -22,7 +22,7 @@ LANGUAGE_CODE_TEXT = """
 LANGUAGE_CODES = frozenset(LANGUAGE_CODE_TEXT.split())
 
 
-# What each program is told, but train: the types of `Job.parameters`. Train's are in `recipes.training.parameters`.
+# What each program is told, but train: the types of `Job.parameters`. Train's are in `recipes.training.run_setup`.
 
 
 class SplitParameters(FrozenModel):

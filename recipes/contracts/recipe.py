@@ -10,9 +10,13 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from recipes.contracts.divergence import DivergencePolicy
 from recipes.contracts.frozen_model import YamlModel
 from recipes.contracts.job import MAX_COUNT, MAX_STEPS, BadConfiguration, CheckpointPolicy, Distributed, Hardware
-from recipes.contracts.objective_names import learns_from_pairs, require_known_objective
-from recipes.contracts.pinned_references import BaseModelRef, require_pinned_image
 from recipes.contracts.quantities import explain_zero_duration
+from recipes.contracts.recipe_references import (
+    BaseModelRef,
+    learns_from_pairs,
+    require_known_objective,
+    require_pinned_image,
+)
 from recipes.contracts.validation_errors import explain_first_error, select_first_error
 from recipes.contracts.yaml_reader import find_line, find_named_key, read_yaml_mapping
 from recipes.planning.architecture import Architecture

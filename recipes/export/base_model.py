@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.pinned_references import BaseModelRef
+from recipes.contracts.recipe_references import BaseModelRef
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store, hash_file
 from recipes.storage.base_model_folder import verify_model_folder, verify_pinned_hash

@@ -158,7 +158,7 @@ def adapter_uses_compute_dtype(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
     Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it. Not in float16, whose
-    gradients are scaled as many times as a step has tokens (`recipes.training.loss_scaling`): one that is 2 in their mean
+    gradients are scaled as many times as a step has tokens (`recipes.training.precision`): one that is 2 in their mean
     would be infinite.
     """
     return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and zero_stage(recipe) is None

@@ -12,12 +12,10 @@ import pyarrow as pa
 from recipes.contracts.parameters import AugmentParameters, PrepareParameters
 from recipes.contracts.quantities import pluralize
 from recipes.preparation import read_stage
-from recipes.preparation.language import LanguageFilter
-from recipes.preparation.plan import Plan, atomic_path, open_table, write_table
-from recipes.preparation.rejected_records import Reject
+from recipes.preparation.plan import Plan, Reject, atomic_path, open_table, write_table
 from recipes.preparation.split_assignment import SPLITS, parse_split_name
+from recipes.preparation.text_filters import LanguageFilter, ToxicityFilter
 from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, RecordTokenizer, Tokens, build_token_columns
-from recipes.preparation.toxicity import ToxicityFilter
 from recipes.records.layouts import Layout, UnfitRecord, read_record_text
 
 STAGE = "encode"

@@ -75,7 +75,7 @@ def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: in
             for rows in drawn.pieces(number):
                 for code, quota in quotas.items():
                     own = rows[rows["class"] == code]
-                    copies.extra_copies.put(own["place"][quota.is_selected(own["mixed"])], 1)
+                    copies.extra_copies.assign(own["place"][quota.is_selected(own["mixed"])], 1)
     return copies
 
 

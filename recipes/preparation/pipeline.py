@@ -20,13 +20,18 @@ from recipes.preparation.deduplication import digest_words, find_exact_duplicate
 from recipes.preparation.encode_stage import DISTINCT_STAGE, encode_range, read_encode_facts
 from recipes.preparation.feature_stages import compute_range
 from recipes.preparation.feature_statistics import merge_tables
-from recipes.preparation.plan import Plan, atomic_path, save_array
+from recipes.preparation.plan import Plan, Reject, atomic_path, save_array, write_rejected_records
 from recipes.preparation.publishing import delivery_marker
 from recipes.preparation.read_stage import SUMMARY_SUFFIX, is_read, read_facts, read_range, read_summary
-from recipes.preparation.rejected_records import Reject, write_rejected_records
 from recipes.preparation.shuffle_plan import Bucket, ShufflePlan
-from recipes.preparation.shuffle_stage import PartCounts, gather_part, scatter_range
-from recipes.preparation.sorted_runs import exchange_runs, spread_group, spread_marker
+from recipes.preparation.shuffle_stage import (
+    PartCounts,
+    exchange_runs,
+    gather_part,
+    scatter_range,
+    spread_group,
+    spread_marker,
+)
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS
 from recipes.preparation.split_stage import SPLIT_STAGE, SplitDecision, assign_records
@@ -75,7 +80,9 @@ def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tu
     is_first_pod = pods.rank == 0
     to_read = [index for index in own if not is_read(plan, index)]
     source.fetch(plan.ranges[index].file for index in to_read)
-    run_stage(workers, "read", partial(read_range, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
+    run_stage(
+        workers, "read", partial(read_range, plan), [(index, source.range_file(plan.ranges[index])) for index in to_read]
+    )
     pods.publish_all(stage_files(plan, read_stage.STAGE, index) for index in own)
     if is_first_pod:
         pods.fetch(path for index in ranges for path in stage_files(plan, read_stage.STAGE, index))
@@ -99,7 +106,7 @@ def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tu
     first, end = pods.unit_range(sum(parts), pods.rank)
     wanted = [number for number in range(first, end) if not pods.is_published(delivery_marker(plan, number))]
     buckets = spread_until_ready(plan, shuffle, workers, pods, groups, wanted)
-    run_stage(workers, "written", partial(gather_part, plan, parts), buckets, of="parts")
+    run_stage(workers, "written", partial(gather_part, plan, parts), buckets, noun="parts")
     return parts, prepared
 
 
@@ -112,7 +119,7 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
     if pods.rank == 0:
         pods.fetch(path for index in range(len(plan.ranges)) for path in feature_stages.fit_files(plan, index))
         state = feature_stages.build_state(plan)  # before the keys: what cannot be fitted is told early
-        run_stage(workers, "merged", partial(merge_tables, plan), feature_stages.list_pending_merges(plan), of="tables")
+        run_stage(workers, "merged", partial(merge_tables, plan), feature_stages.list_pending_merges(plan), noun="tables")
         feature_stages.write_feature_files(plan, state)
         pods.publish(*feature_stages.feature_files(plan))
     pods.fetch(feature_stages.feature_files(plan))
@@ -142,7 +149,7 @@ def spread_until_ready(
                 of_bucket = groups if bucket.level == 0 else range(shuffle.count_groups(bucket))
                 calls += [(bucket, group) for group in of_bucket]
                 smaller += shuffle.child_buckets(bucket)
-        run_stage(workers, "spread", partial(spread_group, plan, shuffle), calls, of="groups")
+        run_stage(workers, "spread", partial(spread_group, plan, shuffle), calls, noun="groups")
         if pods.count > 1 and waiting == [shuffle.root]:
             smaller = exchange_runs(plan, shuffle, pods, groups, wanted)
         waiting = smaller
@@ -187,13 +194,13 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
     )
 
 
-def run_stage(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:
+def run_stage(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], noun: str = "ranges") -> None:
     """Run a stage, and say now and then how far it is."""
     logged_at = time.monotonic()
     for number, _ in enumerate(workers.run(unit, calls), start=1):
         if time.monotonic() - logged_at > LOG_INTERVAL_SECONDS or number == len(calls):
             logged_at = time.monotonic()
-            log_line(f"{done} {number} of {len(calls)} {of}")
+            log_line(f"{done} {number} of {len(calls)} {noun}")
 
 
 def mark_duplicates(plan: Plan) -> None:
@@ -206,12 +213,12 @@ def mark_duplicates(plan: Plan) -> None:
         if wanted.dedup:
             digests = (digest_words(read_summary(plan, read_stage.STAGE, index).column("digest")) for index in ranges)
             for places in find_exact_duplicates(digests, total, scratch):
-                equal.put(places, DUPLICATE)
+                equal.assign(places, DUPLICATE)
         if wanted.near_dedup is not None:
             signatures = [plan.place(read_stage.STAGE, index, "npy") for index in ranges]
             kept = (marks == 0 for marks in equal.runs(lengths))
             for places in find_near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
-                near.put(places, NEAR_DUPLICATE)
+                near.assign(places, NEAR_DUPLICATE)
         for index, marks in enumerate(zip(equal.runs(lengths), near.runs(lengths), strict=True)):
             save_array(plan.place(DISTINCT_STAGE, index, "npy"), np.maximum(*marks))
 

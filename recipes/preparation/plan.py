@@ -1,12 +1,15 @@
-"""The plan of a preparation, and the files that its stages leave."""
+"""Plan a preparation, and write the files between its stages and the rejected records."""
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -15,6 +18,8 @@ from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation.shuffle_plan import MERGE_FAN_IN
 from recipes.records.disk_partitions import BUFFER_BYTES, Scratch
 from recipes.storage.manifest import FileRecord
+
+# The plan of a preparation, and the files that its stages leave.
 
 # What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files.
 
@@ -102,3 +107,39 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
+
+
+# Report rejected records with file, line and reason.
+
+
+class Reject(msgspec.Struct, array_like=True):
+    """A line of a range, from 1, and why it was rejected: `reason` is one of a few, `detail` is about this record."""
+
+    line: int
+    reason: str
+    detail: str = ""
+
+
+def write_rejected_records(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Reject]]]) -> Counter[str]:
+    """Write all rejects in the order of the input; returns how many for each reason.
+
+    Args:
+        ranges: of each range of the plan, in order, how many lines it has and what was rejected of it. A record's text is
+            not written: it may be what should not be kept.
+    """
+    counts: Counter[str] = Counter()
+
+    def lines() -> Iterator[str]:
+        before, file = 0, None
+        for place, (length, rejects) in zip(plan.ranges, ranges, strict=True):
+            before = before if place.file == file else 0
+            file = place.file
+            for reject in sorted(rejects, key=lambda reject: reject.line):
+                counts[reject.reason] += 1
+                row = {"file": file, "line": before + reject.line, "reason": reject.reason, "detail": reject.detail}
+                yield json.dumps(row, ensure_ascii=False) + "\n"
+            before += length
+
+    with atomic_path(path) as part, part.open("w", encoding="utf-8") as out:
+        out.writelines(lines())
+    return counts

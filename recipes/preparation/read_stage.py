@@ -14,12 +14,10 @@ import pyarrow.compute as pc
 from recipes.contracts.parameters import CleanParameters, PrepareParameters
 from recipes.preparation.deduplication import MinHashSigner
 from recipes.preparation.personal_data import PersonalDataKinds, find_suspected_kinds, mask_value
-from recipes.preparation.plan import Plan, Range, atomic_path, open_table, write_table
-from recipes.preparation.rejected_records import Reject
+from recipes.preparation.plan import Plan, Range, Reject, atomic_path, open_table, write_table
 from recipes.preparation.source import ChunkedFile, LocalFile
 from recipes.preparation.split_assignment import draw_rank
-from recipes.records.cleaning import UncleanRecord, clean_record
-from recipes.records.features import check_features
+from recipes.records.features import UncleanRecord, check_features, clean_record
 from recipes.records.fingerprint import encode_canonical_line, fingerprint_records, hash_record
 from recipes.records.layouts import (
     LAYOUT_KEYS,

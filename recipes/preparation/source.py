@@ -121,7 +121,7 @@ class Source:
     def open(self, path: str) -> BinaryIO:
         """A whole file, as its bytes come."""
         size = self.files[path].size
-        return self.of(Range(path, 0, size)).open(0, size)
+        return self.range_file(Range(path, 0, size)).open(0, size)
 
     def lines(self) -> Iterator[bytes]:
         """The lines of all files, one file after the other."""
@@ -129,7 +129,7 @@ class Source:
             with self.open(path) as file:
                 yield from file
 
-    def of(self, place: Range) -> LocalFile | ChunkedFile:
+    def range_file(self, place: Range) -> LocalFile | ChunkedFile:
         """Where a worker reads a range. Raises BrokenArtifact where a file that is fetched whole is not the recorded one."""
         file = self.files[place.file]
         if file.chunks:

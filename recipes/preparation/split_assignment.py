@@ -77,7 +77,7 @@ def assign_splits(
             in_test, held = (each.contains(rank) for each in borders)
             chosen = np.select([in_test, held], [TEST, VALIDATION], TRAIN).astype(np.int8)
             for rows in drawn.pieces(number):
-                splits.put(rows["place"], chosen[np.searchsorted(clusters["draw"], rows["draw"])])
+                splits.assign(rows["place"], chosen[np.searchsorted(clusters["draw"], rows["draw"])])
     return splits
 
 

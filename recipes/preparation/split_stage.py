@@ -83,7 +83,7 @@ def join_masked_questions(
     with edges:
         for number in range(edges.count):
             for rows in edges.pieces(number):
-                joined.put(rows["place"], rows["found"])
+                joined.assign(rows["place"], rows["found"])
     return joined
 
 

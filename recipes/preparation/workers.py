@@ -178,19 +178,19 @@ class MultiplePods(Pods):
         self._is_over = is_over
         self._poll_seconds = poll_seconds
 
-    def _uri_of_file(self, path: Path) -> str:
+    def _file_uri(self, path: Path) -> str:
         return f"{self._uri}/{path.relative_to(self._work).as_posix()}"
 
     def is_published(self, path: Path) -> bool:
         try:
-            self._store.size(self._uri_of_file(path))
+            self._store.size(self._file_uri(path))
         except FileNotFoundError:
             return False
         return True
 
     def publish(self, *paths: Path) -> None:
         for path in paths:
-            self._store.put_file(self._uri_of_file(path), path, parts_at_once=1)  # of so many files at once
+            self._store.put_file(self._file_uri(path), path, parts_at_once=1)  # of so many files at once
 
     def publish_all(self, units: Iterable[Sequence[Path]]) -> None:
         waiting = iter(units)
@@ -212,7 +212,7 @@ class MultiplePods(Pods):
     def _fetch_if_published(self, path: Path) -> None:
         """Have a file here, if it was given already. One that is given anew just now is tried again."""
         with suppress(FileNotFoundError):
-            stored = self._store.open(self._uri_of_file(path))
+            stored = self._store.open(self._file_uri(path))
             with atomic_path(path) as part, part.open("wb") as out:
                 for piece in stored.chunks():
                     out.write(piece)

@@ -99,7 +99,7 @@ class Partitions:
         path = self._place(number)
         held = self._flush_buffer()
         if not path.is_file():
-            if len(rows := held.of(number)):
+            if len(rows := held.partition_rows(number)):
                 yield rows
             return
         # One alone that is on the disk is no partition, but all rows in their order, of which nobody wants many together.
@@ -131,7 +131,7 @@ class Partitions:
         self._folder.mkdir(parents=True, exist_ok=True)
         for number in np.flatnonzero(np.diff(held.starts)).tolist():
             with self._place(number).open("ab") as file:
-                held.of(number).tofile(file)
+                held.partition_rows(number).tofile(file)
 
     def _flush_buffer(self) -> "BufferedRows":
         """What is not on the disk: all, or nothing."""
@@ -151,7 +151,7 @@ class BufferedRows:
     order: NDArray[np.int64]
     starts: NDArray[np.int64]
 
-    def of(self, number: int) -> Rows:
+    def partition_rows(self, number: int) -> Rows:
         return self.rows[self.order[self.starts[number] : self.starts[number + 1]]]
 
 
@@ -170,7 +170,7 @@ class SpilledColumn:
     def __exit__(self, *exception: object) -> None:
         self._rows.__exit__(*exception)
 
-    def put(self, places: RecordNumbers, values: Any) -> None:
+    def assign(self, places: RecordNumbers, values: Any) -> None:
         """The same value for all places, or one for each."""
         values = np.broadcast_to(np.asarray(values, self._kind), places.shape)
         self._rows.add(places // np.uint64(self._at_once), build_rows(self._row, places, values))

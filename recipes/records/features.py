@@ -1,9 +1,4 @@
-"""What a record's columns are as numbers (specification row C5): the one place that knows, for preparing and for serving.
-
-What was fitted is a `FeatureState`, the file `features.json` of a version. A category that was not fitted is 0 everywhere in
-one-hot columns and -1 as an ordinal, and so is none at all; a number that is missing stays null, as `clean.fill` says what
-else it should be. Whoever has no records has the count 0, and null for all else.
-"""
+"""Clean records, and compute features from their columns, alike for training and serving."""
 
 import math
 import re
@@ -13,8 +8,53 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.parameters import CleanParameters, FeatureParameters, is_missing
-from recipes.records.cleaning import UncleanRecord, clean_record
+from recipes.contracts.parameters import Bounds, CleanParameters, FeatureParameters, is_missing
+
+# Fill missing values of a record's columns, and reject outliers.
+
+
+class UncleanRecord(ValueError):
+    """A record that does not go on: `reason` is one of a few."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def clean_record(row: dict[str, Any], wanted: CleanParameters, filled: Counter[str]) -> dict[str, Any]:
+    """The record with the values that it lacks; itself where it lacks none. They are counted in `filled`, by column.
+
+    Raises:
+        Unclean: it has no value where every record must have one, or a number that is an outlier.
+    """
+    for column in wanted.required:
+        if is_missing(row.get(column)):
+            raise UncleanRecord("missing value", f"'{column}' is missing")
+    lacking = {column: value for column, value in wanted.fill.items() if is_missing(row.get(column))}
+    check_outliers(row, wanted.within)
+    filled.update(lacking.keys())
+    return row | lacking if lacking else row
+
+
+def check_outliers(row: Mapping[str, Any], within: Mapping[str, Bounds]) -> None:
+    """A value that is missing is none: `required` is what says that it may not be."""
+    for column, bounds in within.items():
+        value = row.get(column)
+        if is_missing(value):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise UncleanRecord("outlier", f"'{column}' is no number")
+        if bounds.min is not None and value < bounds.min:
+            raise UncleanRecord("outlier", f"'{column}' is below {bounds.min:g}")
+        if bounds.max is not None and value > bounds.max:
+            raise UncleanRecord("outlier", f"'{column}' is above {bounds.max:g}")
+
+
+# What a record's columns are as numbers (specification row C5): the one place that knows, for preparing and for serving.
+#
+# What was fitted is a `FeatureState`, the file `features.json` of a version. A category that was not fitted is 0
+# everywhere in one-hot columns and -1 as an ordinal, and so is none at all; a number that is missing stays null, as
+# `clean.fill` says what else it should be. Whoever has no records has the count 0, and null for all else.
 
 STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE = "features.json", "online.jsonl", "online.index"
 """The files of a version's features; the last two are a table of `recipes.records.key_index`, which only those with a key

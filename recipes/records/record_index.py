@@ -47,9 +47,9 @@ def index_uri(artifact_uri: str) -> str:
     return f"{artifact_uri}.index"
 
 
-def index_file_name(of: str, number: int = 0) -> str:
+def index_file_name(index_name: str, number: int = 0) -> str:
     """The name of file `number`, from 0, of `RECORDS` or `ORIGINS`."""
-    return f"{of}-{number:05}.index" if number else f"{of}.index"
+    return f"{index_name}-{number:05}.index" if number else f"{index_name}.index"
 
 
 class SegmentBuilder:
@@ -165,8 +165,8 @@ def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
     if manifest.kind != INDEX_KIND or manifest.inputs.get("records") != artifact.digest:
         return None
     records, origins = (
-        tuple(segment for file in manifest.files if file.path.startswith(of) for segment in list_segments(uri, file))
-        for of in (RECORDS, ORIGINS)
+        tuple(segment for file in manifest.files if file.path.startswith(index_name) for segment in list_segments(uri, file))
+        for index_name in (RECORDS, ORIGINS)
     )
     return RecordIndex(records, origins)
 
@@ -217,10 +217,10 @@ def publish_record_index(
     store.put_manifest(uri, build_index_manifest(artifact, (*files, *store_segments(store, uri, RECORDS, records))))
 
 
-def store_segments(store: Store, uri: str, of: str, pairs: Iterable[HashPairs]) -> tuple[FileRecord, ...]:
+def store_segments(store: Store, uri: str, index_name: str, pairs: Iterable[HashPairs]) -> tuple[FileRecord, ...]:
     """The files of an index, each in the store before the next is made."""
     return tuple(
-        store_segment(store, uri, index_file_name(of, number), run)
+        store_segment(store, uri, index_file_name(index_name, number), run)
         for number, run in enumerate(cut_into_segments(pairs, MAX_SEGMENT_RECORDS))
     )
 

@@ -1,7 +1,7 @@
 """The rows of a SQL query as JSON lines, by a statement that can only read. The command line reads databases of its own
 machine so, the server those that its operator names.
 
-Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.column_values`):
+Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.columnar`):
 decimals, dates and times are texts, binary values base64. In memory are a block of lines and one row.
 """
 

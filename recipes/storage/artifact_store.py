@@ -26,8 +26,7 @@ from recipes.storage.local_artifact import (
 from recipes.storage.locations import BrokenArtifact, chunk_uri
 from recipes.storage.manifest import Artifact, Chunk, FileRecord, LineSelection, Manifest
 from recipes.storage.object_store import ObjectStore
-from recipes.storage.object_transfer import PREFETCH_RANGES
-from recipes.storage.prefetch import prefetch
+from recipes.storage.object_transfer import PREFETCH_RANGES, prefetch
 
 __all__ = ["MANIFEST_FILE", "BrokenArtifact", "Store", "describe_files", "find_file_corruption", "hash_file"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.pinned_references import BaseModelRef
+from recipes.contracts.recipe_references import BaseModelRef
 from recipes.storage.artifact_store import describe_files
 from recipes.storage.manifest import Manifest
 

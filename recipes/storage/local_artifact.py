@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recipes.contracts.quantities import pluralize
-from recipes.storage.folder_bucket import UNFINISHED_UPLOAD
+from recipes.storage.buckets import UNFINISHED_UPLOAD
 from recipes.storage.manifest import FileRecord, Manifest
 from recipes.storage.object_transfer import READ_CHUNK_BYTES
 

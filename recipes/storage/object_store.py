@@ -23,12 +23,13 @@ from recipes.storage.buckets import (
     Bucket,
     ObjectReplaced,
     StoreUnavailable,
+    list_folder,
     open_bucket,
     require_mounted_bucket,
     translate_listing_errors,
     translate_store_errors,
+    walk_files,
 )
-from recipes.storage.folder_bucket import list_folder, walk_files
 from recipes.storage.locations import Location, local_store_root, refuse_symlinks, resolve_uri
 from recipes.storage.object_transfer import (
     CONCURRENT_PARTS,

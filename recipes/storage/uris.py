@@ -53,7 +53,7 @@ def final_checkpoint(run_id: str, role: str) -> str:
     return f"{RUNS}/{run_id}/checkpoint-final/{role}"
 
 
-def run_id_of(uri: str) -> str | None:
+def parse_run_id(uri: str) -> str | None:
     """The run or logged model below whose folder `uri` lies; None for everything else, its checkpoints too."""
     return uri.removeprefix(f"{RUNS}/").partition("/")[0] if uri.startswith(f"{RUNS}/") else None
 
@@ -88,6 +88,6 @@ def organization_folder(organization: str | None) -> tuple[str, ...]:
     return () if organization is None else (f"@{quote(organization, safe='')}",)
 
 
-def organization_of(folder: str) -> str | None:
+def parse_organization(folder: str) -> str | None:
     """The organization whose folder this is; None where it is no organization's folder."""
     return unquote(folder[1:]) if folder.startswith("@") else None

@@ -8,12 +8,17 @@ import torch
 from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.runner import Preempted
 from recipes.training.data.examples import IGNORED_LABEL
-from recipes.training.loss_scaling import loss_scale, scale_gradient, unscale_gradients
-from recipes.training.metrics.microbatch_metrics import MicrobatchMetrics, fetch_metrics
-from recipes.training.metrics.validation_loss import EVAL_LOSS_KEY, combine_means, split_rows
+from recipes.training.metrics.validation_loss import (
+    EVAL_LOSS_KEY,
+    MicrobatchMetrics,
+    combine_means,
+    fetch_metrics,
+    split_rows,
+)
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective, check_loss
 from recipes.training.packed_attention import add_boundaries, uses_packed_attention
+from recipes.training.precision import loss_scale, scale_gradient, unscale_gradients
 from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import CheckpointingTrainer
 

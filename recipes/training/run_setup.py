@@ -1,4 +1,4 @@
-"""Prepare a training run: recipe, processes, checkpoint to resume from, and inputs."""
+"""Prepare a training run: parameters, processes, checkpoint to resume from, and inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hanzo_ml.client.repeated_steps import RepeatedSteps
+from hanzo_ml.client.points import RepeatedSteps
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.checkpoints.shard_selection import NodeShard
-from recipes.contracts.job import BadConfiguration, Job
+from recipes.checkpoints.node_parts import NodeShard
+from recipes.contracts.frozen_model import FrozenModel
+from recipes.contracts.job import BadConfiguration, Job, Rewind
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import RecoveryEvent, RecoveryLog, read_recovery_log
-from recipes.contracts.rewind import Rewind
 from recipes.export import base_model
 from recipes.planning.parallel_layout import fetches_own_shard, zero_stage
 from recipes.planning.recipe_checks import check_sequence_length, check_supported
@@ -26,9 +26,24 @@ from recipes.training.checkpointing.resume import agree_on_checkpoint, check_che
 from recipes.training.objectives import make_objective
 from recipes.training.objectives.objective import Objective, Rows, check_rows
 from recipes.training.parallel.process_group import ProcessGroup, join_process_group
-from recipes.training.parameters import TrainParameters
 from recipes.training.precision import log_dtype_fallback
 from recipes.training.recovery import discard_diverged_checkpoints, update_incidents
+
+# The parameters of a training job.
+
+
+class TrainParameters(FrozenModel):
+    """Fine-tune with a recipe. `repeats` is of a replay: what the run that it repeats was healed of.
+
+    `sent_back` is how often, and where to, the run's user sent it back, oldest first.
+    """
+
+    recipe: Recipe
+    repeats: tuple[RecoveryEvent, ...] = ()
+    sent_back: tuple[Rewind, ...] = ()
+
+
+# Prepare a training run: recipe, processes, checkpoint to resume from, and inputs.
 
 # What a recipe asks of the machine that it trains on: the rest is refused, or told, before anything is loaded.
 

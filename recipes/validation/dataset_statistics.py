@@ -18,7 +18,7 @@ from recipes.preparation.deduplication import MinHashSigner, find_exact_duplicat
 from recipes.preparation.personal_data import CARD_NUMBER_RANGE, find_suspected_kinds, mask_value
 from recipes.records.disk_partitions import Scratch, build_rows
 from recipes.records.fingerprint import encode_canonical_line
-from recipes.validation.column_statistics import ColumnCollector, SampledMoments
+from recipes.validation.drift import ColumnCollector, SampledMoments
 from recipes.validation.record_blocks import RecordBlock
 
 # Which records describe a dataset: each is drawn by a hash of its line, so the same version gives the same sample.
@@ -44,7 +44,7 @@ MIN_CONFIDENCE = 0.5
 def count_languages(texts: Sequence[str]) -> dict[str, int]:
     """ISO 639 code -> number of texts; `unclear` where the model is less than half sure. The beginning of a text decides."""
     # Its model is read from disk, and not every dataset is asked for its languages.
-    from recipes.preparation.language import detect_language, load_model
+    from recipes.preparation.text_filters import detect_language, load_model
 
     model = load_model()
     found: Counter[str] = Counter()
@@ -159,11 +159,11 @@ class StatisticsCollector:
             with self._hashes:
                 digests = (np.column_stack([rows["hash"], rows["hash"]]) for rows in self._hashes.pieces(0))
                 for places in find_exact_duplicates(digests, total, scratch):
-                    equal.put(places, 1)
+                    equal.assign(places, 1)
             if near is not None:
                 kept = (~marks for marks in equal.runs(self._lengths))
                 for places in find_near_duplicates(self._signatures, kept, total, near, scratch):
-                    close.put(places, 1)
+                    close.assign(places, 1)
             found, nearly = (sum(int(marks.sum()) for marks in each.runs(self._lengths)) for each in (equal, close))
         return found, None if near is None else nearly
 

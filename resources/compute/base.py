@@ -1,9 +1,4 @@
-"""The contract of a compute backend: submit, observe, cancel, read the log; and `run`, the one way to run a job.
-
-Every call names a job by id and program, never by a path. Phases that only a cluster has (pending, suspended, preempted) are
-part of the contract, so nothing above knows where a job runs. A backend keeps all state outside the supervisor, which may be
-killed and restarted at any moment.
-"""
+"""Compute backend interface: submit, observe, cancel and read logs of a job."""
 
 import logging
 import time
@@ -11,15 +6,56 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import BadConfiguration, Job, Result
+from recipes.contracts.job import BadConfiguration, Job, Program, Result
 from recipes.contracts.quantities import pluralize
 from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
-from resources.compute.job_key import JobKey
+
+# Environment variables of our own programs, whichever backend starts them.
+
+PROGRAM_ENVIRONMENT = {
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Threads that spin while they wait lose most of their time on a machine that does other work too; threads that sleep at
+    # once are woken thousands of times a second: 49,000 context switches against 5,000, and a tenth of a step.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "10000",
+}
+
+
+# The key of a job: its id and its program.
+
+
+class JobKey(Protocol):
+    """What identifies a job to a backend. A `Job`, a `JobRecord` and a `JobRef` are such keys."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def program(self) -> Program: ...
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """A job key, where only the id is at hand. The program is part of it: equal ids of two programs are two jobs."""
+
+    id: str
+    program: Program
+
+
+# The contract of a compute backend: submit, observe, cancel, read the log; and `run`, the one way to run a job.
+#
+# Every call names a job by id and program, never by a path. Phases that only a cluster has (pending, suspended,
+# preempted) are part of the contract, so nothing above knows where a job runs. A backend keeps all state outside the
+# supervisor, which may be killed and restarted at any moment.
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def backend_names() -> list[str]:
     """Names of all backends, sorted."""
     folders = (module.name for module in iter_modules(resources.compute.__path__) if module.ispkg)
-    return sorted(name for name in folders if find_spec(module_of(name)))
+    return sorted(name for name in folders if find_spec(backend_module(name)))
 
 
-def module_of(name: str) -> str:
+def backend_module(name: str) -> str:
     return f"{resources.compute.__name__}.{name}.backend"
 
 
@@ -50,5 +50,5 @@ def open_backend(settings: "Settings", credentials: Credentials | None = None) -
         name = check_backend(settings.scheduler.backend)
     except ValueError as problem:
         raise BadConfiguration(f"scheduler.backend: {problem}") from None
-    backend: Compute = import_module(module_of(name)).open_backend(settings, credentials or NoCredentials())
+    backend: Compute = import_module(backend_module(name)).open_backend(settings, credentials or NoCredentials())
     return backend

@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import select
 
 from recipes.records import key_index
-from recipes.records.cleaning import UncleanRecord
 from recipes.records.features import (
     FEATURES_COLUMN,
     ONLINE_FILE,
@@ -20,6 +19,7 @@ from recipes.records.features import (
     STATE_FILE,
     Features,
     FeatureState,
+    UncleanRecord,
     serve_features,
 )
 from recipes.storage.artifact_store import BrokenArtifact, Store

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.recipe_references import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES
 from recipes.planning.architecture import Architecture
 from recipes.planning.hardware_fit import HardwareFit, check_fit, find_alternative
-from recipes.planning.known_architectures import ASSUMED_SHAPES, known_shape, read_folder_shape
-from recipes.planning.recipe_checks import find_contradiction, sequence_too_long_reason
+from recipes.planning.recipe_checks import (
+    ASSUMED_SHAPES,
+    find_contradiction,
+    known_shape,
+    read_folder_shape,
+    sequence_too_long_reason,
+)
 from recipes.records.layouts import Layout, detect_column_layout
 from recipes.storage.artifact_store import Store
 from resources.errors import invalid
@@ -45,7 +50,7 @@ def local_or_known_shape(recipe: Recipe) -> Architecture | None:
 
 
 def is_shape_assumed(recipe: Recipe) -> bool:
-    """Whether the shape is only assumed (see `recipes.planning.known_architectures`)."""
+    """Whether the shape is only assumed (see `recipes.planning.recipe_checks`)."""
     return recipe.architecture is None and recipe.base_model.sha256 is None and recipe.base_model.uri in ASSUMED_SHAPES
 
 

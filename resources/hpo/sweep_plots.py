@@ -53,7 +53,7 @@ class ValueAxis:
     high_label: str
 
     @classmethod
-    def of(cls, values: Sequence[float], direction: str) -> "ValueAxis":
+    def from_values(cls, values: Sequence[float], direction: str) -> "ValueAxis":
         ordered = sorted(values)
         first, _, third = quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else (ordered[0],) * 3
         reach = OUTLIER_FACTOR * (third - first)
@@ -82,7 +82,7 @@ def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
     if not shown:
         return render_page(config, trials, "history", "")
     values = [trial.value for trial in shown if trial.value is not None]
-    scale = ValueAxis.of(values, config.objective.direction)
+    scale = ValueAxis.from_values(values, config.objective.direction)
     last = max(trial.number for trial in trials)
 
     def place(number: int, value: float) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> s
         return render_page(config, trials, "parallel coordinates", "")
     names = list(config.search_space)
     values = [trial.value for trial in shown if trial.value is not None]
-    scale = ValueAxis.of(values, config.objective.direction)
+    scale = ValueAxis.from_values(values, config.objective.direction)
     apart = max((WIDTH - LEFT - RIGHT) / len(names), MIN_AXIS_GAP)
     axes = "".join(draw_axis(place, apart, name, axis_marks(config.search_space[name])) for place, name in enumerate(names))
     axes += draw_axis(len(names), apart, config.objective.metric, scale.marks)

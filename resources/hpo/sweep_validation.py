@@ -7,9 +7,9 @@ before from being read.
 import math
 from collections.abc import Iterator, Sequence
 
-from recipes.contracts.objective_names import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES, list_installed_objectives
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.recipe_references import BUILT_IN_OBJECTIVES, PREFERENCE_OBJECTIVES, list_installed_objectives
 from resources.errors import HanzoError, invalid
 from resources.hpo.search_space import Choice, Dimension, Value
 from resources.hpo.sweep_config import SweepConfig

@@ -28,11 +28,10 @@ from resources.hpo.sweep_step import CANCELLED_REASON, End, Step
 from resources.hpo.trial import Trial, rank_trials
 from resources.hpo.trial_job import build_trial_job
 from resources.metadata.database import Database
-from resources.metadata.field_rules import MetricPoint, refuse_unstorable
+from resources.metadata.field_rules import PARENT_TAG, MetricPoint, refuse_unstorable
 from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.jobs import ENDED_STATUSES, Jobs
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.run_tags import PARENT_TAG
 from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import runs, sweep_trials, sweeps
 from resources.metadata.tracking.run_data import RunData

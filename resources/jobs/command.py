@@ -15,10 +15,9 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
 from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
-from resources.metadata.field_rules import refuse_unstorable
+from resources.metadata.field_rules import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG, refuse_unstorable
 from resources.metadata.job_record import RESUMED_KEY
 from resources.metadata.jobs import COMMAND, DATASET_KEY, JobRecord, Jobs
-from resources.metadata.run_tags import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG
 
 CODE = "code"
 DERIVED_KEYS = {CODE, DATASET_KEY, RESUMED_KEY}

@@ -2,7 +2,7 @@
 another number of GPUs.
 
 Its run is the same one. What it did after the chosen checkpoint stays in the store, and is known as it was logged: those
-steps are logged once more (`recipes.contracts.rewind`).
+steps are logged once more (`recipes.contracts.job`).
 """
 
 from collections.abc import Collection, Mapping
@@ -14,9 +14,8 @@ from pydantic import Field
 
 from recipes.checkpoints.retention import parse_quality, rank_by_loss
 from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.job import BadConfiguration
+from recipes.contracts.job import BadConfiguration, Rewind, rewind_folder
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.rewind import Rewind, rewind_folder
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from resources.errors import conflict, invalid

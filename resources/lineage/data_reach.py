@@ -89,7 +89,7 @@ def compute_reach(
         is_foreign = child.kind in DATA_KINDS and child.digest not in data
         is_comparison = child.kind == REPORT_KIND and edge.parent not in data  # a model was measured beside others
         is_about_data = (
-            edge.parent in data and child.kind not in DATA_KINDS and uris.run_id_of(child.uri) is None
+            edge.parent in data and child.kind not in DATA_KINDS and uris.parse_run_id(child.uri) is None
         )  # statistics
         if is_foreign or is_comparison or is_about_data:
             continue
@@ -114,7 +114,7 @@ def artifact_stop(artifact: Artifact, holder: Callable[[str], Stop | None]) -> S
     """The stop that an artifact belongs to."""
     if artifact.kind in DATA_KINDS:
         return Stop(StopKind.DATA, artifact.digest)
-    if run_id := uris.run_id_of(artifact.uri):
+    if run_id := uris.parse_run_id(artifact.uri):
         return Stop(StopKind.RUN, run_id)
     return holder(artifact.digest) or Stop(StopKind.ARTIFACT, artifact.uri)
 

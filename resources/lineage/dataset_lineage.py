@@ -147,6 +147,6 @@ def describe_artifact(connection: Connection, artifact: Artifact) -> str:
         query = select(*columns).where(dataset_versions.c.storage_path == f"{folder}/")
         row = connection.execute(query).first()
         return f"dataset {row.name}@{row.version}" if row else f"dataset at {artifact.uri}"
-    if run_id := uris.run_id_of(artifact.uri):
+    if run_id := uris.parse_run_id(artifact.uri):
         return f"run {run_id}"
     return f"{artifact.kind} at {artifact.uri}"

@@ -94,7 +94,7 @@ def describe_training_data(database: Database, store: Store, version: ModelVersi
     known = Datasets(database).list(organization)
     with database.read() as connection:
         model_ancestors = collect_ancestors(connection, store, version)
-        runs = {uris.run_id_of(artifact.uri) for artifact in model_ancestors.artifacts.values()} | {version.run_id}
+        runs = {uris.parse_run_id(artifact.uri) for artifact in model_ancestors.artifacts.values()} | {version.run_id}
         logged = [each.dataset for found in load_inputs(connection, sorted(filter(None, runs))).values() for each in found]
         used = find_used_splits(connection, model_ancestors, known)
         versions = [each for each in known if each.id in used or each.artifact.digest in model_ancestors.artifacts]
@@ -138,7 +138,7 @@ def collect_ancestors(connection: Connection, store: Store, version: ModelVersio
     for report in reports:
         # Only what it was tested on: a report also names the model that it was compared with.
         test = parent_digests(connection, report.digest).get("test")
-        if test is not None and uris.run_id_of(report.uri) == version.run_id:
+        if test is not None and uris.parse_run_id(report.uri) == version.run_id:
             roles[test].add("test")
     level = begin | set(roles)
     while level:

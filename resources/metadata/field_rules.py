@@ -1,4 +1,4 @@
-"""Validate names, values and numbers before they are stored (MLflow's limits)."""
+"""Validate names, values and numbers (MLflow's limits); tag names that MLflow defines."""
 
 import json
 import math
@@ -11,6 +11,18 @@ from typing import Any, NamedTuple
 from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
 from recipes.storage.manifest import canonical_json
 from resources.errors import HanzoError, invalid
+
+# Tags of runs that MLflow's clients and user interface give a meaning to.
+
+NAME_TAG = "mlflow.runName"
+PARENT_TAG = "mlflow.parentRunId"
+COMMIT_TAG = "mlflow.source.git.commit"
+SOURCE_NAME_TAG = "mlflow.source.name"
+SOURCE_TYPE_TAG = "mlflow.source.type"
+LOGGED_MODELS_TAG = "mlflow.log-model.history"
+
+
+# Validate names, values and numbers before they are stored (MLflow's limits).
 
 # What a name, a value or a number must look like before it may be stored: MLflow's limits and MLflow's messages.
 #

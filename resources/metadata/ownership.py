@@ -12,7 +12,7 @@ from resources.metadata.audit_log import AUDIT_TOPIC as AUDIT
 from resources.metadata.database import Database
 from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.outbox import Event
-from resources.metadata.registry.model_key import folder_organization
+from resources.metadata.registry.model_names import folder_organization
 from resources.metadata.tables import (
     dataset_versions,
     events,
@@ -126,7 +126,7 @@ def file_organization(database: Database, uri: str) -> str:
             with database.read() as connection:
                 return connection.execute(run_query.union_all(model_query)).scalar() or ""
         case [uris.PRODUCT_BUCKET, "artifacts", folder, *_]:
-            return uris.organization_of(folder) or ""
+            return uris.parse_organization(folder) or ""
         case [uris.PRODUCT_BUCKET, "datasets", *below] | [uris.MODELS_BUCKET, *below]:
             return folder_organization(below) or ""
         case _:

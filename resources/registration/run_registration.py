@@ -12,7 +12,7 @@ from resources.jobs.sandbox import registered_name
 from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH, FileHashes
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.tracking.run_search import RunSearch

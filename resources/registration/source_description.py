@@ -13,7 +13,7 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH, FileHashes
 from resources.metadata.artifacts.locations import PROXY_SCHEME, find_files_owner, is_proxied
 from resources.metadata.database import Database
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_version_sources import CheckedSource
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion, find_version
 from resources.metadata.registry.registry import SourceDescription

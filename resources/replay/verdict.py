@@ -20,7 +20,7 @@ from resources.replay.comparison import (
     find_unrepeated,
     process_differences,
 )
-from resources.replay.finished_run import FinishedRun, read_finished_run, read_weight_hashes
+from resources.replay.submission import FinishedRun, read_finished_run, read_weight_hashes
 
 # Whether the tracker tells of a run what its result says: a metric can be changed where it is stored.
 #

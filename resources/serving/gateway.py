@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse, Response
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.errors import BadRequest, EngineError
+from resources.serving.client import Deployments, DeployRequest, Refusal, Served
 from resources.serving.deployment_table import DeploymentState, DeploymentTable
-from resources.serving.messages import Deployments, DeployRequest, Refusal, Served
 from resources.serving.proxy import forward_request, openai_response
 
 # The gateway's HTTP endpoints: OpenAI's, the deployments and the health. Thin: validate, call the table, answer.

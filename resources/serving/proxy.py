@@ -16,8 +16,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type
 
 from recipes.storage.retry import after_pauses
 from resources.errors import BadRequest, EngineError, EngineUnavailable
+from resources.serving.client import Served
 from resources.serving.deployment_table import DeploymentTable
-from resources.serving.messages import Served
 
 PAUSES_SECONDS = (0.1, 0.1, 0.1)
 """A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""

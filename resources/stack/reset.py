@@ -15,7 +15,7 @@ from recipes.contracts.quantities import pluralize
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
 from resources.metadata.tracking.experiments import Experiments
 from resources.settings.document import home_folder_error

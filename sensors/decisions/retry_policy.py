@@ -11,8 +11,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.failure_reason import EXIT_REASON
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.run_tags import ORGANIZATION_TAG, VERSION_TAG
-from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.legacy_exit_reason import reason_of_class
+from recipes.contracts.exit_reason import ExitReason, classify_exception_name
 from resources.errors import HanzoError
 from resources.hpo.sweeps import SWEEP_KEY
 from resources.metadata.jobs import ACTIVE_STATUSES, JobRecord
@@ -38,18 +37,18 @@ def read_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> RunFailure
     events = [entry.dagster_event for entry in logs if entry.dagster_event is not None]
     message = next(filter(None, map(failure_message, events)), "its worker died")
     return RunFailure(
-        reasons=frozenset(reason for reason in map(reason_of, events) if reason is not None),
+        reasons=frozenset(reason for reason in map(read_exit_reason, events) if reason is not None),
         cause=f"{message} (run {run.run_id} in Dagster)",
     )
 
 
-def reason_of(event: dg.DagsterEvent) -> ExitReason | None:
+def read_exit_reason(event: dg.DagsterEvent) -> ExitReason | None:
     """The recorded exit reason; without one, that of the error's class. None where the log has no error."""
     data = event.step_failure_data
     recorded = data.user_failure_data.metadata.get(EXIT_REASON) if data.user_failure_data is not None else None
     if recorded is not None and recorded.value in set(ExitReason):
         return ExitReason(recorded.value)
-    return reason_of_class(str((data.error.cause or data.error).cls_name)) if data.error is not None else None
+    return classify_exception_name(str((data.error.cause or data.error).cls_name)) if data.error is not None else None
 
 
 def failure_message(event: dg.DagsterEvent) -> str:
@@ -63,7 +62,7 @@ def failure_message(event: dg.DagsterEvent) -> str:
 
 # Retries of Dagster runs: a new run of the same assets, tagged with the run that it retries and their number.
 
-RETRY_OF_TAG = "hanzo_ml/retry_of"
+RETRIED_RUN_TAG = "hanzo_ml/retry_of"
 RETRIES_TAG = "hanzo_ml/retries"
 MAX_RETRIES = 20
 FAILURE_REASON_TAG = "dagster/failure_reason"
@@ -80,7 +79,7 @@ def make_retry_request(run: dg.DagsterRun, *, made_progress: bool = False) -> dg
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
         partition_key=run.tags.get(PARTITION_TAG),
-        tags={**kept, RETRY_OF_TAG: run.run_id, RETRIES_TAG: str(1 if made_progress else count_retries(run) + 1)},
+        tags={**kept, RETRIED_RUN_TAG: run.run_id, RETRIES_TAG: str(1 if made_progress else count_retries(run) + 1)},
     )
 
 
@@ -89,7 +88,7 @@ def count_retries(run: dg.DagsterRun) -> int:
 
 
 def was_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    return bool(instance.get_runs(dg.RunsFilter(tags={RETRY_OF_TAG: run.run_id}), limit=1))
+    return bool(instance.get_runs(dg.RunsFilter(tags={RETRIED_RUN_TAG: run.run_id}), limit=1))
 
 
 def can_retry_dead_worker(run: dg.DagsterRun) -> bool:

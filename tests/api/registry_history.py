@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, select
 from resources.metadata.audit_log import list_calls
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import page_versions

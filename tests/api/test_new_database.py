@@ -17,7 +17,7 @@ from alembic.config import Config
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import MIGRATIONS, Database
-from resources.metadata.schema_revision import Revision, read_revision
+from resources.metadata.migrate import Revision, read_revision
 from resources.settings.settings import Settings
 from tests.api.conftest import answering
 from tests.api.server_process import REPOSITORY, STARTS_WITHIN, environment

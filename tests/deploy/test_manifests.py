@@ -13,9 +13,8 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration, Distributed
-from resources.compute.kubernetes.pod import USER_ID
+from resources.compute.kubernetes.pod import RENDEZVOUS_PORT, USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
-from resources.compute.kubernetes.torchrun import RENDEZVOUS_PORT
 from resources.lineage.run_record import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler

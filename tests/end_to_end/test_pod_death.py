@@ -9,7 +9,7 @@ import psutil
 import psycopg
 import pytest
 
-from sensors.decisions.retry_policy import RETRY_OF_TAG
+from sensors.decisions.retry_policy import RETRIED_RUN_TAG
 from tests.end_to_end.conftest import Baseline
 from tests.end_to_end.local_stack import LocalStack, wait_until
 from tests.end_to_end.process_killer import kill
@@ -84,7 +84,7 @@ def test_a_new_pod_goes_on_with_the_history_and_the_job_of_the_one_that_died(
     for event, key in (("job.completed", job), ("model.registered", NAME), ("model.exported", NAME)):
         assert len(pod.events(event, key=key)) == 1, event
     assert runs < rows(pod, "SELECT run_id FROM dagster_of_public.runs")
-    assert runs & rows(pod, f"SELECT value FROM dagster_of_public.run_tags WHERE key = '{RETRY_OF_TAG}'"), (
+    assert runs & rows(pod, f"SELECT value FROM dagster_of_public.run_tags WHERE key = '{RETRIED_RUN_TAG}'"), (
         "it is gone on with"
     )
     ended = "SELECT run_id FROM dagster_of_public.runs WHERE status IN ('STARTED', 'STARTING', 'QUEUED')"

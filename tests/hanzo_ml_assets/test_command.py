@@ -15,7 +15,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.contracts.command_job import CommandJob
 from recipes.storage.manifest import Artifact
-from resources.compute.local.leases import SLOT
+from resources.compute.local.admission import SLOT
 from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
@@ -24,8 +24,8 @@ from resources.jobs.resume import Wish, resume_job
 from resources.lineage.dataset_lineage import read_lineage
 from resources.lineage.edges import find_artifact, parent_digests
 from resources.lineage.trace import Tracer, walk_nodes
+from resources.metadata.field_rules import COMMIT_TAG
 from resources.metadata.jobs import JobRecord
-from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.run_inputs import load_inputs
 from resources.metadata.tracking.run_search import RunSearch

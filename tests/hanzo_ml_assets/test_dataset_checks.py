@@ -31,7 +31,7 @@ from resources.metadata.database import Database
 from resources.metadata.dataset_problems import FAILED_EVENT, find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_registry import registration
 

@@ -10,7 +10,7 @@ from hanzo_ml_assets.evaluation import find_accepted_model
 from hanzo_ml_assets.gate import GateVerdict
 from recipes.storage.manifest import Artifact, Manifest
 from resources.lineage.edges import record_artifact
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.registration.run_registration import register_job
 from tests.hanzo_ml_assets.test_dry_run import home

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy.exc
 from dagster_postgres.utils import DagsterPostgresException
 
-from hanzo_ml_assets.failure_reason import reason_of_exception, reports_exit_reason
+from hanzo_ml_assets.failure_reason import classify_exception, reports_exit_reason
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration
 from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
@@ -49,7 +49,7 @@ def failed(compute: dg.AssetsDefinition) -> RunFailure:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
 )
 def test_each_error_of_a_supervisor_has_a_reason(error: Exception, reason: ExitReason) -> None:
-    assert reason_of_exception(error) is reason
+    assert classify_exception(error) is reason
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_reason_and_message_are_read_back_from_the_log(error: Exception, cause: 
         raise error
 
     found = failed(step)
-    assert found.reasons == {reason_of_exception(error)}
+    assert found.reasons == {classify_exception(error)}
     assert found.cause.startswith(f"{cause} (run ")
 
 

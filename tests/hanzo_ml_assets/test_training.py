@@ -17,20 +17,18 @@ from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.training import build_checkpoint, complete_training, ensure_job, log_params
 from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts import recipe as recipes
-from recipes.contracts.job import BadConfiguration, Job, Machine, Result
+from recipes.contracts.job import BadConfiguration, Job, Machine, Result, Rewind
 from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
 from recipes.contracts.results import TrainingFacts, UnsentPoint, result_folder, write_unsent_metrics
-from recipes.contracts.rewind import Rewind
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Artifact
-from recipes.training.parameters import TrainParameters
+from recipes.training.run_setup import TrainParameters
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.lineage.run_record import UNKNOWN_COMMIT
-from resources.metadata.field_rules import metric_point
+from resources.metadata.field_rules import COMMIT_TAG, metric_point
 from resources.metadata.job_record import ResumeHistory
 from resources.metadata.jobs import JobRecord
-from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.metrics import Metrics

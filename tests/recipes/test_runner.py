@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.contracts.exit_document import ExitDocument
-from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import Job, Program, Result, StoreAddress
 from recipes.storage.artifact_store import Store
 from resources.compute.local.backend import NO_ROOM, read_exit

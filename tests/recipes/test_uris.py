@@ -29,8 +29,8 @@ def test_only_other_organizations_have_a_folder() -> None:
     assert uris.model_folder("m", None) == "s3://hanzo-models/m"
     assert uris.model_folder("m", "acme") == "s3://hanzo-models/@acme/m"
     assert uris.organization_artifacts("default") == "s3://hanzo-ml/artifacts/@default"
-    assert uris.organization_of("@a%2Fb") == "a/b"
-    assert uris.organization_of("d") is None
+    assert uris.parse_organization("@a%2Fb") == "a/b"
+    assert uris.parse_organization("d") is None
 
 
 def test_model_name_cannot_pass_for_an_organization() -> None:
@@ -38,8 +38,8 @@ def test_model_name_cannot_pass_for_an_organization() -> None:
 
 
 def test_run_id_is_read_from_run_uris_only() -> None:
-    assert uris.run_id_of("s3://hanzo-ml/runs/r1/record") == "r1"
-    assert uris.run_id_of("s3://hanzo-ml/checkpoints/r1/10") is None
+    assert uris.parse_run_id("s3://hanzo-ml/runs/r1/record") == "r1"
+    assert uris.parse_run_id("s3://hanzo-ml/checkpoints/r1/10") is None
 
 
 def test_no_other_module_spells_out_a_storage_uri() -> None:

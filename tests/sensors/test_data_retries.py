@@ -22,7 +22,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import PREPARATION
 from sensors import retry_dead_runs as sensor
 from sensors.decisions import retry_policy
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -88,7 +88,7 @@ def test_a_version_is_split_where_the_store_was_away(house: House, error: Except
     run = split(house, version, error, **{RETRIES_TAG: str(tried)})
     requests = house.tick(retry_dead_runs)
     assert [sorted(keys(request)) for request in requests] == [sorted(STEPS)] * again
-    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+    assert [(request.tags[RETRIED_RUN_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
         (run, str(tried + 1))
     ] * again
     assert all(request.tags.items() >= version_tags(version).items() for request in requests)
@@ -100,7 +100,9 @@ def test_a_preparation_goes_on_where_the_store_was_away(house: House, error: Exc
     house.plane.jobs.start(asked.id)
     run = fail(house, [PREPARED], error, **{PREPARATION_TAG: asked.id, RETRIES_TAG: str(tried)})
     requests = house.tick(retry_dead_runs)
-    assert [(request.tags[RETRY_OF_TAG], request.tags[PREPARATION_TAG]) for request in requests] == [(run, asked.id)] * again
+    assert [(request.tags[RETRIED_RUN_TAG], request.tags[PREPARATION_TAG]) for request in requests] == [
+        (run, asked.id)
+    ] * again
     job = house.plane.jobs.read(asked.id)
     assert job.status == ("running" if again else "failed")
     assert (run in job.reason) != again
@@ -127,7 +129,7 @@ def test_a_version_that_is_split_again_already_is_not_split_twice(house: House) 
     version = house.dataset(split=False)
     split(house, version, StoreUnavailable("no answer"))
     newer = split(house, version, StoreUnavailable("no answer"))
-    assert [request.tags[RETRY_OF_TAG] for request in house.tick(retry_dead_runs)] == [newer]
+    assert [request.tags[RETRIED_RUN_TAG] for request in house.tick(retry_dead_runs)] == [newer]
 
 
 def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: House) -> None:

@@ -39,11 +39,11 @@ from resources.metadata.registry.registry import ClientVersion, ModelVersion
 from resources.metadata.registry.undeployment import undeploy
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
-from resources.monitoring.heartbeats import SENSORS_NAME
+from resources.monitoring.run_health import SENSORS_NAME
 from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.decisions.job_runs import PARTITION_TAG
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIES_TAG, RETRY_OF_TAG, is_retried
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG, is_retried
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.record_launched_runs import list_clicked_runs
@@ -803,7 +803,7 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     monkeypatch.setattr(dead_runs, "DEPLOYMENT_RETRY_PAUSE", timedelta(minutes=pause))
     run = failed_run(house, ("deployment",), "job-1", **{RETRIES_TAG: str(before)})
     requests = house.tick(retry_dead_runs)
-    assert [(request.partition_key, request.tags[RETRY_OF_TAG]) for request in requests] == [("job-1", run)] * tried
+    assert [(request.partition_key, request.tags[RETRIED_RUN_TAG]) for request in requests] == [("job-1", run)] * tried
 
 
 def test_a_training_that_was_launched_in_dagster_is_listed_while_it_waits_and_begins_once(house: House) -> None:

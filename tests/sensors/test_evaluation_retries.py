@@ -13,7 +13,7 @@ from resources.compute.base import JobFailed, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.decisions.job_runs import PRIORITY_TAG
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from tests.recipes.command.test_program import House as Commands
 from tests.recipes.command.test_program import house as commands
@@ -66,7 +66,7 @@ def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: 
     requests = trained.tick(retry_dead_runs)
     assert [request.tags[PRIORITY_TAG] for request in requests] == ["1"] * again
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
-    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+    assert [(request.tags[RETRIED_RUN_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
         (run, str(tried + 1))
     ] * again
     reason = trained.plane.jobs.read("job-1").reason

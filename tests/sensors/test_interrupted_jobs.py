@@ -17,7 +17,7 @@ from resources.compute.run_launcher import ProcessRunLauncher
 from resources.metadata.job_record import ResumeHistory
 from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, start_detached, stop_process
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIES_TAG, RETRY_OF_TAG
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -167,7 +167,7 @@ def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) 
         house.submit(job)
         house.plane.jobs.start(job)
         dead = run_of(house, job, FAILURE)
-    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRY_OF_TAG: dead})
+    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRIED_RUN_TAG: dead})
     house.complete("completed")
     for job in ("cancelled", "resumed"):
         house.plane.jobs.cancel(job)

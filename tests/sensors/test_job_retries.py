@@ -13,7 +13,7 @@ from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.compute.base import JobFailed
 from resources.jobs.sandbox import SANDBOX
 from sensors import retry_dead_runs as retries
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIES_TAG, RETRY_OF_TAG
+from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 from tests.sensors.test_run_sweeps import Search
@@ -85,7 +85,7 @@ def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Excep
     run = train(training, error, **{RETRIES_TAG: str(tried)})
     requests = training.tick(retry_dead_runs)
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again
-    assert [(request.tags[RETRY_OF_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
+    assert [(request.tags[RETRIED_RUN_TAG], request.tags[RETRIES_TAG]) for request in requests] == [
         (run, str(tried + 1))
     ] * again
     job = training.plane.jobs.read("job-1")

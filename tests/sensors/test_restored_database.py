@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.decisions.retry_policy import NO, RETRY_OF_TAG, RETRY_TAG
+from sensors.decisions.retry_policy import NO, RETRIED_RUN_TAG, RETRY_TAG
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.recover_restored_jobs import go_on_with_put_back_jobs
 from sensors.sensor import Sensor
@@ -66,9 +66,9 @@ def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.Dagster
     run = run_of(house, "job-1", status, **tags)
     run_of(house, "job-1", SUCCESS, step="evaluation")
     (request,) = house.tick(go_on_with_put_back_jobs)
-    assert (request.tags[RETRY_OF_TAG], request.partition_key) == (run, "job-1")
+    assert (request.tags[RETRIED_RUN_TAG], request.partition_key) == (run, "job-1")
     assert keys(request) == [f"models/{MODEL}/checkpoint"]
-    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_OF_TAG: run})
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRIED_RUN_TAG: run})
     assert house.tick(go_on_with_put_back_jobs) == []
 
 

@@ -15,7 +15,7 @@ from hanzo_ml_assets.deployment import deploy_version, find_last_promotion
 from recipes.export.gguf import export_gguf
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import deployments
-from resources.serving.messages import Served
+from resources.serving.client import Served
 from sensors.decisions.retry_policy import RETRIES_TAG
 from sensors.deploy_promotions import deploy_promotions
 from sensors.watch_serving import find_difference, watch_serving

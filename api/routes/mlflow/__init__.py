@@ -12,7 +12,7 @@ Refused, with a sentence:
 - presigned URLs of files: clients with rights of their own go to their bucket, others through the proxy (`presigned_urls`);
 - a filter that ends in AND, and other spellings that only MLflow's parser lets pass;
 - a file below a path that is a file already, where MLflow's server fails with 500;
-- all that a page of the web UI would change (`api.middleware.read_only_pages`).
+- all that a page of the web UI would change (`api.middleware.browser_security`).
 
 Done otherwise:
 - a version that becomes Production archives the one that was, with or without `archive_existing_versions`: a name has one;

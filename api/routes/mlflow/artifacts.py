@@ -7,19 +7,17 @@ from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from api.artifacts.checksums import SHA256_HEADER, expected_checksums
 from api.artifacts.file_response import file_response
 from api.artifacts.locations import ArtifactLocation
 from api.artifacts.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
-from api.artifacts.verified_files import UploadedFile
+from api.artifacts.verified_files import SHA256_HEADER, UploadedFile, expected_checksums
 from api.auth.permissions import Permission
-from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
-from api.responses import TypedResponse
-from api.routes.mlflow.model_version_files import is_version_path, version_entries
+from api.dependencies import ArtifactLocationsDep, CallerDep, DatabaseDep, RunArtifactsDep, StoreDep, TrackingDep
+from api.json_bodies import TypedResponse
+from api.routes.mlflow.model_versions import is_version_path, version_entries
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import mlflow_response
-from api.schemas.mlflow.requests import RunIdParameter
+from api.schemas.mlflow.messages import RunIdParameter, mlflow_response
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.tracking.run_data import check_run_active
@@ -31,8 +29,8 @@ router = Router(tag="mlflow")
 
 @router.get("/mlflow/artifacts/list", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_artifacts(
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
+    tracking: TrackingDep,
+    artifacts: RunArtifactsDep,
     run_id: RunIdParameter,
     path: str = "",
 ) -> TypedResponse[responses.FilesAnswer]:
@@ -45,7 +43,7 @@ def list_artifacts(
 
 @router.get("/mlflow/artifacts/get", Permission.EXPERIMENTS_READ, produces="*/*", ranges=True, head=True)
 def file_of_run(
-    path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: RunIdParameter
+    path: str, request: Request, tracking: TrackingDep, artifacts: RunArtifactsDep, run_id: RunIdParameter
 ) -> Response:
     """FastTrackML's path; MLflow's is /get-artifact."""
     checked_path(path)
@@ -56,10 +54,10 @@ def file_of_run(
 
 @router.get("/mlflow-artifacts/artifacts", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_proxied(
-    locations: ArtifactLocationsOf,
-    database: DatabaseOf,
-    store: StoreOf,
-    caller: CallerOf,
+    locations: ArtifactLocationsDep,
+    database: DatabaseDep,
+    store: StoreDep,
+    caller: CallerDep,
     path: str = "",
 ) -> TypedResponse[responses.ProxiedFilesAnswer]:
     """Entries named relative to `path`, as the client of the proxy expects."""
@@ -79,7 +77,7 @@ def list_proxied(
     ranges=True,
     head=True,
 )
-def download(artifact_path: str, request: Request, locations: ArtifactLocationsOf, caller: CallerOf) -> Response:
+def download(artifact_path: str, request: Request, locations: ArtifactLocationsDep, caller: CallerDep) -> Response:
     return location_response(locations.locate(checked_path(artifact_path), caller.organization), request)
 
 
@@ -87,7 +85,7 @@ def download(artifact_path: str, request: Request, locations: ArtifactLocationsO
     "/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True, streams_body=True
 )
 async def upload(
-    artifact_path: str, request: Request, locations: ArtifactLocationsOf, caller: CallerOf
+    artifact_path: str, request: Request, locations: ArtifactLocationsDep, caller: CallerDep
 ) -> TypedResponse[responses.NothingAnswer]:
     location = await run_in_threadpool(locations.locate, checked_path(artifact_path), caller.organization)
     location.check_writable()
@@ -98,7 +96,7 @@ async def upload(
 
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_DELETE)
-def delete(artifact_path: str, locations: ArtifactLocationsOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(artifact_path: str, locations: ArtifactLocationsDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
     named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
     location = locations.locate(checked_path(named), caller.organization)
@@ -110,8 +108,8 @@ def delete(artifact_path: str, locations: ArtifactLocationsOf, caller: CallerOf)
 @router.post("/mlflow/upload-artifact", Permission.EXPERIMENTS_WRITE, streams_body=True)
 async def upload_small(
     request: Request,
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
+    tracking: TrackingDep,
+    artifacts: RunArtifactsDep,
     run_uuid: str = "",
     path: str = "",
 ) -> TypedResponse[responses.NothingAnswer]:

@@ -8,13 +8,21 @@ from fastapi import Query
 from pydantic import Field
 
 from api.auth.permissions import LOCAL, Permission
-from api.dependencies import CallerOf, TrackingOf
+from api.dependencies import CallerDep, TrackingDep
 from api.fast_path.reads import FastQuery, FastSearch, parse_fields
-from api.responses import TypedResponse
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number, mlflow_response
-from api.schemas.mlflow.requests import Message, Required, Tag, View
+from api.schemas.mlflow.messages import (
+    VIEWS,
+    Message,
+    Required,
+    Tag,
+    View,
+    experiment_message,
+    experiment_number,
+    mlflow_response,
+)
 from resources.metadata.artifacts.locations import absolute_location
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
@@ -54,7 +62,7 @@ class SearchExperiments(Message):
 
 
 @router.post("/create", Permission.EXPERIMENTS_WRITE)
-def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.ExperimentIdAnswer]:
+def create(body: CreateExperiment, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[responses.ExperimentIdAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
     location = absolute_location(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
@@ -68,7 +76,7 @@ def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Ty
     allows_jobs=True,
     fast_path=FastQuery(partial(parse_fields, known={"experiment_id"})),
 )
-def get(experiment_id: Required, tracking: TrackingOf) -> TypedResponse[responses.ExperimentAnswer]:
+def get(experiment_id: Required, tracking: TrackingDep) -> TypedResponse[responses.ExperimentAnswer]:
     return mlflow_response(experiment=experiment_message(tracking.experiments.get(experiment_number(experiment_id))))
 
 
@@ -78,14 +86,14 @@ def get(experiment_id: Required, tracking: TrackingOf) -> TypedResponse[response
     fast_path=FastQuery(partial(parse_fields, known={"experiment_name"})),
 )
 def get_by_name(
-    experiment_name: Required, tracking: TrackingOf, caller: CallerOf
+    experiment_name: Required, tracking: TrackingDep, caller: CallerDep
 ) -> TypedResponse[responses.ExperimentAnswer]:
     found = tracking.experiments.get_by_name(experiment_name, caller.organization)
     return mlflow_response(experiment=experiment_message(found))
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True, fast_path=FastSearch())
-def search(body: SearchExperiments, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.ExperimentsAnswer]:
+def search(body: SearchExperiments, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[responses.ExperimentsAnswer]:
     page = tracking.experiment_search.search(
         caller.organization,
         conditions=parse_filter(body.filter, EXPERIMENT_GRAMMAR),
@@ -100,36 +108,36 @@ def search(body: SearchExperiments, tracking: TrackingOf, caller: CallerOf) -> T
 
 @router.get("/search", Permission.EXPERIMENTS_READ)
 def search_by_query(
-    query: Annotated[SearchExperiments, Query()], tracking: TrackingOf, caller: CallerOf
+    query: Annotated[SearchExperiments, Query()], tracking: TrackingDep, caller: CallerDep
 ) -> TypedResponse[responses.ExperimentsAnswer]:
     return search(query, tracking, caller)
 
 
 @router.post("/update", Permission.EXPERIMENTS_WRITE)
-def update(body: UpdateExperiment, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def update(body: UpdateExperiment, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.rename(experiment_number(body.experiment_id), body.new_name)
     return mlflow_response()
 
 
 @router.post("/delete", Permission.EXPERIMENTS_DELETE)
-def delete(body: ExperimentId, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(body: ExperimentId, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.delete(experiment_number(body.experiment_id))
     return mlflow_response()
 
 
 @router.post("/restore", Permission.EXPERIMENTS_DELETE)
-def restore(body: ExperimentId, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def restore(body: ExperimentId, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.restore(experiment_number(body.experiment_id))
     return mlflow_response()
 
 
 @router.post("/set-experiment-tag", Permission.EXPERIMENTS_WRITE)
-def set_tag(body: ExperimentTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def set_tag(body: ExperimentTag, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.set_tag(experiment_number(body.experiment_id), body.key, body.value)
     return mlflow_response()
 
 
 @router.post("/delete-experiment-tag", Permission.EXPERIMENTS_WRITE)
-def delete_tag(body: ExperimentTagKey, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_tag(body: ExperimentTagKey, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.delete_tag(experiment_number(body.experiment_id), body.key)
     return mlflow_response()

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, TrackingOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, TrackingDep
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import experiment_number, mlflow_response
-from api.schemas.mlflow.requests import Message, OfRun, Required
+from api.schemas.mlflow.messages import Message, OfRun, Required, experiment_number, mlflow_response
 from resources.errors import invalid
 from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, DatasetSummary
@@ -40,7 +39,7 @@ class LogModel(OfRun):
 
 
 @router.post("/runs/outputs", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def log_outputs(body: LogOutputs, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_outputs(body: LogOutputs, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     for model in body.models:
         if not -MAX_INT64 - 1 <= model.step <= MAX_INT64:
             raise invalid("Invalid value for parameter 'step' supplied: it must be a 64-bit integer")
@@ -49,7 +48,7 @@ def log_outputs(body: LogOutputs, tracking: TrackingOf) -> TypedResponse[respons
 
 
 @router.post("/runs/log-model", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def log_model(body: LogModel, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_model(body: LogModel, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.model_history.append(body.run_id, history_entry(body.model_json))
     return mlflow_response()
 
@@ -114,7 +113,7 @@ class SearchDatasets(Message):
 
 
 @router.post("/runs/log-inputs", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def log_inputs(body: LogInputs, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_inputs(body: LogInputs, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.inputs.log(
         body.run_id, [dataset.logged() for dataset in body.datasets], [model.model_id for model in body.models]
     )
@@ -125,7 +124,7 @@ def log_inputs(body: LogInputs, tracking: TrackingOf) -> TypedResponse[responses
 @paths_without_slash.post("/ajax-api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
 @router.post("/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
 def search_datasets(
-    body: SearchDatasets, tracking: TrackingOf, caller: CallerOf
+    body: SearchDatasets, tracking: TrackingDep, caller: CallerDep
 ) -> TypedResponse[responses.DatasetSummariesAnswer]:
     found = dataset_summaries(tracking, body.experiment_ids, caller.organization)
     return mlflow_response(dataset_summaries=[summary_message(summary) for summary in found])

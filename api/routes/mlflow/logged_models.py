@@ -9,13 +9,12 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from api.artifacts.run_artifacts import checked_folder, checked_path
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, RunArtifactsDep, TrackingDep
+from api.json_bodies import TypedResponse
 from api.routes.mlflow.artifacts import artifact_response, file_message
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import experiment_number, metric_message, mlflow_response, pairs
-from api.schemas.mlflow.requests import Message, Required
+from api.schemas.mlflow.messages import Message, Required, experiment_number, metric_message, mlflow_response, pairs
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.filters.parser import Condition, parse_filter
@@ -88,7 +87,7 @@ class SearchLoggedModels(Message):
 
 
 @router.post("", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def create(body: CreateLoggedModel, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
+def create(body: CreateLoggedModel, tracking: TrackingDep) -> TypedResponse[responses.LoggedModelAnswer]:
     made = tracking.logged_models.create(
         experiment_number(body.experiment_id),
         name=body.name,
@@ -101,7 +100,9 @@ def create(body: CreateLoggedModel, tracking: TrackingOf) -> TypedResponse[respo
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True)
-def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.LoggedModelsAnswer]:
+def search(
+    body: SearchLoggedModels, tracking: TrackingDep, caller: CallerDep
+) -> TypedResponse[responses.LoggedModelsAnswer]:
     if not all(dataset.dataset_name for dataset in body.datasets):
         raise invalid("`dataset_name` in the `datasets` clause must be specified.")
     page = tracking.logged_model_search.search(
@@ -128,13 +129,13 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
 
 
 @router.get("/{model_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
-def get(model_id: str, tracking: TrackingOf, allow_deleted: bool = False) -> TypedResponse[responses.LoggedModelAnswer]:
+def get(model_id: str, tracking: TrackingDep, allow_deleted: bool = False) -> TypedResponse[responses.LoggedModelAnswer]:
     found = tracking.logged_models.get(model_id, allow_deleted=allow_deleted)
     return mlflow_response(model=model_message(tracking.logged_models.details(found)))
 
 
 @router.patch("/{model_id}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
+def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingDep) -> TypedResponse[responses.LoggedModelAnswer]:
     if body.status not in FROM_MLFLOW:
         raise invalid(
             f"Invalid value {body.status!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}"
@@ -143,31 +144,31 @@ def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> 
 
 
 @router.delete("/{model_id}", Permission.EXPERIMENTS_DELETE)
-def delete(model_id: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(model_id: str, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete(model_id)
     return mlflow_response()
 
 
 @router.patch("/{model_id}/tags", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
+def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingDep) -> TypedResponse[responses.LoggedModelAnswer]:
     return mlflow_response(model=model_message(tracking.logged_models.set_tags(model_id, last_values(body.tags))))
 
 
 @router.delete("/{model_id}/tags/{tag_key:path}", Permission.EXPERIMENTS_WRITE)
-def delete_tag(model_id: str, tag_key: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_tag(model_id: str, tag_key: str, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete_tag(model_id, tag_key)
     return mlflow_response()
 
 
 @router.post("/{model_id}/params", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.log_params(model_id, last_values(body.params))
     return mlflow_response()
 
 
 @router.get("/{model_id}/artifacts/directories", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_artifacts(
-    model_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf, artifact_directory_path: str = ""
+    model_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep, artifact_directory_path: str = ""
 ) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(artifact_directory_path)
     model = tracking.logged_models.get(model_id)
@@ -180,8 +181,8 @@ def list_artifacts(
 def download(
     model_id: str,
     request: Request,
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
+    tracking: TrackingDep,
+    artifacts: RunArtifactsDep,
     artifact_file_path: str = "",
 ) -> Response:
     if not artifact_file_path:

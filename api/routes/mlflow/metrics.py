@@ -8,13 +8,12 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from api.auth.permissions import Permission
-from api.dependencies import TrackingOf
+from api.dependencies import TrackingDep
 from api.fast_path.reads import RUN, Arguments, FastQuery, parse_fields, with_run_id
-from api.responses import TypedResponse
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import metric_message, mlflow_response
-from api.schemas.mlflow.requests import Required, RunIdParameter
+from api.schemas.mlflow.messages import Required, RunIdParameter, metric_message, mlflow_response
 from api.schemas.mlflow.runs import point_messages
 from resources.errors import invalid
 from resources.metadata.field_rules import MAX_INT64
@@ -41,7 +40,7 @@ def parse_history(query: str) -> Arguments | None:
 
 @router.get("/metrics/get-history", Permission.EXPERIMENTS_READ, allows_jobs=True, fast_path=FastQuery(parse_history))
 def get_history(
-    tracking: TrackingOf,
+    tracking: TrackingDep,
     metric_key: Required,
     run_id: RunIdParameter,
     page_token: str = "",
@@ -76,7 +75,7 @@ Step = Annotated[int, Query(ge=-MAX_INT64 - 1, le=MAX_INT64)]
 
 @router.get("/metrics/get-history-bulk-interval", Permission.EXPERIMENTS_READ)
 def get_history_bulk_interval(
-    tracking: TrackingOf,
+    tracking: TrackingDep,
     metric_key: Required,
     run_ids: Annotated[tuple[str, ...], Query()] = (),
     start_step: Step | None = None,
@@ -96,7 +95,7 @@ def get_history_bulk_interval(
 
 @router.get("/metrics/get-history-bulk", Permission.EXPERIMENTS_READ)
 def get_history_bulk(
-    tracking: TrackingOf,
+    tracking: TrackingDep,
     run_id: Annotated[tuple[str, ...], Query()] = (),
     metric_key: str | None = None,
     max_results: Annotated[int, Query(ge=1)] = MAX_POINTS,

@@ -1,31 +1,101 @@
-"""/mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files (row F8).
+"""/mlflow/model-versions: versions, their stages and tags, and downloads of their files."""
 
-What may be a version's source, and why, is written in `resources.metadata.registry.model_version_sources` (row F11).
-"""
-
+import re
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request, Response
 from pydantic import Field, StrictBool
+from starlette.convertors import StringConvertor, register_url_convertor
 
+from api.artifacts.file_response import file_response
+from api.artifacts.run_artifacts import Entry, checked_path, entries_below, no_artifact
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, DatabaseDep, StoreDep, VerifiedFilesDep
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.messages import Message, Required, Tag, mlflow_response
 from api.schemas.mlflow.registry import ACTIVE_STAGES, mlflow_stage, stages_in_mlflow_stage, version_message
-from api.schemas.mlflow.requests import Message, Required, Tag
-from resources.errors import invalid
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from resources.errors import invalid, not_found
+from resources.metadata.database import Database
 from resources.metadata.filters.parser import parse_filter, parse_orders
+from resources.metadata.registry.model_names import ModelKey, is_prompt, version_number
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
-from resources.metadata.registry.model_version_rules import is_prompt, version_number
 from resources.metadata.registry.model_version_sources import PROMPT_PLACEHOLDERS, CheckedSource, check_source
+from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import ClientVersion, Registry, SourceDescription
 from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
-from resources.metadata.registry.source_uris import download_uri, source_error
+from resources.metadata.registry.source_uris import download_uri, is_own_store_uri, source_error
 from resources.registration.source_description import describe_source
+
+# Files of versions that lie in the object store: `mlflow-artifacts:/models/NAME/VERSION/...` of the artifact proxy.
+#
+# So an MLflow client downloads what the asset graph trained, whose source is a logical URI that only this server can
+# read. Read-only: a version's files never change. The listing shares its route with that of runs (`artifacts`).
+
+file_router = Router("/mlflow-artifacts/artifacts", tag="mlflow")
+
+NUMBER_PATTERN = "[0-9]{1,19}"
+"""Other words are none: `models/MODEL/artifacts` are a logged model's files, of an experiment at the root of the proxy."""
+VERSION_PATH = re.compile(rf"models/[^/]+/{NUMBER_PATTERN}(?:/.*)?", re.DOTALL)
+
+register_url_convertor("version", type("Version", (StringConvertor,), {"regex": NUMBER_PATTERN})())
+
+
+@file_router.get(
+    "/models/{name}/{number:version}/{path:path}",
+    Permission.MODELS_READ,
+    allows_jobs=True,
+    produces="*/*",
+    ranges=True,
+    head=True,
+)
+def download(
+    name: str,
+    number: str,
+    path: str,
+    request: Request,
+    database: DatabaseDep,
+    files: VerifiedFilesDep,
+    caller: CallerDep,
+) -> Response:
+    version = stored_version(database, caller.model(name), number)
+    uri = f"{version.source.rstrip('/')}/{checked_path(path)}"
+    try:
+        return file_response(files.open(uri, version.name, artifact_at(version, uri)), path.rpartition("/")[2], request)
+    except FileNotFoundError:
+        raise no_artifact(path) from None
+
+
+def is_version_path(proxied: str) -> bool:
+    return VERSION_PATH.fullmatch(proxied) is not None
+
+
+def version_entries(database: Database, store: Store, proxied: str, organization: str) -> list[Entry]:
+    """What lies directly below `models/NAME/VERSION[/FOLDER]`."""
+    _, name, number, *below = checked_path(proxied).split("/", 3)
+    version = stored_version(database, ModelKey(organization, name), number)
+    return entries_below(store, "/".join([version.source.rstrip("/"), *below]), "")
+
+
+def stored_version(database: Database, model: ModelKey, number: str) -> ModelVersion:
+    version = Registry(database).read(model, version_number(number))
+    if not is_own_store_uri(version.source):
+        raise not_found(f"{version.reference} has no files here: ask get-download-uri where they are")
+    return version
+
+
+def artifact_at(version: ModelVersion, uri: str) -> Artifact | None:
+    """The recorded artifact of a version that a file belongs to: its manifest is known by its hash."""
+    return next((artifact for artifact in version.own_artifacts.values() if uri.startswith(f"{artifact.uri}/")), None)
+
+
+# /mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files (row F8).
+#
+# What may be a version's source, and why, is written in `resources.metadata.registry.model_version_sources` (row F11).
 
 router = Router("/mlflow/model-versions", tag="mlflow")
 
@@ -76,7 +146,7 @@ class VersionTagKey(VersionName):
 
 @router.post("/create", Permission.MODELS_REGISTER)
 def create(
-    body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf
+    body: CreateVersion, database: DatabaseDep, store: StoreDep, caller: CallerDep
 ) -> TypedResponse[responses.VersionAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     # Before the source is looked for: who misspells the model is not to be told that its files are missing.
@@ -104,19 +174,19 @@ def create(
 
 @router.get("/get", Permission.MODELS_READ, allows_jobs=True)
 def get(
-    query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf
+    query: Annotated[VersionName, Query()], database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.VersionAnswer]:
     return mlflow_response(model_version=version_message(Registry(database).read(caller.model(query.name), query.number)))
 
 
 @router.patch("/update", Permission.MODELS_REGISTER)
-def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
+def update(body: UpdateVersion, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.VersionAnswer]:
     changed = ModelVersionEdits(database).describe(caller.model(body.name), body.number, body.description)
     return mlflow_response(model_version=version_message(changed))
 
 
 @router.post("/transition-stage", Permission.MODELS_PROMOTE)
-def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
+def transition_stage(body: Transition, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.VersionAnswer]:
     """Into Production, the version that was there is always archived: a name has one at most (row O4)."""
     stage = mlflow_stage(body.stage)
     if body.archive_existing_versions and stage not in ACTIVE_STAGES:
@@ -135,14 +205,14 @@ def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -
 
 
 @router.delete("/delete", Permission.MODELS_ARCHIVE)
-def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(body: VersionName, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete(caller.model(body.name), body.number)
     return mlflow_response()
 
 
 @router.get("/search", Permission.MODELS_READ)
 def search(
-    query: Annotated[SearchVersions, Query()], database: DatabaseOf, caller: CallerOf
+    query: Annotated[SearchVersions, Query()], database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.VersionsAnswer]:
     page = RegistrySearch(database, caller.organization).versions(
         parse_filter(query.filter, VERSION_GRAMMAR),
@@ -156,7 +226,7 @@ def search(
 
 @router.get("/get-download-uri", Permission.MODELS_READ, allows_jobs=True)
 def get_download_uri(
-    query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf
+    query: Annotated[VersionName, Query()], database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.VersionUriAnswer]:
     with database.read() as connection:
         version = Registry(database).get(caller.model(query.name), query.number, connection)
@@ -164,12 +234,12 @@ def get_download_uri(
 
 
 @router.post("/set-tag", Permission.MODELS_REGISTER)
-def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def set_tag(body: VersionTag, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).set_tag(caller.model(body.name), body.number, body.key, body.value)
     return mlflow_response()
 
 
 @router.delete("/delete-tag", Permission.MODELS_REGISTER)
-def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_tag(body: VersionTagKey, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete_tag(caller.model(body.name), body.number, body.key)
     return mlflow_response()

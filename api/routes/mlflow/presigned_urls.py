@@ -1,23 +1,35 @@
-"""MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of the
-client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone, whose
-files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow answers a
-proxied one.
-"""
+"""Multipart uploads and downloads over presigned URLs of the S3 server."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
 
 from fastapi import Response
+from pydantic import Field
 
+from api.artifacts.locations import ArtifactLocation
 from api.artifacts.run_artifacts import checked_path
 from api.auth.permissions import Permission
-from api.dependencies import TrackingOf
+from api.dependencies import ArtifactLocationsDep, CallerDep, SignedTransfersDep, TrackingDep, VerifiedFilesDep
+from api.json_bodies import TypedResponse
 from api.routing import Router
-from api.schemas.mlflow.requests import Message, Required
-from resources.errors import ErrorCode, HanzoError, invalid
+from api.schemas.mlflow import responses
+from api.schemas.mlflow.messages import Message, Required, mlflow_response
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_urls import MAX_PARTS, SignedTransfers, UploadedPart, UploadRefused, multipart_etag
+from resources.errors import ErrorCode, HanzoError, invalid, not_found
 from resources.metadata.artifacts.locations import PROXY_SCHEME, is_proxied
+
+# MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of
+# the client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone,
+# whose files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow
+# answers a proxied one.
 
 MAX_SECONDS = 604_800
 """Seven days: no S3 server takes a signature for longer."""
 
-router = Router("/mlflow/artifacts", tag="mlflow")
+presigned_router = Router("/mlflow/artifacts", tag="mlflow")
 
 
 class UploadUrl(Message):
@@ -33,26 +45,28 @@ class DownloadUrl(Message):
     expiration: int = 300
 
 
-@router.post("/presigned-upload-url", Permission.EXPERIMENTS_WRITE, status_code=501)
-def presigned_upload(body: UploadUrl, tracking: TrackingOf) -> Response:
+@presigned_router.post("/presigned-upload-url", Permission.EXPERIMENTS_WRITE, status_code=501)
+def presigned_upload(body: UploadUrl, tracking: TrackingDep) -> Response:
     if bool(body.run_id) == bool(body.model_id):
         raise invalid("Exactly one of run_id and model_id must be provided.")
     checked_path(body.path)
     found = tracking.runs.get(body.run_id) if body.run_id else tracking.logged_models.get(body.model_id)
-    raise unsupported("upload", found.artifact_uri, "proxied artifact storage", "direct cloud storage artifact URI")
+    raise presigned_unsupported(
+        "upload", found.artifact_uri, "proxied artifact storage", "direct cloud storage artifact URI"
+    )
 
 
-@router.post("/presigned-download-url", Permission.EXPERIMENTS_READ, read_only=True, status_code=501)
-def presigned_download(body: DownloadUrl, tracking: TrackingOf) -> Response:
+@presigned_router.post("/presigned-download-url", Permission.EXPERIMENTS_READ, read_only=True, status_code=501)
+def presigned_download(body: DownloadUrl, tracking: TrackingDep) -> Response:
     checked_path(body.path)
     if not 1 <= body.expiration <= MAX_SECONDS:
         raise invalid(f"expiration must be between 1 and {MAX_SECONDS} seconds (got {body.expiration}).")
     run = tracking.runs.get(body.run_id)
     where, needed = "runs with proxied artifact storage", "run with a direct cloud storage artifact URI"
-    raise unsupported("download", run.artifact_uri, where, needed)
+    raise presigned_unsupported("download", run.artifact_uri, where, needed)
 
 
-def unsupported(operation: str, uri: str, where: str, needed: str) -> HanzoError:
+def presigned_unsupported(operation: str, uri: str, where: str, needed: str) -> HanzoError:
     if is_proxied(uri):
         return invalid(
             f"Presigned {operation} is not supported for {where} (artifact URI scheme: {PROXY_SCHEME}). "
@@ -61,3 +75,123 @@ def unsupported(operation: str, uri: str, where: str, needed: str) -> HanzoError
     return HanzoError(
         ErrorCode.NOT_IMPLEMENTED, f"Presigned {operation} is not supported for the current artifact repository"
     )
+
+
+# MLflow's uploads in parts and downloads that go past this server, over URLs signed for the S3 server.
+#
+# Only where there is an S3 server; a folder answers 501, as in MLflow. What comes in so is hashed once its parts are one
+# object, before the client is told that it is stored, and operation goes out is hashed before its URL is given away (row
+# X7). A client does this by itself where `server-info` says that it may, which is where `storage.public_endpoint` is set:
+# else nobody knows whether clients reach the S3 server at all.
+
+router = Router("/mlflow-artifacts", tag="mlflow")
+
+SEPARATOR = re.compile(r"[/\\]")
+"""Of a path on the client's system, whichever that is."""
+PartNumber = Annotated[int, Field(ge=1, le=MAX_PARTS)]
+
+
+class FileBody(Message):
+    """`path` is the client's own name of the file: its last part is operation it will be called."""
+
+    path: Required
+
+    def below(self, folder: str) -> str:
+        name = SEPARATOR.split(self.path)[-1]
+        return checked_path(f"{checked_path(folder)}/{name}")
+
+
+class CreateUpload(FileBody):
+    num_parts: PartNumber = 1
+
+
+class PartBody(Message):
+    part_number: PartNumber
+    etag: str = ""
+
+
+class CompleteUpload(FileBody):
+    upload_id: Required
+    parts: Annotated[tuple[PartBody, ...], Field(min_length=1, max_length=MAX_PARTS)]
+
+
+class AbortUpload(FileBody):
+    upload_id: Required
+
+
+@router.post("/mpu/create/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def create(
+    artifact_path: str, body: CreateUpload, locations: ArtifactLocationsDep, transfers: SignedTransfersDep, caller: CallerDep
+) -> TypedResponse[responses.UploadAnswer]:
+    location = locations.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    location.check_writable()
+    location.artifacts.check_free(location.owner, location.path)
+    begun = transfers.begin(location_uri(location), body.num_parts)
+    parts = [{"url": url, "part_number": number, "headers": {}} for number, url in enumerate(begun.part_urls, start=1)]
+    return mlflow_response(upload_id=begun.id, credentials=parts)
+
+
+@router.post("/mpu/complete/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def complete(
+    artifact_path: str,
+    body: CompleteUpload,
+    locations: ArtifactLocationsDep,
+    files: VerifiedFilesDep,
+    transfers: SignedTransfersDep,
+    caller: CallerDep,
+) -> TypedResponse[responses.NothingAnswer]:
+    location = locations.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    location.check_writable()
+    location.artifacts.check_free(location.owner, location.path)
+    uri, parts = location_uri(location), [UploadedPart(part.part_number, part.etag) for part in body.parts]
+    try:
+        files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
+    except UploadRefused:
+        raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
+    except FileNotFoundError:
+        # Perhaps the client lost the answer to its first request, which may be at work still.
+        if not is_assembled_from(files.store, uri, parts):
+            message = "No such upload is on its way there: it was completed or aborted, or is of another file"
+            raise not_found(message) from None
+        files.open(uri, location.owner)
+    return mlflow_response()
+
+
+@router.post("/mpu/abort/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def abort(
+    artifact_path: str, body: AbortUpload, locations: ArtifactLocationsDep, transfers: SignedTransfersDep, caller: CallerDep
+) -> TypedResponse[responses.NothingAnswer]:
+    location = locations.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    with suppress(FileNotFoundError):  # nothing is on its way, which is operation was asked for
+        transfers.abort(location_uri(location), body.upload_id)
+    return mlflow_response()
+
+
+@router.get("/presigned/{artifact_path:path}", Permission.EXPERIMENTS_READ)
+def download_url(
+    artifact_path: str, locations: ArtifactLocationsDep, transfers: SignedTransfersDep, caller: CallerDep
+) -> TypedResponse[responses.DownloadUrlAnswer]:
+    location = locations.locate(checked_path(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart download")
+    file = location.artifacts.open(location.owner, location.path)
+    return mlflow_response(url=transfers.download_url(file.stored.uri), headers={}, file_size=file.size)
+
+
+def location_uri(location: ArtifactLocation) -> str:
+    return location.artifacts.uri(location.owner, location.path)
+
+
+def check_supported(transfers: SignedTransfers, operation: str) -> None:
+    if not transfers.is_available:
+        raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{operation} is not supported for the current artifact repository")
+
+
+def is_assembled_from(store: Store, uri: str, parts: Sequence[UploadedPart]) -> bool:
+    """Whether operation lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
+    try:
+        return store.open(uri).version.strip('"') == multipart_etag(parts)
+    except FileNotFoundError:
+        return False

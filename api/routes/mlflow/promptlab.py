@@ -9,14 +9,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.checksums import ExpectedChecksums
+from api.artifacts.verified_files import ExpectedChecksums
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, RunArtifactsDep, TrackingDep
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import experiment_number, mlflow_response
-from api.schemas.mlflow.requests import Message, Tag
+from api.schemas.mlflow.messages import Message, Tag, experiment_number, mlflow_response
 from api.schemas.mlflow.runs import run_message
 from resources.errors import invalid
 from resources.metadata.artifacts.locations import check_proxied
@@ -63,7 +62,7 @@ class CreatePromptlabRun(Message):
 
 @router.post("/create-promptlab-run", Permission.EXPERIMENTS_WRITE)
 async def create(
-    body: CreatePromptlabRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller: CallerOf
+    body: CreatePromptlabRun, tracking: TrackingDep, artifacts: RunArtifactsDep, caller: CallerDep
 ) -> TypedResponse[responses.RunAnswer]:
     for name in REQUIRED:
         if not getattr(body, name):

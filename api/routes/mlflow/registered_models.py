@@ -6,16 +6,15 @@ from fastapi import Query
 from pydantic import Field
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, DatabaseDep
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.messages import Message, Required, Tag, mlflow_response
 from api.schemas.mlflow.registry import mlflow_stage, model_message, newest_by_stage, stages_in_mlflow_stage, version_message
-from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid, not_found
 from resources.metadata.filters.parser import parse_filter, parse_orders
-from resources.metadata.registry.model_version_rules import LATEST_ALIAS, checked_alias, version_number
+from resources.metadata.registry.model_names import LATEST_ALIAS, checked_alias, version_number
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import MODEL_GRAMMAR, RegistrySearch
@@ -69,38 +68,38 @@ class Alias(AliasName):
 
 
 @router.post("/create", Permission.MODELS_REGISTER, creates_model=True)
-def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+def create(body: CreateModel, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.RegisteredModelAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
     return mlflow_response(registered_model=model_message(made))
 
 
 @router.get("/get", Permission.MODELS_READ, allows_jobs=True)
-def get(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+def get(name: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.RegisteredModelAnswer]:
     return mlflow_response(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
 
 
 @router.patch("/update", Permission.MODELS_REGISTER)
-def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+def update(body: UpdateModel, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
     return mlflow_response(registered_model=model_message(changed))
 
 
 @router.post("/rename", Permission.MODELS_ARCHIVE)
-def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
+def rename(body: RenameModel, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
     return mlflow_response(registered_model=model_message(changed))
 
 
 @router.delete("/delete", Permission.MODELS_ARCHIVE)
-def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(body: ModelName, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete(caller.model(body.name))
     return mlflow_response()
 
 
 @router.get("/search", Permission.MODELS_READ)
 def search(
-    query: Annotated[SearchModels, Query()], database: DatabaseOf, caller: CallerOf
+    query: Annotated[SearchModels, Query()], database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.RegisteredModelsAnswer]:
     page = RegistrySearch(database, caller.organization).models(
         parse_filter(query.filter, MODEL_GRAMMAR),
@@ -114,7 +113,7 @@ def search(
 
 @router.post("/get-latest-versions", Permission.MODELS_READ, read_only=True)
 def latest_versions(
-    body: LatestVersions, database: DatabaseOf, caller: CallerOf
+    body: LatestVersions, database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.LatestVersionsAnswer]:
     """The newest version of each stage asked for; of every stage where none is."""
     model = RegisteredModels(database).get(caller.model(body.name))
@@ -125,37 +124,37 @@ def latest_versions(
 
 @router.get("/get-latest-versions", Permission.MODELS_READ)
 def latest_versions_by_query(
-    query: Annotated[LatestVersions, Query()], database: DatabaseOf, caller: CallerOf
+    query: Annotated[LatestVersions, Query()], database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[responses.LatestVersionsAnswer]:
     return latest_versions(query, database, caller)
 
 
 @router.post("/set-tag", Permission.MODELS_REGISTER)
-def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def set_tag(body: ModelTag, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
     return mlflow_response()
 
 
 @router.delete("/delete-tag", Permission.MODELS_REGISTER)
-def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_tag(body: ModelTagKey, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
     return mlflow_response()
 
 
 @router.post("/alias", Permission.MODELS_PROMOTE)
-def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def set_alias(body: Alias, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
     return mlflow_response()
 
 
 @router.delete("/alias", Permission.MODELS_PROMOTE)
-def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_alias(body: AliasName, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
     return mlflow_response()
 
 
 @router.get("/alias", Permission.MODELS_READ, allows_jobs=True)
-def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
+def get_by_alias(name: str, alias: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[responses.VersionAnswer]:
     """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
     checked_alias(alias)
     model = RegisteredModels(database).get(caller.model(name))

@@ -11,13 +11,12 @@ from pydantic import BeforeValidator
 
 from api.auth.ownership import require_own_run
 from api.auth.permissions import Permission
-from api.dependencies import TrackingOf
+from api.dependencies import TrackingDep
 from api.fast_path.writes import FastWrite, decode_log_batch, decode_log_metric, decode_log_parameter, decode_set_tag
-from api.responses import TypedResponse
+from api.json_bodies import TypedResponse
 from api.routing import Audit, Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import mlflow_response
-from api.schemas.mlflow.requests import MAX_BATCH_BYTES, MetricBody, OfRun, Required, Tag
+from api.schemas.mlflow.messages import MAX_BATCH_BYTES, MetricBody, OfRun, Required, Tag, mlflow_response
 from resources.errors import invalid
 
 router = Router("/mlflow", tag="mlflow")
@@ -74,7 +73,7 @@ async def check_batch_size(request: Request) -> None:
     fast_path=FastWrite(decode_log_metric),
     dependencies=[Depends(require_own_run)],
 )
-def log_metric(body: LogMetric, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_metric(body: LogMetric, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_metric(body.run_id, body.point())
     return mlflow_response()
 
@@ -88,7 +87,7 @@ def log_metric(body: LogMetric, tracking: TrackingOf) -> TypedResponse[responses
     fast_path=FastWrite(decode_log_batch),
     dependencies=[Depends(check_batch_size), Depends(require_own_run)],
 )
-def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_batch(body: LogBatch, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_batch(
         body.run_id,
         [metric.point(f"metrics[{index}]") for index, metric in enumerate(body.metrics)],
@@ -107,7 +106,7 @@ def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.N
     fast_path=FastWrite(decode_log_parameter),
     dependencies=[Depends(require_own_run)],
 )
-def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def log_parameter(body: LogParam, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_param(body.run_id, body.key, body.value)
     return mlflow_response()
 
@@ -121,12 +120,12 @@ def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[respons
     fast_path=FastWrite(decode_set_tag),
     dependencies=[Depends(require_own_run)],
 )
-def set_tag(body: SetTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def set_tag(body: SetTag, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.set_tag(body.run_id, body.key, body.value)
     return mlflow_response()
 
 
 @router.post("/runs/delete-tag", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
-def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete_tag(body: KeyOfRun, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.delete_tag(body.run_id, body.key)
     return mlflow_response()

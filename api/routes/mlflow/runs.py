@@ -3,14 +3,13 @@
 from pydantic import Field
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, TrackingOf
+from api.dependencies import CallerDep, TrackingDep
 from api.fast_path.reads import FastQuery, FastSearch, parse_run
 from api.idempotency import IdempotencyKey, run_id_from_key
-from api.responses import TypedResponse
+from api.json_bodies import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import VIEWS, experiment_number, mlflow_response
-from api.schemas.mlflow.requests import Message, OfRun, RunIdParameter, Tag, View
+from api.schemas.mlflow.messages import VIEWS, Message, OfRun, RunIdParameter, Tag, View, experiment_number, mlflow_response
 from api.schemas.mlflow.runs import (
     Status,
     info_message,
@@ -51,7 +50,7 @@ class SearchRuns(Message):
 
 @router.post("/create", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def create(
-    body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_key: IdempotencyKey = None
+    body: CreateRun, tracking: TrackingDep, caller: CallerDep, idempotency_key: IdempotencyKey = None
 ) -> TypedResponse[responses.RunAnswer]:
     """Sent again with the same Idempotency-Key it answers with the run that was made, whatever the body says."""
     # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
@@ -72,7 +71,7 @@ def create(
 
 @router.get("/get", Permission.EXPERIMENTS_READ, allows_jobs=True, fast_path=FastQuery(parse_run))
 def get(
-    tracking: TrackingOf,
+    tracking: TrackingDep,
     run_id: RunIdParameter,
 ) -> TypedResponse[responses.RunAnswer]:
     with tracking.read() as reader:
@@ -81,26 +80,26 @@ def get(
 
 
 @router.post("/update", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
-def update(body: UpdateRun, tracking: TrackingOf) -> TypedResponse[responses.RunInfoAnswer]:
+def update(body: UpdateRun, tracking: TrackingDep) -> TypedResponse[responses.RunInfoAnswer]:
     status = status_from_mlflow(body.status) if body.status else None
     changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time, name=body.run_name)
     return mlflow_response(run_info=info_message(changed))
 
 
 @router.post("/delete", Permission.EXPERIMENTS_DELETE)
-def delete(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(body: OfRun, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.delete(body.run_id)
     return mlflow_response()
 
 
 @router.post("/restore", Permission.EXPERIMENTS_DELETE)
-def restore(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
+def restore(body: OfRun, tracking: TrackingDep) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.restore(body.run_id)
     return mlflow_response()
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True, fast_path=FastSearch())
-def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.RunsAnswer]:
+def search(body: SearchRuns, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[responses.RunsAnswer]:
     with tracking.read() as reader:
         page = tracking.run_search.find(
             [experiment_number(text) for text in body.experiment_ids],

@@ -6,14 +6,14 @@ from fastapi.responses import JSONResponse
 from api.artifacts.run_artifacts import checked_path
 from api.auth.ownership import require_ownership
 from api.auth.permissions import Permission
-from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
+from api.dependencies import ArtifactLocationsDep, CallerDep, DatabaseDep, RunArtifactsDep, TrackingDep, VerifiedFilesDep
 from api.routes.mlflow import artifacts
-from api.routes.mlflow import model_version_files as version_files
+from api.routes.mlflow import model_versions as version_files
 from api.routes.mlflow.artifacts import artifact_response, location_response
 from api.routing import Router
 from resources.metadata.artifacts.locations import check_proxied, is_proxied, proxied_path
 from resources.metadata.ownership import ObjectKind, Reference
-from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_names import version_number
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.source_uris import download_uri
 
@@ -29,12 +29,12 @@ def get_version_artifact(
     version: str,
     path: str,
     request: Request,
-    tracking: TrackingOf,
-    run_artifacts: RunArtifactsOf,
-    database: DatabaseOf,
-    files: VerifiedFilesOf,
-    locations: ArtifactLocationsOf,
-    caller: CallerOf,
+    tracking: TrackingDep,
+    run_artifacts: RunArtifactsDep,
+    database: DatabaseDep,
+    files: VerifiedFilesDep,
+    locations: ArtifactLocationsDep,
+    caller: CallerDep,
 ) -> Response:
     """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
     checked_path(path)

@@ -11,8 +11,9 @@ from fastapi.responses import JSONResponse
 from api.artifacts.run_artifacts import RunArtifacts
 from api.auth.ownership import require_ownership
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
+from api.dependencies import CallerDep, DatabaseDep, RunArtifactsDep, TrackingDep
 from api.errors import public_message
+from api.json_bodies import Body
 from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
 from api.routes.mlflow.metrics import MAX_POINTS_PER_RUN, point_message, step_interval
 from api.routes.mlflow.metrics import MAX_RUNS as MAX_SAMPLED
@@ -20,7 +21,6 @@ from api.routing import Router
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.schemas.mlflow.registry import version_message
 from api.schemas.mlflow.runs import run_message, translate_status_conditions
-from api.strict_json import Body
 from resources.errors import invalid
 from resources.metadata.artifacts.locations import check_proxied
 from resources.metadata.filters.parser import parse_filter, parse_orders
@@ -49,10 +49,10 @@ class Query(Body):
 def graphql(
     body: Query,
     request: Request,
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
-    database: DatabaseOf,
-    caller: CallerOf,
+    tracking: TrackingDep,
+    artifacts: RunArtifactsDep,
+    database: DatabaseDep,
+    caller: CallerDep,
 ) -> Response:
     # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
     from api.routes.ui.graphql_execution import execute

@@ -6,8 +6,8 @@ from fastapi import Query
 from typing_extensions import TypedDict
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, DatabaseDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import Router
 from resources.metadata.audit_log import list_calls
 from resources.metadata.field_rules import MAX_INT64
@@ -33,8 +33,8 @@ router = Router("/v1", tag="v1", strict=False)
 
 @router.get("/audit", Permission.AUDIT_READ)
 def audit(
-    database: DatabaseOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    caller: CallerDep,
     after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
     since: Annotated[int | None, Query(ge=0, le=MAX_INT64)] = None,
     user: str | None = None,

@@ -7,8 +7,8 @@ from fastapi.responses import HTMLResponse
 from typing_extensions import TypedDict
 
 from api.auth.permissions import Permission
-from api.dependencies import DatabaseOf, StoreOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import DatabaseDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import CheckStatus, find_version, reporting_data_loss
 from recipes.contracts.validation_results import STATISTICS_FILE, Drift, Leaks, Statistics, Violations
@@ -60,7 +60,7 @@ router = Router("/v1/datasets", tag="v1")
 
 
 @router.get("/{dataset_id}/checks", Permission.DATASETS_READ, audit=Audit.EACH)
-def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedDataset | CheckedDataset]:
+def checks(dataset_id: str, database: DatabaseDep) -> TypedResponse[UncheckedDataset | CheckedDataset]:
     """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
 
     `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
@@ -73,7 +73,7 @@ def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedData
 
 
 @router.post("/{dataset_id}/checks", Permission.DATASETS_WRITE, status_code=202)
-def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckRequested]:
+def check_again(dataset_id: str, database: DatabaseDep) -> TypedResponse[CheckRequested]:
     """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
     version = find_version(database, dataset_id)
     with database.write() as connection:
@@ -83,7 +83,7 @@ def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckReq
 
 
 @router.get("/{dataset_id}/report", Permission.DATASETS_READ, audit=Audit.EACH, produces="text/html")
-def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+def read_report(dataset_id: str, database: DatabaseDep, store: StoreDep) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
     # numpy and jinja2 are a part of a server's start that it need not wait for.
     from resources.datasets.validation_report import SECURITY_POLICY, render_report

@@ -22,8 +22,8 @@ from api.artifacts.file_response import SAFE_HEADERS, parse_range, range_bounds
 from api.artifacts.signed_links import SignedLink, link_key
 from api.artifacts.verified_files import VerifiedFile, corrupted_artifact
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, VerifiedFilesOf
-from api.responses import TypedResponse
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep, VerifiedFilesDep
+from api.json_bodies import TypedResponse
 from api.routing import PUBLIC, Audit, Router
 from api.schemas.v1.datasets import DatasetDownload, DatasetFile, find_version
 from recipes.storage.artifact_store import BrokenArtifact, Store
@@ -48,10 +48,10 @@ JOIN = "put the parts of each file one behind the other in their order, and comp
 def download(
     dataset_id: str,
     request: Request,
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
     content: Annotated[Content, Query(description="files as uploaded, as JSON lines, of a split, or rejects")] = "source",
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
 ) -> TypedResponse[DatasetDownload]:
@@ -82,9 +82,9 @@ def linked(
     uri: str,
     expires_at: int,
     signature: str,
-    store: StoreOf,
-    verified: VerifiedFilesOf,
-    settings: SettingsOf,
+    store: StoreDep,
+    verified: VerifiedFilesDep,
+    settings: SettingsDep,
 ) -> Response:
     """What a signed link leads to, or a part of it, as it was stored (row X7). The signature is the permission: nobody signs
     in here.

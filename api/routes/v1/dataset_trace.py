@@ -6,8 +6,8 @@ from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.responses import json_response
+from api.dependencies import CallerDep, DatabaseDep, StoreDep
+from api.json_bodies import json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import reporting_data_loss
 from recipes.storage.artifact_store import Store
@@ -36,7 +36,7 @@ class Question(BaseModel):
     audit=Audit.EACH,
     response="resources.lineage.trace:Trace | resources.lineage.record_search:Matches",
 )
-def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+def trace(question: Question, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> Response:
     """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
     if (question.record is None) == (question.match is None):
         raise invalid("send a 'record' or a text to 'match', and not both")
@@ -46,9 +46,9 @@ def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: Call
 @router.get("", Permission.DATASETS_READ, audit=Audit.EACH, response="resources.lineage.record_search:Matches")
 def trace_match(
     match: str,
-    database: DatabaseOf,
-    store: StoreOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
 ) -> Response:
     """Where all records went that say something."""

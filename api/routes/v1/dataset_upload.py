@@ -15,9 +15,9 @@ from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.run_artifacts import check_storable
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.responses import TypedResponse, json_response
-from api.routes.v1.dataset_upload_form import UploadRoute
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
+from api.routes.v1.upload_forms import UploadRoute
 from api.routing import AlsoAnswers, Router
 from api.schemas.v1.datasets import KnownDatasetVersion, NewDatasetVersion, version_json
 from recipes.storage import uris
@@ -37,10 +37,10 @@ NEW_VERSION = AlsoAnswers(201, "a version that is new; 200 is the newest one, wh
 @router.post("", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
 def create(
     name: Annotated[str, Form()],
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
     files: Annotated[list[UploadFile] | None, File()] = None,
     source: Annotated[
         str | None, Form(description="s3://, file:// or kafka:// address, below one that the server allows")
@@ -54,7 +54,7 @@ def create(
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
-    content is one, with what that does not say of what was said here as `find_unapplied_fields`: PATCH sets its tags and
+    content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and
     metadata.
     """
     if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
@@ -77,9 +77,9 @@ async def create_from_body(
     request: Request,
     name: str,
     file: Annotated[str, Query(description="what the body is called, such as data.jsonl")],
-    database: DatabaseOf,
-    store: StoreOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    caller: CallerDep,
     format: str = "jsonl",
     tags: Annotated[list[str] | None, Query()] = None,
     metadata: Annotated[str, Query(description="a JSON object")] = "{}",

@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 
 from api.artifacts.file_response import SAFE_HEADERS
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.dependencies import CallerDep, DatabaseDep, StoreDep
 from api.idempotency import JobIdFromKey
-from api.responses import Deleted, TypedResponse, json_response
+from api.json_bodies import Body, Deleted, TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import (
     DatasetVersion,
@@ -24,7 +24,6 @@ from api.schemas.v1.datasets import (
     versions_json,
 )
 from api.schemas.v1.jobs import Job
-from api.strict_json import Body
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.tokenizer_reference import find_recipe
@@ -89,8 +88,8 @@ edits = Router("/v1/datasets", tag="v1")
 
 @router.get("", Permission.DATASETS_READ)
 def list_versions(
-    database: DatabaseOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    caller: CallerDep,
     name: str | None = None,
     org: Annotated[str | None, Query(description="nobody sees another than their own: of others the list is empty")] = None,
     tags: Annotated[list[str] | None, Query(description="all of them")] = None,
@@ -110,14 +109,16 @@ def list_versions(
 
 
 @router.get("/{dataset_id}", Permission.DATASETS_READ, allows_jobs=True)
-def get(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
+def get(dataset_id: str, database: DatabaseDep) -> TypedResponse[DatasetVersion]:
     return json_response(version_json(database, find_version(database, dataset_id)))
 
 
 @router.get(
     "/{dataset_id}/preview", Permission.DATASETS_READ, audit=Audit.EACH, allows_jobs=True, produces="application/jsonl"
 )
-def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
+def preview(
+    dataset_id: str, database: DatabaseDep, store: StoreDep, n: Annotated[int, Query(ge=1, le=1000)] = 10
+) -> Response:
     """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
     version = find_version(database, dataset_id)
     with reporting_data_loss(f"dataset {version.reference}"):
@@ -139,9 +140,9 @@ def preview_lines(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
 def compare(
     dataset_id: str,
     against: Annotated[str, Query(description="id of the earlier version, or NAME@VERSION")],
-    database: DatabaseOf,
-    store: StoreOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    caller: CallerDep,
     key: Annotated[str | None, Query(description="column that tells which record of one is which of the other")] = None,
 ) -> TypedResponse[DatasetDiff]:
     """What changed from `against` to this version."""
@@ -155,7 +156,7 @@ def compare(
 
 
 @router.get("/{dataset_id}/lineage", Permission.DATASETS_READ, audit=Audit.EACH)
-def ancestry(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetLineage]:
+def ancestry(dataset_id: str, database: DatabaseDep) -> TypedResponse[DatasetLineage]:
     """What the version was made of, and all that was made of it: versions, splits, runs, models."""
     with database.read() as connection:
         version = Datasets(database).get(dataset_id, connection)
@@ -171,7 +172,7 @@ class Description(Body):
 
 
 @edits.patch("/{dataset_id}", Permission.DATASETS_WRITE)
-def describe(dataset_id: str, body: Description, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
+def describe(dataset_id: str, body: Description, database: DatabaseDep) -> TypedResponse[DatasetVersion]:
     """Edit tags and metadata. All else of a version is what it was: make a new version."""
     if body.tags is None and body.metadata is None:
         raise invalid("nothing to change: give `tags`, `metadata` or both; all else of a version never changes")
@@ -179,7 +180,7 @@ def describe(dataset_id: str, body: Description, database: DatabaseOf) -> TypedR
 
 
 @edits.delete("/{dataset_id}", Permission.DATASETS_DELETE)
-def remove(dataset_id: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[Deleted]:
+def remove(dataset_id: str, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> TypedResponse[Deleted]:
     """Delete a version that no run, job or other version refers to; its number is not given again."""
     return json_response({"deleted": delete_version(database, store, dataset_id, caller.user_id).reference})
 
@@ -194,7 +195,7 @@ class Preparation(PrepareParameters):
 
 @edits.post("/{dataset_id}/prepare", Permission.DATASETS_WRITE, status_code=201)
 def prepare(
-    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, new_job_id: JobIdFromKey
+    dataset_id: str, body: Preparation, database: DatabaseDep, caller: CallerDep, new_job_id: JobIdFromKey
 ) -> TypedResponse[Job]:
     """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.

@@ -6,14 +6,14 @@ from fastapi import Query
 from typing_extensions import TypedDict
 
 from api.auth.permissions import LOCAL, Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import Router
 from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.job_record import mask_payload
 from resources.metadata.outbox import now_ms
 from resources.metadata.ownership import list_events
-from resources.monitoring import heartbeats as recorded
+from resources.monitoring import run_health as recorded
 
 
 class Event(TypedDict):
@@ -54,8 +54,8 @@ router = Router("/v1", tag="v1", strict=False)
 
 @router.get("/events", Permission.SERVER_READ)
 def events(
-    database: DatabaseOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    caller: CallerDep,
     after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
     type: Annotated[list[str] | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -70,12 +70,12 @@ def events(
 
 
 @router.get("/addresses", Permission.SERVER_READ)
-def addresses(settings: SettingsOf) -> TypedResponse[Addresses]:
+def addresses(settings: SettingsDep) -> TypedResponse[Addresses]:
     return json_response(Addresses(dagster=settings.dagster_url, tracking=settings.tracking_uri, engine=settings.engine_url))
 
 
 @router.get("/heartbeats", Permission.SERVER_READ)
-def heartbeats(database: DatabaseOf) -> TypedResponse[Heartbeats]:
+def heartbeats(database: DatabaseDep) -> TypedResponse[Heartbeats]:
     """`sensors` start jobs and check versions; while they are silent, what is submitted waits. One never heard is absent."""
     now = now_ms()
     found = [

@@ -6,8 +6,8 @@ from fastapi import Query
 from pydantic import Field
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, RunArtifactsDep, TrackingDep
+from api.json_bodies import Body, TypedResponse, json_response
 from api.routes.v1.runs import run_with_artifacts
 from api.routing import Router
 from api.schemas.mlflow.messages import experiment_number
@@ -21,7 +21,6 @@ from api.schemas.v1.runs import (
     experiment_json,
     run_json,
 )
-from api.strict_json import Body
 from recipes.contracts.frozen_model import Name
 from resources.errors import not_found
 from resources.monitoring.usage_totals import sum_gpu_hours_by_experiment
@@ -40,7 +39,7 @@ class NewExperiment(Body):
 
 @router.get("", Permission.EXPERIMENTS_READ)
 def list_experiments(
-    tracking: TrackingOf, caller: CallerOf, max_results: Limit = 100, page_token: str = ""
+    tracking: TrackingDep, caller: CallerDep, max_results: Limit = 100, page_token: str = ""
 ) -> TypedResponse[Experiments]:
     with tracking.read() as connection:
         page = tracking.experiment_search.search(
@@ -52,7 +51,7 @@ def list_experiments(
 
 
 @router.post("", Permission.EXPERIMENTS_WRITE, status_code=201)
-def create(body: NewExperiment, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[Experiment]:
+def create(body: NewExperiment, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[Experiment]:
     words = {DESCRIPTION_TAG: body.description, OWNER_TAG: body.owner or caller.user_id}
     tags = {**{key: text for key, text in words.items() if text}, **body.tags}
     made = tracking.experiments.create(body.name, caller.organization, tags=tags)
@@ -60,7 +59,7 @@ def create(body: NewExperiment, tracking: TrackingOf, caller: CallerOf) -> Typed
 
 
 @router.get("/{experiment_id}", Permission.EXPERIMENTS_READ)
-def get(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment]:
+def get(experiment_id: str, tracking: TrackingDep) -> TypedResponse[Experiment]:
     with tracking.read() as connection:
         experiment = tracking.experiments.get(experiment_number(experiment_id), connection=connection)
         hours = sum_gpu_hours_by_experiment(connection, [experiment.id])
@@ -68,7 +67,7 @@ def get(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment]:
 
 
 @router.delete("/{experiment_id}", Permission.EXPERIMENTS_DELETE)
-def delete(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment]:
+def delete(experiment_id: str, tracking: TrackingDep) -> TypedResponse[Experiment]:
     """Hide an experiment and its runs; MLflow's `experiments/restore` brings them back."""
     with tracking.write() as connection:
         number = experiment_number(experiment_id)
@@ -80,7 +79,7 @@ def delete(experiment_id: str, tracking: TrackingOf) -> TypedResponse[Experiment
 
 @router.get("/{experiment_id}/runs", Permission.EXPERIMENTS_READ)
 def list_runs(
-    experiment_id: str, tracking: TrackingOf, max_results: Limit = 100, page_token: str = ""
+    experiment_id: str, tracking: TrackingDep, max_results: Limit = 100, page_token: str = ""
 ) -> TypedResponse[Runs]:
     experiment = tracking.experiments.get(experiment_number(experiment_id))
     page = tracking.run_search.search([experiment.id], limit=max_results, page_token=page_token or None)
@@ -89,7 +88,7 @@ def list_runs(
 
 @router.get("/{experiment_id}/runs/{run_id}", Permission.EXPERIMENTS_READ, allows_jobs=True, alias=True)
 def get_run(
-    experiment_id: str, run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf
+    experiment_id: str, run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep
 ) -> TypedResponse[RunWithArtifacts]:
     """The same as `/v1/runs/{run_id}`, of a run of this experiment."""
     experiment, run = tracking.experiments.get(experiment_number(experiment_id)), tracking.runs.get(run_id)

@@ -6,8 +6,8 @@ from fastapi import Body, Query, Request
 from typing_extensions import TypedDict
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, DatabaseDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import reporting_data_loss
 from resources.datasets.feature_store import find_features, find_version_with_features, open_feature_table
@@ -36,7 +36,7 @@ Version = Annotated[int | None, Query(ge=1, le=999_999_999, description="by defa
 
 @router.get("/{name}/{key:path}", Permission.DATASETS_READ, audit=Audit.NOTED)
 def get(
-    request: Request, name: str, key: str, database: DatabaseOf, store: StoreOf, caller: CallerOf, version: Version = None
+    request: Request, name: str, key: str, database: DatabaseDep, store: StoreDep, caller: CallerDep, version: Version = None
 ) -> TypedResponse[FeaturesOfKey]:
     """The features of a key, as its last record in the version has them."""
     found = find_version_with_features(database, name, caller.organization, version)
@@ -51,9 +51,9 @@ def transform(
     request: Request,
     name: str,
     rows: Annotated[list[dict[str, Any]], Body(max_length=MAX_ROWS)],
-    database: DatabaseOf,
-    store: StoreOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    caller: CallerDep,
     version: Version = None,
 ) -> TypedResponse[FeaturesOfRows]:
     """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""

@@ -7,9 +7,9 @@ from fastapi import Query
 from pydantic import ValidationError
 
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
 from api.idempotency import IdempotencyKey, sweep_id_from_key
-from api.responses import TypedResponse, json_response
+from api.json_bodies import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     allow_base_model,
     allow_image,
@@ -34,7 +34,7 @@ from resources.hpo.trial_job import build_trial_job, parse_schedule
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.metadata.registry.model_names import checked_model_name
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job, refuse_oversized_sweep
 from resources.settings.sections import Hpo, Quota
 
@@ -49,10 +49,10 @@ MAX_PROBES = 1000
 @router.post("", Permission.HPO_CREATE, status_code=201)
 def start(
     body: SweepRequest,
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> TypedResponse[Sweep]:
     """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
@@ -155,8 +155,8 @@ def probe_values(dimension: Dimension) -> list[Value]:
 
 @router.get("", Permission.HPO_READ)
 def list_sweeps(
-    database: DatabaseOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    caller: CallerDep,
     status: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
@@ -171,7 +171,7 @@ def list_sweeps(
 
 
 @router.get("/{sweep_id}", Permission.HPO_READ)
-def get(sweep_id: str, database: DatabaseOf) -> TypedResponse[Sweep]:
+def get(sweep_id: str, database: DatabaseDep) -> TypedResponse[Sweep]:
     """How a sweep stands, and its best trial."""
     return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))
 
@@ -179,7 +179,7 @@ def get(sweep_id: str, database: DatabaseOf) -> TypedResponse[Sweep]:
 @router.get("/{sweep_id}/trials", Permission.HPO_READ)
 def trials(
     sweep_id: str,
-    database: DatabaseOf,
+    database: DatabaseDep,
     limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
     page_token: str | None = None,
 ) -> TypedResponse[Trials]:
@@ -192,7 +192,7 @@ def trials(
 
 
 @router.post("/{sweep_id}/cancel", Permission.HPO_CANCEL)
-def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> TypedResponse[Sweep]:
+def cancel(sweep_id: str, database: DatabaseDep, store: StoreDep) -> TypedResponse[Sweep]:
     """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
     cancel_sweep(database, store, sweep_id)
     return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))

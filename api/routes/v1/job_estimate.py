@@ -5,8 +5,8 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     DEFAULT_RECIPE,
     NewJob,
@@ -86,7 +86,7 @@ router = Router("/v1/jobs", tag="v1")
 
 @router.post("/estimate", Permission.JOBS_READ, read_only=True)
 def estimate_job(
-    body: NewJob, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+    body: NewJob, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep
 ) -> TypedResponse[JobEstimate]:
     """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
     refuse_incomplete(body)

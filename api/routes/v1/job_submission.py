@@ -18,7 +18,7 @@ from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import JobRecord, Jobs
-from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.metadata.registry.model_names import checked_model_name
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
 from resources.settings.settings import Settings
 

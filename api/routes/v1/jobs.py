@@ -1,32 +1,83 @@
-"""/v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel, resume, delete. What a job does is the asset
-graph's business.
-"""
+"""/v1/jobs: submit, list, cancel, resume and delete jobs, and stream their logs."""
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Discriminator, Tag
+from starlette.concurrency import run_in_threadpool
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, ComputeOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
+from api.dependencies import CallerDep, ComputeDep, DatabaseDep, FromOwnUserDep, SettingsDep, StoreDep
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobIdFromKey
-from api.responses import Deleted, TypedResponse, json_response
-from api.routes.v1.job_log import events, last_lines
+from api.json_bodies import Deleted, TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
 from api.routing import Router
 from api.schemas.v1.jobs import Job, JobWithLogs, job_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
+from resources.compute.base import Compute, JobKey
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.metadata.database import Database
 from resources.metadata.job_record import MASK
-from resources.metadata.jobs import COMMAND, MAX_PAGE, Jobs
+from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, Jobs
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
 from resources.settings.settings import Settings
+
+# The log of a job's program, read from the compute backend: its end, or all of it, followed while it grows.
+
+POLL_SECONDS = 0.5
+QUIET_SECONDS = 15.0
+"""How long a followed log may send nothing: proxies and clients close a connection after half a minute."""
+MAX_READ_BYTES = 1 << 20
+"""Bytes of a log that are read at a time."""
+MAX_TAIL_BYTES, MAX_TAIL_LINES = 64 << 10, 100
+"""How much of its log a job is shown with."""
+
+
+async def stream_log(database: Database, compute: Compute, job: JobKey, follow: bool) -> AsyncIterator[str]:
+    """The log as server-sent events. Waits without a thread: forty followers of silent jobs used up the thread pool."""
+    offset, sent_at = 0, time.monotonic()
+    while True:
+        status = (await run_in_threadpool(Jobs(database).read, job.id)).status
+        is_last = status in ENDED_STATUSES or not follow
+        while lines := await run_in_threadpool(read_new_lines, compute, job, offset, is_last):
+            offset, sent_at = offset + len(lines), time.monotonic()
+            yield "".join(f"data: {line.decode(errors='replace')}\n\n" for line in lines.splitlines())
+        if is_last:
+            yield f"event: end\ndata: {status}\n\n"
+            return
+        if time.monotonic() - sent_at >= QUIET_SECONDS:
+            sent_at = time.monotonic()
+            yield f": {status}\n\n"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def read_last_lines(compute: Compute, job: JobKey) -> list[str]:
+    """The last lines of a log; the first of them may be cut."""
+    start = max(0, compute.log_size(job) - MAX_TAIL_BYTES)
+    tail = compute.read_log(job, start, MAX_TAIL_BYTES)
+    return tail.decode(errors="replace").splitlines()[-MAX_TAIL_LINES:]
+
+
+def read_new_lines(compute: Compute, job: JobKey, offset: int, is_last: bool) -> bytes:
+    """The next whole lines of a log; a line that is longer than `MAX_READ_BYTES` comes in parts.
+
+    Each redraw of a progress bar is a line as well. The last read includes a line that has not ended.
+    """
+    data = compute.read_log(job, offset, MAX_READ_BYTES)
+    end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # after a final "\r", the "\n" of the same line may follow
+    return data[:end] or (data if is_last or len(data) == MAX_READ_BYTES else b"")
+
+
+# /v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel, resume, delete. What a job does is the asset graph's
+# business.
 
 router = Router("/v1/jobs", tag="v1", strict=False)
 
@@ -44,11 +95,11 @@ Submission = Annotated[
 @router.post("", Permission.JOBS_SUBMIT, creates_model=True, status_code=201)
 def submit(
     body: Submission,
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
-    from_own_user: FromOwnUser,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
+    from_own_user: FromOwnUserDep,
     new_job_id: JobIdFromKey,
 ) -> TypedResponse[Job]:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
@@ -100,8 +151,8 @@ def refuse_masks(env: Mapping[str, str]) -> None:
 
 @router.get("", Permission.JOBS_READ)
 def list_jobs(
-    database: DatabaseOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    caller: CallerDep,
     status: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
@@ -115,25 +166,25 @@ def list_jobs(
 
 
 @router.get("/{job_id}", Permission.JOBS_READ)
-def get(job_id: str, database: DatabaseOf, compute: ComputeOf) -> TypedResponse[JobWithLogs]:
+def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return json_response({**job_json(job), "logs": last_lines(compute, job)})
+    return json_response({**job_json(job), "logs": read_last_lines(compute, job)})
 
 
 @router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)
-def cancel(job_id: str, database: DatabaseOf) -> TypedResponse[Job]:
+def cancel(job_id: str, database: DatabaseDep) -> TypedResponse[Job]:
     return json_response(job_json(Jobs(database).cancel(job_id)))
 
 
 @router.post("/{job_id}/resume", Permission.JOBS_CANCEL)
 def resume(
     job_id: str,
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
-    from_own_user: FromOwnUser,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
+    from_own_user: FromOwnUserDep,
     wish: Wish | None = None,
 ) -> TypedResponse[Job]:
     """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
@@ -145,17 +196,17 @@ def resume(
 
 
 @router.delete("/{job_id}", Permission.JOBS_DELETE)
-def delete(job_id: str, database: DatabaseOf) -> TypedResponse[Deleted]:
+def delete(job_id: str, database: DatabaseDep) -> TypedResponse[Deleted]:
     """Take an ended job out of the list. What it made stays, with the job that it is traced back to."""
     Jobs(database).delete(job_id)
     return json_response({"deleted": job_id})
 
 
 @router.get("/{job_id}/logs", Permission.JOBS_READ, produces="text/event-stream")
-def logs(job_id: str, database: DatabaseOf, compute: ComputeOf, follow: bool = True) -> Response:
+def logs(job_id: str, database: DatabaseDep, compute: ComputeDep, follow: bool = True) -> Response:
     """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
 
     A comment now and then while there is nothing to tell.
     """
     job = Jobs(database).read(job_id)
-    return StreamingResponse(events(database, compute, job, follow), media_type="text/event-stream")
+    return StreamingResponse(stream_log(database, compute, job, follow), media_type="text/event-stream")

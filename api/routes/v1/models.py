@@ -10,8 +10,8 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth.permissions import Caller, Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.responses import TypedResponse, json_response
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
 from api.routing import Router
 from api.schemas.v1.models import (
     CreatedModel,
@@ -28,7 +28,7 @@ from resources.errors import EngineError
 from resources.lineage.proof import Proof, prove_version
 from resources.lineage.training_data import TrainingData, describe_training_data
 from resources.metadata.database import Database
-from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_names import version_number
 from resources.metadata.registry.model_version_sources import check_source
 from resources.metadata.registry.registry import ClientVersion, Registry
 from resources.metadata.registry.registry import ModelVersion as VersionRecord
@@ -81,7 +81,7 @@ class NewPointer(Body):
 
 @router.get("", Permission.MODELS_READ)
 def list_models(
-    database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+    database: DatabaseDep, caller: CallerDep, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[RegisteredModels]:
     """The caller's organization's models, by name."""
     found, token = page_models(database, caller.organization, limit=limit, page_token=page_token)
@@ -92,7 +92,7 @@ def list_models(
 
 
 @router.post("", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
-def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[CreatedModel]:
+def create_model(body: NewModel, database: DatabaseDep, caller: CallerDep) -> TypedResponse[CreatedModel]:
     with database.write() as connection:
         Registry(database).ensure_model(connection, caller.model(body.name))
     return json_response({"name": body.name}, 201)
@@ -100,7 +100,7 @@ def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> Type
 
 @router.post("/register", Permission.MODELS_REGISTER, creates_model=True, status_code=201, alias=True)
 def register_pointer(
-    body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf
+    body: NewPointer, database: DatabaseDep, store: StoreDep, caller: CallerDep
 ) -> TypedResponse[ModelVersion]:
     """Row O6: the model is made when it is missing; the files must be there."""
     named = find_named_owner(body.artifact_uri)
@@ -121,7 +121,7 @@ def register_pointer(
 
 @router.get("/{name}/versions", Permission.MODELS_READ, allows_jobs=True)
 def list_versions(
-    name: str, database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+    name: str, database: DatabaseDep, caller: CallerDep, limit: Limit = MAX_PAGE, page_token: str | None = None
 ) -> TypedResponse[ModelVersions]:
     """The versions of a model, newest first."""
     found, token = page_versions(database, caller.model(name), limit=limit, page_token=page_token)
@@ -133,21 +133,21 @@ def list_versions(
 
 @router.post("/{name}/versions", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
 def register(
-    name: str, body: NewVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf
+    name: str, body: NewVersion, database: DatabaseDep, store: StoreDep, caller: CallerDep
 ) -> TypedResponse[ModelVersion]:
     version = register_run(database, store, name, body.run_id, body.artifact, caller.user_id, body.tags)
     return json_response(version_json(version, database), 201)
 
 
 @router.get("/{name}/versions/{version}", Permission.MODELS_READ, allows_jobs=True)
-def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[ModelVersion]:
+def get(name: str, version: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[ModelVersion]:
     return json_response(version_json(find_version(database, name, version, caller), database))
 
 
 @router.patch("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE)
 @router.put("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE, alias=True)
 def set_stage(
-    name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf
+    name: str, version: str, body: NewStage, database: DatabaseDep, caller: CallerDep
 ) -> TypedResponse[ModelVersion]:
     moved = Registry(database).promote(
         caller.model(name),
@@ -162,7 +162,7 @@ def set_stage(
 
 
 @router.delete("/{name}/deployment", Permission.MODELS_ARCHIVE, status_code=202)
-def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[EndedDeployments]:
+def end_serving(name: str, database: DatabaseDep, caller: CallerDep) -> TypedResponse[EndedDeployments]:
     """Take a model out of service: its version in production is archived, and the engine lets go of it soon after."""
     found = undeploy(database, caller.model(name), user=caller.user_id)
     return json_response({"name": name, "deployments": [cast(Deployment, vars(each)) for each in found]}, 202)
@@ -170,7 +170,7 @@ def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> TypedRespo
 
 @router.get("/{name}/versions/{version}/proof", Permission.MODELS_READ)
 def proof(
-    name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+    name: str, version: str, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep
 ) -> TypedResponse[Proof]:
     """Every edge from what is served back to the raw files, hashed again now."""
     found = find_version(database, name, version, caller)
@@ -179,7 +179,7 @@ def proof(
 
 
 @router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
-def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[TrainingData]:
+def data(name: str, version: str, database: DatabaseDep, store: StoreDep, caller: CallerDep) -> TypedResponse[TrainingData]:
     """What data a version was trained on, and what is known of personal data in it."""
     found = find_version(database, name, version, caller)
     return json_response(describe_training_data(database, store, found, caller.organization))
@@ -199,7 +199,7 @@ def find_version(database: Database, name: str, version: str, caller: Caller) ->
     return Registry(database).read(caller.model(name), find_version_number(database, name, version, caller))
 
 
-def served_files(settings: SettingsOf) -> Any:
+def served_files(settings: SettingsDep) -> Any:
     """Name in the engine -> the file that it serves and the hash that it loaded."""
 
     def find(name: str) -> tuple[Path, str] | None:

@@ -6,9 +6,9 @@
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
 from api.idempotency import JobIdFromKey
-from api.responses import TypedResponse, json_response
+from api.json_bodies import TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job
 from api.routing import Router
 from api.schemas.v1.jobs import PipelineRun, job_json
@@ -40,10 +40,10 @@ class NewPipelineRun(BaseModel):
 @router.post("/runs", Permission.JOBS_SUBMIT, creates_model=True, status_code=201, alias=True)
 def run(
     body: NewPipelineRun,
-    database: DatabaseOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    caller: CallerOf,
+    database: DatabaseDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    caller: CallerDep,
     new_job_id: JobIdFromKey,
 ) -> TypedResponse[PipelineRun]:
     """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same

@@ -8,19 +8,18 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.artifacts.run_artifacts import RunArtifacts, checked_path
-from api.auth.object_references import split_ids
+from api.auth.ownership import split_ids
 from api.auth.permissions import Permission
-from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, SettingsOf, StoreOf, TrackingOf
+from api.dependencies import CallerDep, DatabaseDep, RunArtifactsDep, SettingsDep, StoreDep, TrackingDep
 from api.idempotency import JobIdFromKey
-from api.responses import TypedResponse, json_response
+from api.json_bodies import Body, Number, TypedResponse, json_response
 from api.routes.mlflow.artifacts import store_body
-from api.routes.v1.artifact_upload_form import is_form, no_key, receive_form
+from api.routes.v1.upload_forms import is_form, no_key, receive_form
 from api.routing import Audit, Router
 from api.schemas.mlflow.messages import experiment_number
 from api.schemas.mlflow.responses import NothingAnswer
 from api.schemas.v1.jobs import Job, job_json
 from api.schemas.v1.runs import Comparison, RunArtifact, RunWithArtifacts, StoredArtifact, comparison, run_json
-from api.strict_json import Body, Number
 from recipes.contracts.frozen_model import Name
 from resources.errors import invalid
 from resources.metadata.field_rules import metric_point
@@ -30,8 +29,7 @@ from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.replay.comparison import Difference
-from resources.replay.finished_run import read_finished_run
-from resources.replay.submission import submit_replay
+from resources.replay.submission import read_finished_run, submit_replay
 from resources.replay.verdict import Verdict, read_verdict
 from resources.scheduling.quotas import count_gpus, refuse_impossible_job
 from resources.stack.services import SOURCE_ROOT
@@ -83,7 +81,7 @@ class NewStatus(Body):
 
 
 @router.post("", Permission.EXPERIMENTS_WRITE, status_code=201)
-def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[RunWithArtifacts]:
+def create(body: NewRun, tracking: TrackingDep, caller: CallerDep) -> TypedResponse[RunWithArtifacts]:
     if (body.experiment_id is None) == (body.experiment_name is None):
         raise invalid("A run belongs to one experiment: give either experiment_id or experiment_name")
     with tracking.write() as connection:
@@ -101,7 +99,7 @@ def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> TypedRespons
 
 
 @router.get("/compare", Permission.EXPERIMENTS_READ)  # before the run of that name
-def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> TypedResponse[Comparison]:
+def compare(ids: Annotated[list[str], Query()], tracking: TrackingDep) -> TypedResponse[Comparison]:
     """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
     wanted = split_ids(ids)
     if not 2 <= len(wanted) <= MAX_COMPARED:
@@ -112,19 +110,19 @@ def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> TypedRe
 
 
 @router.get("/{run_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
-def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
+def get(run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep) -> TypedResponse[RunWithArtifacts]:
     return json_response(run_with_artifacts(tracking, artifacts, tracking.runs.get(run_id)))
 
 
 @router.delete("/{run_id}", Permission.EXPERIMENTS_DELETE)
-def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
+def delete(run_id: str, tracking: TrackingDep, artifacts: RunArtifactsDep) -> TypedResponse[RunWithArtifacts]:
     """Hide a run; MLflow's `runs/restore` brings it back."""
     tracking.runs.delete(run_id)
     return json_response(run_with_artifacts(tracking, artifacts, tracking.runs.get(run_id)))
 
 
 @router.post("/{run_id}/metrics", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
-def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> TypedResponse[NothingAnswer]:
+def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingDep) -> TypedResponse[NothingAnswer]:
     now = now_ms()
     points = [
         metric_point(
@@ -141,7 +139,7 @@ def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> TypedRes
 
 
 @router.post("/{run_id}/params", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
-def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> TypedResponse[NothingAnswer]:
+def log_params(run_id: str, body: NewParams, tracking: TrackingDep) -> TypedResponse[NothingAnswer]:
     tracking.run_data.log_batch(run_id, params=params_as_text(body.params))
     return json_response(NothingAnswer())
 
@@ -150,8 +148,8 @@ def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> TypedRespo
 async def upload(
     run_id: str,
     request: Request,
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
+    tracking: TrackingDep,
+    artifacts: RunArtifactsDep,
     key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
 ) -> TypedResponse[StoredArtifact]:
     """The request body is the file, `key` its name in the run. Of a form (multipart/form-data) the file in it is stored:
@@ -170,7 +168,7 @@ async def upload(
 
 @router.patch("/{run_id}/status", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def set_status(
-    run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: RunArtifactsOf
+    run_id: str, body: NewStatus, tracking: TrackingDep, artifacts: RunArtifactsDep
 ) -> TypedResponse[RunWithArtifacts]:
     run = tracking.runs.set_status(run_id, body.status, end_time=body.end_time)
     return json_response(run_with_artifacts(tracking, artifacts, run))
@@ -190,7 +188,7 @@ def params_as_text(params: dict[str, Text]) -> list[tuple[str, str]]:
 
 @router.post("/{run_id}/replay", Permission.JOBS_SUBMIT, status_code=201)
 def replay(
-    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, new_job_id: JobIdFromKey
+    run_id: str, database: DatabaseDep, store: StoreDep, settings: SettingsDep, caller: CallerDep, new_job_id: JobIdFromKey
 ) -> TypedResponse[Replay]:
     """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
     Idempotency-Key it answers with the job that was queued.
@@ -203,6 +201,6 @@ def replay(
 
 
 @router.get("/{run_id}/replay", Permission.EXPERIMENTS_READ)
-def verdict(run_id: str, database: DatabaseOf, store: StoreOf) -> TypedResponse[Verdict]:
+def verdict(run_id: str, database: DatabaseDep, store: StoreDep) -> TypedResponse[Verdict]:
     """Of a completed replay: every loss and the final weights, held against the first run's."""
     return json_response(read_verdict(database, store, run_id))

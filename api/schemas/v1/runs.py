@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from api.schemas.mlflow.messages import metric_message
 from api.schemas.mlflow.responses import PointMessage, State
-from resources.metadata.run_tags import COMMIT_TAG
+from resources.metadata.field_rules import COMMIT_TAG
 from resources.metadata.tracking.experiments import Experiment as ExperimentRecord
 from resources.metadata.tracking.logged_runs import LoggedRun
 
@@ -203,8 +203,8 @@ def compared_run(logged: LoggedRun) -> ComparedRun:
     }
 
 
-def differing(values_of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def differing(run_values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """By key the values of all runs, where they are not the same."""
-    keys = sorted(set().union(*values_of_runs))
-    rows = {key: [values.get(key) for values in values_of_runs] for key in keys}
+    keys = sorted(set().union(*run_values))
+    rows = {key: [values.get(key) for values in run_values] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}

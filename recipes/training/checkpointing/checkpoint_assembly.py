@@ -20,7 +20,7 @@ from recipes.checkpoints.node_parts import (
     part_in_folder,
 )
 from recipes.checkpoints.retention import CheckpointQuality, parse_quality, select_kept_steps
-from recipes.checkpoints.upload_retry import retry_upload
+from recipes.checkpoints.upload import retry_upload
 from recipes.runner import log_line
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.training.parallel.process_group import ProcessGroup

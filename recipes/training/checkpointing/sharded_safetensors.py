@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
-from recipes.checkpoints.shard_selection import PLACES_KEY, ROWS_MARKER
+from recipes.checkpoints.node_parts import PLACES_KEY, ROWS_MARKER
 from recipes.contracts.quantities import pluralize
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup
@@ -22,7 +22,7 @@ from recipes.training.parallel.process_group import ProcessGroup
 #
 # The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
 # transformers has saved in several files is read too: there one file has all rows of a tensor. Where files say so, some
-# are enough for whoever reads the rows that they have (`recipes.checkpoints.shard_selection`).
+# are enough for whoever reads the rows that they have (`recipes.checkpoints.node_parts`).
 
 FIRST_ROWS_KEY = "first_rows"
 """In the metadata of files of an earlier version: the number of the first of its rows, by tensor."""

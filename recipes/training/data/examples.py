@@ -70,7 +70,7 @@ def encode_examples(
     tally = ExampleTally(max_length)
     examples = [
         build_example(tokens)
-        for tokens in tally.kept(tokenize_records(tokenizer, records, system_prompt) if records else ())
+        for tokens in tally.select_records(tokenize_records(tokenizer, records, system_prompt) if records else ())
     ]
     tally.report_losses()
     return examples
@@ -87,7 +87,7 @@ class ExampleTally:
     refused: int = 0
     first_refused: UnfitRecord | None = None
 
-    def kept(self, found: Iterable[Tokens | UnfitRecord]) -> Iterator[Tokens]:
+    def select_records(self, found: Iterable[Tokens | UnfitRecord]) -> Iterator[Tokens]:
         """Those that teach something."""
         for each in found:
             self.records += 1

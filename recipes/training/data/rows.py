@@ -92,7 +92,7 @@ def tokenize_batches(
     records = iterate_records(folder)
     while block := list(islice(records, RECORDS_PER_BLOCK)):
         found = encoder.tokenize([record.row for record in block], [record.layout for record in block])
-        if kept := list(tally.kept(found)):
+        if kept := list(tally.select_records(found)):
             yield pa.record_batch(build_token_columns(kept, None, 0), schema=TOKEN_SCHEMA)
 
 

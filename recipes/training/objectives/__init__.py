@@ -7,11 +7,10 @@ from pairs, is an objective as good as these.
 from importlib.metadata import EntryPoints, entry_points
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import OBJECTIVES_GROUP, PAIR_OBJECTIVES_GROUP
 from recipes.contracts.recipe import Recipe
-from recipes.training.objectives.dpo import Dpo
+from recipes.contracts.recipe_references import OBJECTIVES_GROUP, PAIR_OBJECTIVES_GROUP
+from recipes.training.objectives.dpo_orpo import Dpo, Orpo
 from recipes.training.objectives.objective import Objective
-from recipes.training.objectives.orpo import Orpo
 from recipes.training.objectives.sft import Sft
 
 BUILT_IN_OBJECTIVES: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo": Orpo}

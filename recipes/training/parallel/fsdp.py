@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from recipes.checkpoints.shard_selection import shard_rows
+from recipes.checkpoints.node_parts import shard_rows
 from recipes.contracts.job import BadConfiguration
 from recipes.training.checkpointing.sharded_safetensors import RowRange, ShardedTensors, write_rows
 from recipes.training.checkpointing.staging import Staging

@@ -16,10 +16,10 @@ from recipes.contracts.recipe import Recipe
 from recipes.planning.parallel_layout import runs_1f1b
 from recipes.training.data.examples import IGNORED_LABEL
 from recipes.training.data.packing import find_learned_positions
-from recipes.training.loss_scaling import scale_gradient
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.parallel.pipeline_stage import causal_model, load_adapter, save_adapter, trained_weights
 from recipes.training.parallel.process_group import ProcessGroup
+from recipes.training.precision import scale_gradient
 
 # How a step's micro-batches go through the stages of a model, forwards and back (`recipes.planning.parallel_layout`).
 #

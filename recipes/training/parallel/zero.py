@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from recipes.checkpoints.shard_selection import shard_rows
+from recipes.checkpoints.node_parts import shard_rows
 from recipes.contracts.recipe import Recipe
 from recipes.planning.parallel_layout import deepspeed_config, zero_stage
 from recipes.training.checkpointing.sharded_safetensors import ShardedTensors, write_rows

@@ -1,13 +1,50 @@
-"""What a job is on a cluster: how many pods of what shape, and the job document as those pods read it."""
+"""Gang: how many pods of what shape run a job, and their names."""
 
+import hashlib
 import math
+import re
 from dataclasses import dataclass
 
 from recipes.contracts.command_job import Script
 from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
 from recipes.contracts.quantities import parse_duration
-from resources.compute.kubernetes.names import object_name
 from resources.settings.sections import Scheduler
+
+# Names and labels of a job's objects: the same at every look, so that a supervisor that comes back finds its job again.
+
+JOB_APP = "hanzo-ml-job"
+"""Value of the label `app` on every pod that runs a job; the NetworkPolicy in deploy/kubernetes selects by it."""
+
+DOMAIN = "ml.hanzo.ai"
+MAX_NAME_CHARACTERS = 41
+
+
+def object_name(job: Job) -> str:
+    """A DNS-1123 label that starts with a letter, one for each program and job id.
+
+    Ids that the product makes stay readable; anything else (capitals, underscores, long names: a run id may be up to 256
+    characters, row F9) becomes a short form and a hash. At most `MAX_NAME_CHARACTERS` characters, because a JobSet adds up
+    to 22 in the names of its pods and a host name has 63.
+    """
+    program = job.program.replace("_", "-")
+    if re.fullmatch(r"[0-9a-f]{32}", job.id) and len(whole := f"{program}-{job.id}") <= MAX_NAME_CHARACTERS:
+        return whole
+    readable = re.sub(r"[^a-z0-9]+", "-", job.id.lower().removeprefix(program)).strip("-")
+    short = f"{program}-{readable}"[:30].rstrip("-")
+    return f"{short}-{hashlib.sha256(f'{job.program}/{job.id}'.encode()).hexdigest()[:10]}"
+
+
+def labels(job: Job) -> dict[str, str]:
+    """What every object of a job carries."""
+    return {"app": JOB_APP, f"{DOMAIN}/program": job.program.value, f"{DOMAIN}/job": object_name(job)}
+
+
+def annotations(job: Job) -> dict[str, str]:
+    """The id as it is, and what tells equal work from other work under the same id."""
+    return {f"{DOMAIN}/job-id": job.id, f"{DOMAIN}/work-digest": job.work_digest}
+
+
+# What a job is on a cluster: how many pods of what shape, and the job document as those pods read it.
 
 WORK = "/work"
 """The scratch volume of a pod: the only place, besides /tmp, that a program can write to."""
@@ -42,7 +79,7 @@ class Gang:
         return self.processes is None and self.nodes > 1
 
 
-def gang_of(job: Job, scheduler: Scheduler) -> Gang:
+def plan_gang(job: Job, scheduler: Scheduler) -> Gang:
     """The gang that runs a job.
 
     Raises:
@@ -61,11 +98,11 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
     return Gang(
         name=object_name(job),
         job=in_pod(job, scheduler),
-        image=image_of(job) or scheduler.default_image,
+        image=job_image(job) or scheduler.default_image,
         nodes=distributed.num_nodes if distributed else job.pods,
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
-        rdma=rdma_of(distributed, scheduler) if distributed and on_gpus else None,
+        rdma=choose_rdma_resource(distributed, scheduler) if distributed and on_gpus else None,
         node_labels=node_labels,
         cpu=hardware.cpu,
         memory=hardware.memory,
@@ -77,7 +114,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
     )
 
 
-def rdma_of(distributed: Distributed, scheduler: Scheduler) -> str | None:
+def choose_rdma_resource(distributed: Distributed, scheduler: Scheduler) -> str | None:
     """The resource that gives each pod of a gang its network card. A single node talks to nobody.
 
     `auto` takes it where the cluster has it; without it a pod sees no such device, and NCCL goes over TCP.
@@ -95,7 +132,7 @@ def rdma_of(distributed: Distributed, scheduler: Scheduler) -> str | None:
     return scheduler.rdma_resource
 
 
-def image_of(job: Job) -> str | None:
+def job_image(job: Job) -> str | None:
     """The image that a command, or a recipe, asks for. It must hold Hanzo ML's programs, as `scheduler.default_image` does
     (rows G4, G8).
     """

@@ -1,15 +1,82 @@
-"""One pod of a gang: the restricted Pod Security profile, a read-only root, scratch volumes, the job as a file (X3, X6)."""
+"""Pod template: security profile, volumes, environment and the torchrun command."""
 
 from typing import Any
 
-from recipes.contracts.job import Program
-from resources.compute.base import GRACE_SECONDS
-from resources.compute.environment import PROGRAM_ENVIRONMENT
-from resources.compute.kubernetes.gang import WORK, Gang
-from resources.compute.kubernetes.names import annotations, labels
+from recipes.contracts.job import Distributed, Program
+from resources.compute.base import GRACE_SECONDS, PROGRAM_ENVIRONMENT, SHUTDOWN_SECONDS
+from resources.compute.kubernetes.gang import WORK, Gang, annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
-from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
-from resources.jobs.credentials import TOKEN_VARIABLE
+from resources.jobs.job_tokens import TOKEN_VARIABLE
+
+# How the processes of a pod start: the program itself, or torchrun with the rendezvous of its gang (rows H1, H8, Z24).
+#
+# Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic here, because a gang that
+# loses a pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
+
+JOB_FILE = "/job/job.json"
+RENDEZVOUS_PORT = 29500
+RENDEZVOUS_SECONDS = 900
+"""More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
+
+
+def command(gang: Gang, rank_0: str) -> list[str]:
+    """The command of every pod of a gang; `rank_0` is the host name of its first.
+
+    `$(NODE_RANK)` is expanded by Kubernetes from the variable of that name, which the pod declares.
+    """
+    program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
+    if gang.processes is None or gang.job.program is Program.COMMAND:
+        return ["python", *program, *(["$(NODE_RANK)"] if gang.shares else [])]
+    return [
+        "python",
+        "-m",
+        "recipes.torchrun",
+        f"--nnodes={gang.nodes}",
+        f"--nproc-per-node={gang.processes}",
+        "--node-rank=$(NODE_RANK)",
+        "--rdzv-backend=static",
+        f"--rdzv-id={gang.name}",
+        f"--rdzv-conf=timeout={RENDEZVOUS_SECONDS}",
+        f"--master-addr={rank_0 if gang.nodes > 1 else '127.0.0.1'}",
+        f"--master-port={RENDEZVOUS_PORT}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={SHUTDOWN_SECONDS}",
+        *program,
+    ]
+
+
+def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
+    """What a command's own torchrun takes for what its words leave out, such as how many nodes there are (row Z24).
+
+    The rank comes with the variable PET_NODE_RANK, which the pod declares.
+    """
+    if gang.processes is None or gang.job.program is not Program.COMMAND:
+        return {}
+    return {
+        "PET_NNODES": str(gang.nodes),
+        "PET_NPROC_PER_NODE": str(gang.processes),
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ID": gang.name,
+        "PET_RDZV_CONF": f"timeout={RENDEZVOUS_SECONDS}",
+        "PET_MASTER_ADDR": rank_0 if gang.nodes > 1 else "127.0.0.1",
+        "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
+        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+    }
+
+
+def network(distributed: Distributed | None) -> dict[str, str]:
+    """NCCL's variables for `rdma`: `auto` leaves the choice to NCCL, which takes InfiniBand where it finds it, else TCP.
+
+    `enabled` would rather fail than be slow, `disabled` goes over TCP also past a plugin of the image. Within a single node
+    there is no network, and asked for one that its pod does not have, NCCL would fail.
+    """
+    if distributed is None or distributed.backend != "nccl" or distributed.num_nodes == 1:
+        return {}
+    tcp = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+    return {"auto": {}, "enabled": {"NCCL_NET": "IB"}, "disabled": tcp}[distributed.rdma]
+
+
+# One pod of a gang: the restricted Pod Security profile, a read-only root, scratch volumes, the job as a file (X3, X6).
 
 USER_ID = 10001
 """The user of deploy/Containerfile; given here too, so that no image can choose root."""

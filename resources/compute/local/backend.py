@@ -1,4 +1,4 @@
-"""LocalCompute: a job as a process group of this machine, which outlives its supervisor."""
+"""Local backend: a job is a process group that outlives its supervisor."""
 
 import time
 from collections.abc import Callable
@@ -8,20 +8,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from recipes.contracts.exit_document import ExitDocument
-from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import EXIT_FILE, OUT_OF_MEMORY_FILE, BadConfiguration, Job, Program
 from recipes.job_processes import kill_job_processes
-from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Observation, Phase
+from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, JobKey, Observation, Phase
 from resources.compute.credentials import Credentials
-from resources.compute.job_key import JobKey
-from resources.compute.local.admission import Admission
-from resources.compute.local.attempt import Start, made_progress
+from resources.compute.local.admission import Admission, Leases
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.command import command, environment
-from resources.compute.local.leases import Leases
-from resources.compute.local.memory_kills import memory_kills
-from resources.compute.local.time_limit import follow_clock_change, is_time_over, read_start, record_start, start_time
 from resources.compute.local.work_folder import (
     ATTEMPT_FILE,
     FAILED_ATTEMPTS_FILE,
@@ -29,7 +23,14 @@ from resources.compute.local.work_folder import (
     MEMORY_KILLS_FILE,
     QUEUED_START_FILE,
     QUEUED_UNTIL_FILE,
+    Start,
+    follow_clock_change,
+    is_time_over,
+    made_progress,
     read_number,
+    read_start,
+    record_start,
+    start_time,
     work_folder,
 )
 from resources.settings.settings import Settings
@@ -43,6 +44,22 @@ from resources.stack.detached_process import (
     write_json_atomic,
 )
 from resources.stack.services import SOURCE_ROOT
+
+# The kernel's count of processes that it killed because memory ran out.
+#
+# It counts the whole machine, also kills by a cgroup's limit. So it is evidence only about a process that was killed
+# without writing an exit reason.
+
+VMSTAT = Path("/proc/vmstat")
+
+
+def memory_kills(vmstat: Path = VMSTAT) -> int:
+    """Number of out-of-memory kills since boot; 0 where the kernel does not report it (before Linux 4.13)."""
+    counts = dict(line.split() for line in vmstat.read_text().splitlines()) if vmstat.is_file() else {}
+    return int(counts.get("oom_kill", 0))
+
+
+# LocalCompute: a job as a process group of this machine, which outlives its supervisor.
 
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 KILL_MESSAGES = {

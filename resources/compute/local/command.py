@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from recipes.contracts.job import Job, Program
-from resources.compute.base import SHUTDOWN_SECONDS
-from resources.compute.environment import PROGRAM_ENVIRONMENT
+from resources.compute.base import PROGRAM_ENVIRONMENT, SHUTDOWN_SECONDS
 
 MULTI_PROCESS_ENVIRONMENT = {
     # All processes of a job are on this machine, whose own host name may not resolve.

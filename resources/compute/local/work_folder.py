@@ -1,12 +1,21 @@
-"""The work folder of a job on this machine, and the files with which the local backend keeps its state there.
+"""Work folder of a job: its files, its attempts and its time limit."""
 
-Names are stored: folders and files of earlier releases are found again.
-"""
-
+import json
+import time
 from pathlib import Path
 
-from recipes.contracts.job import Program
-from resources.compute.job_key import JobKey
+from pydantic import BaseModel
+
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job, Program
+from recipes.contracts.quantities import parse_duration
+from recipes.storage.artifact_store import MANIFEST_FILE
+from resources.compute.base import JobKey
+from resources.stack.detached_process import LOG_FILE, write_json_atomic
+
+# The work folder of a job on this machine, and the files with which the local backend keeps its state there.
+#
+# Names are stored: folders and files of earlier releases are found again.
 
 JOB_FILE = "job.json"
 """The document that the next attempt of the program reads."""
@@ -44,3 +53,102 @@ def work_folder(jobs: Path, job: JobKey) -> Path:
 
 def read_number(path: Path) -> int:
     return int(path.read_text()) if path.is_file() else 0
+
+
+# The attempts of a job: what the next one needs to know, and whether the last one made progress.
+
+PROGRESS_SECONDS = 3600.0
+"""An attempt that ran for so long made progress: a run of weeks is killed more often than one that never gets anywhere."""
+
+
+class Start(BaseModel, frozen=True):
+    """The next attempt; of a restart, how the last attempt ended, and how many attempts ended by a fault.
+
+    `used` are the seconds of its time limit that a job had used when it began to wait: waiting uses none, however many
+    supervisors were killed while they were starting it.
+    """
+
+    attempt: int
+    faults: int
+    used: float | None = None
+    detail: str = ""
+    reason: ExitReason | None = None
+
+
+def made_progress(work: Path) -> bool:
+    """Whether the last attempt did: a run that saves checkpoints may be killed any number of times and still completes."""
+    manifests = (work / CHECKPOINTS_FOLDER).rglob(MANIFEST_FILE)
+    saved = [file.stat().st_mtime for file in manifests if file.parent.name.isdigit()]
+    ran_long = attempt_seconds(work) > PROGRESS_SECONDS
+    return ran_long or (bool(saved) and max(saved) > (work / ATTEMPT_FILE).stat().st_mtime)
+
+
+def attempt_seconds(work: Path) -> float:
+    """Seconds from the start of the last attempt to the last line of its log."""
+    log = work / LOG_FILE
+    return log.stat().st_mtime - (work / ATTEMPT_FILE).stat().st_mtime if log.is_file() else 0.0
+
+
+# The time that a job may take over all its attempts: `schedule.max_duration` (row G5).
+#
+# Time in which nothing ran does not count: while it waited, while the stack was down, and what the clock was set by.
+
+MIN_CLOCK_CHANGE_SECONDS = 10.0
+"""A clock that is set by less changes little of what a job may take."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def start_time(job: Job, work: Path, now: float) -> float:
+    """When the time limit of a job that starts at `now` started; `now` again for a job whose time was used up.
+
+    The log shows until when it ran: a stack that was down, or a job that failed yesterday, has used no time since.
+    """
+    began, log = work / TIME_START_FILE, work / LOG_FILE
+    if not began.is_file() or not log.is_file() or is_time_over(job, work):
+        return now
+    return read_start(work) + max(0.0, now - log.stat().st_mtime)
+
+
+def record_start(work: Path, start: float) -> None:
+    write_json_atomic(work / TIME_START_FILE, start)
+    write_json_atomic(work / CLOCK_FILE, {"boot": boot_id(), "offset": clock_offset()})
+
+
+def read_start(work: Path) -> float:
+    return float((work / TIME_START_FILE).read_text())
+
+
+def is_time_over(job: Job, work: Path) -> bool:
+    """Whether a job has used up its time."""
+    started = (work / TIME_START_FILE).is_file()
+    return started and time.time() > read_start(work) + parse_duration(job.schedule.max_duration)
+
+
+def follow_clock_change(work: Path) -> None:
+    """Move the start of the time limit with the clock: set forward by two hours, it ended jobs that may take one.
+
+    The clock is compared with the last time that a supervisor looked, whichever it was. After a reboot there is nothing to
+    compare with.
+    """
+    if not (work / TIME_START_FILE).is_file():
+        return
+    offset = clock_offset()
+    try:
+        last = json.loads((work / CLOCK_FILE).read_text())
+    except FileNotFoundError:  # started by an earlier release
+        last = {}
+    known = last.get("boot") == boot_id()
+    change = offset - last["offset"] if known else 0.0
+    if known and abs(change) <= MIN_CLOCK_CHANGE_SECONDS:
+        return
+    record_start(work, read_start(work) + change)
+
+
+def clock_offset() -> float:
+    """How far the clock is ahead of the one that nobody sets."""
+    return time.time() - time.monotonic()
+
+
+def boot_id() -> str:
+    """Identifies a boot of this machine: the monotonic clock starts with it."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.is_file() else ""

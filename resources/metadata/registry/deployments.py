@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, and_, func, select, update
 
 from resources.metadata.outbox import now_ms
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_model_rows import emit_model, lock_registry
 from resources.metadata.tables import deployments as table
 from resources.metadata.tables import model_versions as versions

@@ -6,7 +6,7 @@ Pure: what a move does to the tables is `registry`.
 """
 
 from resources.errors import ErrorCode, HanzoError, conflict, invalid
-from resources.metadata.registry.model_version_rules import STAGE_TAG, TRAFFIC_TAG
+from resources.metadata.registry.model_names import STAGE_TAG, TRAFFIC_TAG
 from resources.metadata.registry.model_versions import ModelVersion
 
 STAGES = ("none", "staging", "canary", "production", "archived")

@@ -4,9 +4,9 @@ from sqlalchemy import Connection, delete, select, update
 
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_rules import (
+from resources.metadata.registry.model_names import (
     MAX_VERSION,
+    ModelKey,
     checked_description,
     checked_model_name,
     checked_tag,

@@ -34,9 +34,15 @@ from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.locations import find_files_owner, is_proxied
 from resources.metadata.field_rules import checked_text, printable
-from resources.metadata.registry.model_key import ModelKey, folder_organization
+from resources.metadata.registry.model_names import (
+    LATEST_ALIAS,
+    ModelKey,
+    folder_organization,
+    is_prompt,
+    model_not_found,
+    version_not_found,
+)
 from resources.metadata.registry.model_stages import check_usable
-from resources.metadata.registry.model_version_rules import LATEST_ALIAS, is_prompt, model_not_found, version_not_found
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.registry.source_uris import (
     LOGGED_MODEL_PATTERN,

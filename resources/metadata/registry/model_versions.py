@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
 
 from recipes.storage.manifest import Artifact
 from resources.errors import conflict
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions

@@ -9,8 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, tex
 from resources.errors import conflict
 from resources.metadata.field_rules import printable
 from resources.metadata.outbox import POSTGRES_OUTBOX_LOCK, emit, now_ms
-from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_rules import checked_model_name, model_not_found
+from resources.metadata.registry.model_names import ModelKey, checked_model_name, model_not_found
 from resources.metadata.registry.model_versions import ModelVersion, find_version, read_versions
 from resources.metadata.tables import deployments, events
 from resources.metadata.tables import model_aliases as aliases

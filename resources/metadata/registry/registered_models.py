@@ -12,10 +12,9 @@ from resources.errors import already_exists
 from resources.metadata.database import Database
 from resources.metadata.field_rules import check_key, printable
 from resources.metadata.outbox import now_ms
-from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_stages import check_usable
-from resources.metadata.registry.model_version_rules import (
+from resources.metadata.registry.model_names import (
     MAX_VERSION,
+    ModelKey,
     checked_alias,
     checked_description,
     checked_model_name,
@@ -24,6 +23,7 @@ from resources.metadata.registry.model_version_rules import (
     name_conflict_error,
     version_not_found,
 )
+from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_versions import find_version
 from resources.metadata.registry.registered_model_rows import (
     RegisteredModel,

@@ -16,19 +16,19 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import checked_text, printable
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry import deployments
-from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_stages import STAGES, check_move, check_stage, stage_tags
-from resources.metadata.registry.model_version_rules import (
+from resources.metadata.registry.model_names import (
     LABEL_TAG,
     MAX_VERSION,
     STAGE_TAG,
     TRAFFIC_TAG,
+    ModelKey,
     checked_description,
     checked_model_name,
     checked_tag,
     checked_version_tags,
     version_not_found,
 )
+from resources.metadata.registry.model_stages import STAGES, check_move, check_stage, stage_tags
 from resources.metadata.registry.model_versions import (
     NEWEST_FIRST,
     LoggedFiles,

@@ -10,8 +10,7 @@ from resources.metadata.database import Database
 from resources.metadata.filters.pagination import Keyset, SortKey
 from resources.metadata.filters.parser import TEXT, Condition, Grammar, Order
 from resources.metadata.filters.sql import compare_absent, compare_keyed
-from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_rules import PROMPT_TAG
+from resources.metadata.registry.model_names import PROMPT_TAG, ModelKey
 from resources.metadata.registry.model_versions import NEWEST_FIRST, ModelVersion, read_versions
 from resources.metadata.registry.registered_model_rows import RegisteredModel, model_row, read_models
 from resources.metadata.tables import model_version_tags as version_tags

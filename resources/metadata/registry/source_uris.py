@@ -10,7 +10,7 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, invalid
 from resources.metadata.artifacts.locations import ARTIFACTS_FOLDER, MODELS_PART, PROXY_SCHEME, is_proxied, proxied_uri
 from resources.metadata.field_rules import printable
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.tables import logged_models, runs
 from resources.metadata.tables import model_versions as versions

@@ -5,7 +5,7 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import printable
 from resources.metadata.registry import deployments
 from resources.metadata.registry.deployments import Deployment
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_model_rows import lock_model
 from resources.metadata.registry.registry import Registry
 

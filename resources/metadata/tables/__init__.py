@@ -1,7 +1,6 @@
 """Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
 
 from resources.metadata.tables.base import SEQUENCE, schema
-from resources.metadata.tables.call_tallies import call_tallies
 from resources.metadata.tables.datasets import (
     artifact_files,
     artifacts,
@@ -13,9 +12,16 @@ from resources.metadata.tables.datasets import (
     datasets,
     lineage_edges,
 )
-from resources.metadata.tables.event_positions import event_positions
-from resources.metadata.tables.heartbeats import heartbeats
-from resources.metadata.tables.jobs import events, job_tokens, jobs, sweep_trials, sweeps
+from resources.metadata.tables.jobs import (
+    call_tallies,
+    event_positions,
+    events,
+    heartbeats,
+    job_tokens,
+    jobs,
+    sweep_trials,
+    sweeps,
+)
 from resources.metadata.tables.logged_models import (
     inputs,
     logged_model_metrics,

@@ -1,8 +1,45 @@
-"""Tables of jobs, their tokens, sweeps, and the event log."""
+"""Tables of jobs, their tokens, sweeps, the event log and heartbeats."""
 
 from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, Integer, String, Table, Text
 
 from resources.metadata.tables.base import SEQUENCE, schema
+
+# Calls that are counted, on their way into the log.
+
+call_tallies = Table(
+    "call_tallies",
+    schema,
+    Column("id", String(32), primary_key=True, doc="a hash of the call"),
+    Column("call", Text, nullable=False, doc="resources.metadata.audit_log.AuditedCall as JSON"),
+    Column("number", BigInteger, nullable=False, doc="of its equals that are not in `events` yet"),
+    Column("taken_at", BigInteger, nullable=False, doc="when some were last put there; 0 before"),
+    sqlite_with_rowid=False,
+    # As for `runs`: each logged metric moves a count.
+    postgresql_with={"fillfactor": 50},
+)
+
+
+# Readers of the events that keep their place here.
+
+event_positions = Table(
+    "event_positions",
+    schema,
+    Column("reader", String(100), primary_key=True),
+    Column("seq", BigInteger, nullable=False, doc="of the last event that it is done with"),
+)
+
+
+# Signs of life.
+
+heartbeats = Table(
+    "heartbeats",
+    schema,
+    Column("name", String(100), primary_key=True, doc="of who works on what stands in this database"),
+    Column("beat_at", BigInteger, nullable=False, doc="when it was last heard"),
+)
+
+
+# Tables of jobs, their tokens, sweeps, and the event log.
 
 # Jobs, and the log of all changes.
 

@@ -8,8 +8,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from resources.errors import invalid, not_found
 from resources.metadata.database import Database
-from resources.metadata.field_rules import MetricPoint, checked_text
-from resources.metadata.run_tags import LOGGED_MODELS_TAG, NAME_TAG
+from resources.metadata.field_rules import LOGGED_MODELS_TAG, NAME_TAG, MetricPoint, checked_text
 from resources.metadata.tables import params, run_tags, runs
 from resources.metadata.tracking.logged_model_records import write_model_points
 from resources.metadata.tracking.run_revisions import bump_revision

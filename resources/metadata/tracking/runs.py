@@ -16,6 +16,7 @@ from resources.metadata.artifacts.locations import run_files_uri
 from resources.metadata.database import Database
 from resources.metadata.field_rules import (
     MAX_USER,
+    NAME_TAG,
     check_length,
     checked_creation_tag,
     checked_run_id,
@@ -23,7 +24,6 @@ from resources.metadata.field_rules import (
     checked_time,
 )
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tables import runs
 from resources.metadata.tracking.experiments import Experiments, check_active
 from resources.metadata.tracking.run_data import check_run_active, write_tags

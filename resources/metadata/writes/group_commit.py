@@ -14,7 +14,7 @@ from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.transactions import driver_errors
-from resources.metadata.writes import run_rows_sqlite
+from resources.metadata.writes import sqlite
 from resources.metadata.writes.run_writes import Changes, KnownRows, RunWrite, WantedRows, decide_writes, wanted_rows
 
 # A group of writes in one transaction: what they need is read, what becomes of them is decided, and it is written.
@@ -50,10 +50,10 @@ def write_group(
 def _rows_module(dialect: Dialect) -> RunRows:
     """The statements in the dialect's words. Its driver is loaded only where it is used."""
     if dialect.name != "postgresql":
-        return run_rows_sqlite
-    from resources.metadata.writes import run_rows_postgresql
+        return sqlite
+    from resources.metadata.writes import postgresql_batches
 
-    return run_rows_postgresql
+    return postgresql_batches
 
 
 # One thread that stores what requests log: those that come in together share a transaction, and each is answered after
@@ -234,12 +234,12 @@ def _answer(group: Sequence[WaitingWrite], answers: Sequence[Exception | None]) 
 def open_single_point_writer(database: Database) -> SinglePointStore:
     """The shorter way for a point that is alone. The database's driver is loaded only where it is used."""
     if database.engine.dialect.name == "postgresql":
-        from resources.metadata.writes import single_point_postgresql
+        from resources.metadata.writes import postgresql_points
 
-        return single_point_postgresql.SinglePointWriter(database.engine)
-    from resources.metadata.writes import single_point_sqlite
+        return postgresql_points.SinglePointWriter(database.engine)
+    from resources.metadata.writes import sqlite
 
-    return single_point_sqlite.SinglePointWriter(database.engine)
+    return sqlite.SinglePointWriter(database.engine)
 
 
 def _shutting_down() -> HanzoError:

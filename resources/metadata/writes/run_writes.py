@@ -17,13 +17,13 @@ from resources.errors import HanzoError, invalid, not_found
 from resources.metadata.audit_log import Tally
 from resources.metadata.field_rules import (
     MAX_RUN_NAME,
+    NAME_TAG,
     MetricPoint,
     checked_param,
     checked_run_id,
     checked_run_tag,
     checked_text,
 )
-from resources.metadata.run_tags import NAME_TAG
 
 MAX_METRICS = 1000
 MAX_PARAMS = 100

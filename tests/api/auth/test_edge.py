@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from resources.compute.local.gpus import by_type, installed
+from resources.compute.local.capacity import count_by_type, installed_gpus
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Key
 
@@ -55,7 +55,7 @@ def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
     assert values["hanzo_ml_datasets_created_total", "rival"] == 1
     assert values["hanzo_ml_models_registered_total", "rival"] >= 1
     assert values["hanzo_ml_queue_depth", "rival", "medium"] == len(queued)
-    there = by_type(installed(), signed_in.server.settings.scheduler.gpu_types)
+    there = count_by_type(installed_gpus(), signed_in.server.settings.scheduler.gpu_types)
     assert {name: values["hanzo_ml_gpus_available", name] for name in there} == there, "no job runs: all are free"
     assert values["hanzo_ml_storage_bytes", "hanzo-ml-datasets"] > 0
     endpoints = {labels[1] for labels in values if labels[0] == "hanzo_ml_api_request_duration_seconds_count"}

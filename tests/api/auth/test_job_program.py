@@ -11,7 +11,7 @@ import pytest
 from recipes.contracts.job import Job, Program, Tracking
 from resources.compute.base import Follower, Observation
 from resources.compute.local.backend import LocalCompute
-from resources.jobs.credentials import TOKEN_VARIABLE, JobCredentials
+from resources.jobs.job_tokens import TOKEN_VARIABLE, JobCredentials
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn, made
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from resources.metadata import job_tokens
+from resources.jobs import job_tokens
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 
@@ -32,7 +32,7 @@ class Job:
         run = made(acme.admin.get(f"/v1/runs/{self.id}"))
         self.experiment = run["experiment_id"]
         with database.write() as connection:
-            self.token = job_tokens.issue(connection, self.id, 60)
+            self.token = job_tokens.issue_token(connection, self.id, 60)
         signed_in.tokens.append(f"..{self.token}")
         self.http = httpx.Client(
             base_url=signed_in.server.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60, trust_env=False
@@ -175,7 +175,9 @@ def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, datab
     ended = Job(signed_in, database)
     made(ended.post("/runs/log-metric", run_id=ended.id, **POINT))
     with database.write() as connection:
-        job_tokens.revoke(connection, ended.id) if end == "revoked" else job_tokens.issue(connection, ended.id, 60)
+        job_tokens.revoke_token(connection, ended.id) if end == "revoked" else job_tokens.issue_token(
+            connection, ended.id, 60
+        )
     deadline = time.monotonic() + 60
     while (answer := ended.post("/runs/log-metric", run_id=ended.id, **POINT)).status_code == 200:
         assert time.monotonic() < deadline

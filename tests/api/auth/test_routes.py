@@ -13,11 +13,10 @@ from fastapi.testclient import TestClient
 
 import api.app
 from api.auth.audit_log import AuditLog
-from api.auth.jwks import SigningKeys
-from api.auth.object_references import PARAMETER_KINDS
+from api.auth.ownership import PARAMETER_KINDS
 from api.auth.permissions import Permission
 from api.auth.route_matching import Routes
-from api.auth.tokens import Tokens
+from api.auth.tokens import SigningKeys, Tokens
 from api.middleware.access_control import AccessControl
 from api.routes.ui.sign_in import COOKIE
 from api.routing import PUBLIC, Router, undeclared
@@ -29,7 +28,7 @@ from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
 from tests.api.conformance import named_schemas, operations_of
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {"key", "name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
-"""`name` and `artifact_path` are read by `api.auth.object_references` on the routes where they name one."""
+"""`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
 OPEN = {"GET /alive", "GET /ready", "GET /health", f"GET {SIGNED_LINK}"}

@@ -13,9 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from api.auth.jwks import SigningKeys, verifying_keys
 from api.auth.permissions import Caller
-from api.auth.tokens import Tokens
+from api.auth.tokens import SigningKeys, Tokens, verifying_keys
 from resources.errors import ErrorCode, HanzoError
 from resources.settings.sections import Auth
 from tests.api.auth.iam import Iam, Key

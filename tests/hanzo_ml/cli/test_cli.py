@@ -26,7 +26,7 @@ from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.model import print_proof
 from hanzo_ml.cli.output import print_table
 from resources.metadata.database import Database
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registry import ClientVersion, Registry
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments

@@ -11,8 +11,8 @@ from hanzo_ml.cli import recipe_report
 from hanzo_ml.cli.connection import Refused
 from recipes.contracts.recipe import RECIPES_FOLDER, Recipe
 from recipes.planning.hardware_fit import check_fit, describe_hardware, format_bytes
-from recipes.planning.known_architectures import known_shape
 from recipes.planning.memory_budget import estimate_memory
+from recipes.planning.recipe_checks import known_shape
 
 ZEN = [name for name in Recipe.names() if name.startswith("zen-")]
 BUILT = 72_706_203_648

@@ -7,7 +7,9 @@ import pytest
 
 from hanzo_ml.client.points import (
     MAX_RETRY_SECONDS,
+    UNKNOWN_TIME,
     Point,
+    RepeatedSteps,
     ResumeFilter,
     drop_known_points,
     is_refusal,
@@ -15,7 +17,6 @@ from hanzo_ml.client.points import (
     parse_newest_steps,
     retry_delay,
 )
-from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
 from hanzo_ml.client.run import MAX_ATTEMPTS
 
 

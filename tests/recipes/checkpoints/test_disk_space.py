@@ -61,7 +61,7 @@ def test_the_newest_stays_however_small_the_disk(store: Store, tmp_path: Path) -
 
 
 def test_what_the_store_does_not_have_stays_here(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
+    monkeypatch.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())
     buckets = tmp_path / "objects"
     checkpoints = CheckpointManager(tmp_path / "local", store, URI, 3, free=disk_of(0))
     save(checkpoints, 1)

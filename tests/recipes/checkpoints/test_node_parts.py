@@ -290,7 +290,7 @@ def test_machines_that_all_upload_slowly_upload_the_same_steps(
     """Each took what was its newest as it came to it, and the other another one: nothing was whole but the first."""
     together = machines(store, tmp_path)
     monkeypatch.setattr("recipes.checkpoints.remote.SLOW_UPLOAD_SECONDS", -1.0)
-    monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
+    monkeypatch.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())
     may_go = {machine.folder: threading.Semaphore(0) for machine in together}
     put_files = Store.put_files
 
@@ -345,7 +345,7 @@ def test_while_one_machine_has_the_newest_another_may_have_the_one_before(
     """The newest alone was to stay, of which one had its part as all were killed, and the store was away."""
     first, second = (CheckpointManager(tmp_path / name, store, URI, 1) for name in ("first", "second"))
     with monkeypatch.context() as away:
-        away.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", ())
+        away.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", ())
         away.setattr(Store, "put_files", lambda *given: (_ for _ in ()).throw(OSError("away")))
         for step in (4, 6):
             for number, machine in enumerate((first, second), 1):

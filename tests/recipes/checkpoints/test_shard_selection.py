@@ -14,13 +14,15 @@ from safetensors.torch import save_file
 
 from recipes.checkpoints.commit import find_corruption, read_content_digest
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart, part_in_folder
-from recipes.checkpoints.shard_selection import (
+from recipes.checkpoints.node_parts import (
+    PART_KEY,
     PLACES_KEY,
     AllWeights,
+    CheckpointPart,
     NodeShard,
     SafetensorsHeader,
     TensorRows,
+    part_in_folder,
     read_safetensors_header,
     shard_rows,
 )

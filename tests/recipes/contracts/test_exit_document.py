@@ -5,9 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from recipes.contracts.exit_document import ExitDocument
-from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.legacy_exit_reason import reason_of_class
+from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_exception_name
 
 
 def read(**document: object) -> ExitDocument:
@@ -81,4 +79,4 @@ def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
     ],
 )
 def test_a_log_without_a_reason_is_classified_by_the_error_s_class(name: str, reason: ExitReason) -> None:
-    assert reason_of_class(name) is reason
+    assert classify_exception_name(name) is reason

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
-from recipes.contracts.pinned_references import BaseModelRef
+from recipes.contracts.recipe_references import BaseModelRef
 from recipes.export.base_model import resolve_base_model
 from recipes.storage.artifact_store import Store
 from recipes.storage.base_model_folder import hash_model_folder

@@ -9,7 +9,7 @@ from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
 from recipes.planning.gpus import GIB, GPU_SPECS, parse_gpu_requirement
 from recipes.planning.hardware_fit import check_fit, find_alternative, suggest_smaller_batches
-from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.recipe_checks import resolve_shape
 from recipes.planning.throughput import assume_flops, estimate_flops_per_token
 
 ALL = [Recipe.named(name) for name in Recipe.names()]

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.planning.known_architectures import read_folder_shape, resolve_shape
+from recipes.planning.recipe_checks import read_folder_shape, resolve_shape
 from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError
 from resources.estimate.admission import admit_recipe, base_model_shape

@@ -13,12 +13,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipes.contracts.job import BadConfiguration
-from recipes.contracts.objective_names import PAIR_OBJECTIVES_GROUP
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.recipe_references import PAIR_OBJECTIVES_GROUP
 from recipes.planning.activation_memory import ForwardPass, saved_activation_bytes, temporary_bytes
 from recipes.planning.architecture import Architecture, TensorGroup
 from recipes.planning.gpus import GIB
-from recipes.planning.known_architectures import ASSUMED_SHAPES, PUBLISHED_SHAPES, resolve_shape
 from recipes.planning.memory_budget import (
     CUDA_CONTEXT_BYTES,
     FRAGMENTATION_SHARE,
@@ -31,6 +30,7 @@ from recipes.planning.memory_budget import (
     nf4_bytes,
     optimizer_bytes,
 )
+from recipes.planning.recipe_checks import ASSUMED_SHAPES, PUBLISHED_SHAPES, resolve_shape
 from recipes.training.lora import compute_lora_in_input_dtype
 from recipes.training.token_loss import use_token_losses
 from resources.estimate.job_estimate import DatasetTokens, total_tokens

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from recipes.contracts.job import BadConfiguration, Distributed
 from recipes.contracts.recipe import Recipe
 from recipes.planning.hardware_fit import check_fit
-from recipes.planning.known_architectures import resolve_shape
 from recipes.planning.memory_budget import estimate_stages
 from recipes.planning.parallel_layout import (
     assign_stage,
@@ -22,7 +21,7 @@ from recipes.planning.parallel_layout import (
     sharding_arguments,
     stage_shapes,
 )
-from recipes.planning.recipe_checks import unsupported_reason
+from recipes.planning.recipe_checks import resolve_shape, unsupported_reason
 from recipes.planning.throughput import assume_flops
 from recipes.training.model import load_model
 from resources.errors import HanzoError

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration, Distributed
 from recipes.contracts.recipe import Recipe
-from recipes.planning.known_architectures import resolve_shape
 from recipes.planning.parallel_layout import fsdp_config
-from recipes.planning.recipe_checks import unsupported_reason
+from recipes.planning.recipe_checks import resolve_shape, unsupported_reason
 from recipes.training.model import load_model
 from resources.errors import HanzoError
 from resources.estimate.admission import admit_recipe

@@ -15,8 +15,7 @@ from recipes.contracts.parameters import FeatureParameters, PrepareParameters
 from recipes.preparation import pipeline
 from recipes.preparation.feature_statistics import ExactMoments
 from recipes.records import key_index
-from recipes.records.cleaning import UncleanRecord
-from recipes.records.features import ONLINE_FILE, ONLINE_INDEX_FILE, STATE_FILE, FeatureState, serve_features
+from recipes.records.features import ONLINE_FILE, ONLINE_INDEX_FILE, STATE_FILE, FeatureState, UncleanRecord, serve_features
 from tests.recipes.preparation.preparation_workspace import Place, questions
 
 FEATURES = {

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from recipes.contracts.parameters import LANGUAGE_CODES, FilterParameters
-from recipes.preparation.language import load_model
+from recipes.preparation.text_filters import load_model
 
 
 def test_the_known_codes_are_those_of_the_model() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from recipes.contracts.job import Job, Result
 from recipes.storage.artifact_store import Store
-from resources.compute.kubernetes.gang import gang_of
-from resources.compute.kubernetes.torchrun import JOB_FILE, command
+from resources.compute.kubernetes.gang import plan_gang
+from resources.compute.kubernetes.pod import JOB_FILE, command
 from resources.settings.sections import Scheduler
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.preparation.test_feature_stages import FEATURES, table
@@ -51,7 +51,7 @@ class Pods:
         mine = {"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache"), "pods": PODS}
         job = self._job.model_copy(update=mine)
         (folder / "job.json").write_text(job.model_dump_json())
-        words = command(gang_of(job, Scheduler()), "nobody")
+        words = command(plan_gang(job, Scheduler()), "nobody")
         assert words == ["python", "-m", "recipes.prepare", JOB_FILE, "$(NODE_RANK)"]
         script = folder / "small_units.py"
         script.write_text(SCRIPT)

@@ -36,7 +36,7 @@ from recipes.preparation.shuffle_stage import PARTS_FOLDER, scatter_range
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS, draw_rank
 from recipes.preparation.split_stage import SPLIT_STAGE
-from recipes.preparation.toxicity import ToxicityFilter
+from recipes.preparation.text_filters import ToxicityFilter
 from recipes.preparation.workers import Pods, Workers
 from recipes.prepare import TABLES_VERSION
 from recipes.records.layouts import Layout, detect_layout, read_question
@@ -363,7 +363,7 @@ def test_an_installed_detector_rejects_from_its_threshold_on(monkeypatch: pytest
     installed.score = lambda text: 0.5 if "storm" in text else 0.49  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, installed.__name__, installed)
     there = EntryPoints([EntryPoint("mine", "detector_of_the_operator:score", "hanzo_ml.toxicity")])
-    monkeypatch.setattr("recipes.preparation.toxicity.entry_points", lambda group: there.select(group=group))
+    monkeypatch.setattr("recipes.preparation.text_filters.entry_points", lambda group: there.select(group=group))
     by_default = ToxicityFilter(Toxicity(detector="mine"))
     assert (by_default.problem("a storm"), by_default.problem("a calm")) == ("score 0.50", None)
     assert ToxicityFilter(Toxicity(detector="mine", threshold=0.51)).problem("a storm") is None

@@ -51,7 +51,7 @@ def test_every_line_is_in_one_range(
     source = Source(store, dataset(store, tmp_path, data, chunk_bytes), tmp_path)
     whole = LocalFile(tmp_path / "records.jsonl")
     places = cut_ranges(source.files.values(), range_bytes)
-    found = [read(source.of(place), place) for place in places]
+    found = [read(source.range_file(place), place) for place in places]
     assert found == [read(whole, place) for place in places]
     assert b"".join(line for lines in found for line in lines) == data
     assert all(line.count(b"\n") <= 1 for lines in found for line in lines)
@@ -64,7 +64,7 @@ def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server) -> None:
     asked: Counter[str] = Counter()
     for place in places:
         s3.requests.clear()
-        assert read(pickle.loads(pickle.dumps(source.of(place))), place)
+        assert read(pickle.loads(pickle.dumps(source.range_file(place))), place)
         fetched = [each.path for each in s3.requests if each.method == "GET"]
         assert all(CHUNKS_FOLDER in path for path in fetched), "no worker reads the manifest, which may be of many chunks"
         assert len(fetched) <= RANGE // CHUNK + 2, "one chunk before its first line, and one behind its last"
@@ -83,18 +83,20 @@ def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3
     source = Source(store, artifact, tmp_path / "cache")
     first, *_, last = cut_ranges(source.files.values(), RANGE)
     s3.requests.clear()
-    assert read(source.of(first), first) + read(source.of(first), first) == 2 * read(LocalFile(raw / first.file), first)
+    assert read(source.range_file(first), first) + read(source.range_file(first), first) == 2 * read(
+        LocalFile(raw / first.file), first
+    )
     assert [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"][1:] == ["test-00000.jsonl"]
     assert last.file == "train/train-00000.jsonl"
-    assert read(source.of(last), last)[-1] == LINES[-1]
+    assert read(source.range_file(last), last)[-1] == LINES[-1]
     both = Source(store, artifact, tmp_path / "both")
     s3.requests.clear()
     both.fetch(both.files)
     names = [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"]
     assert names.pop(0) == "manifest.json"
     assert sorted(names) == ["test-00000.jsonl", "train-00000.jsonl"], "the manifest is read once for all of them"
-    assert [read(both.of(place), place) for place in (first, last)] == [
-        read(source.of(place), place) for place in (first, last)
+    assert [read(both.range_file(place), place) for place in (first, last)] == [
+        read(source.range_file(place), place) for place in (first, last)
     ]
 
 
@@ -110,4 +112,4 @@ def test_a_chunk_that_is_not_as_recorded_is_refused(tmp_path: Path, data: bytes 
     places = cut_ranges(source.files.values(), RANGE)
     with pytest.raises(BrokenArtifact, match="is missing" if data is None else "has SHA-256"):
         for place in places:
-            read(source.of(place), place)
+            read(source.range_file(place), place)

@@ -106,7 +106,7 @@ def test_values_are_read_in_the_order_of_their_places(
 ) -> None:
     with Scratch(tmp_path_factory.mktemp("column"), held_bytes).column("values", np.int8, 60, 9) as column:
         for place, value in values.items():
-            column.put(np.array([place], np.uint64), value)
+            column.assign(np.array([place], np.uint64), value)
         expected = [values.get(place, 9) for place in range(60)]
         end, wanted = 0, list[list[int]]()
         for length in lengths:

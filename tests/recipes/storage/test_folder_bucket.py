@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from recipes.storage.folder_bucket import list_folder, scan_folder, walk_files
+from recipes.storage.buckets import list_folder, scan_folder, walk_files
 
 
 def test_one_that_is_deleted_while_it_is_listed_hides_no_other(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from recipes.storage.prefetch import prefetch
+from recipes.storage.object_transfer import prefetch
 
 
 def test_results_come_in_the_order_of_what_was_asked_for() -> None:

@@ -12,13 +12,12 @@ from typing import Any
 import obstore
 import pytest
 
-from recipes.checkpoints import upload_retry
+from recipes.checkpoints import upload
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import StoreAddress
 from recipes.storage import buckets
 from recipes.storage.artifact_store import Store
-from recipes.storage.buckets import StoreUnavailable
-from recipes.storage.folder_bucket import is_mounted
+from recipes.storage.buckets import StoreUnavailable, is_mounted
 from recipes.storage.manifest import Artifact, FileRecord
 from recipes.training.checkpointing.resume import find_resume_checkpoint
 
@@ -238,7 +237,7 @@ def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are
 def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
-    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(upload, "RETRY_PAUSES_SECONDS", ())
     checkpoints = CheckpointManager(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(checkpoints, 1)
     checkpoints.wait()

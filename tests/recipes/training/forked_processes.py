@@ -16,7 +16,7 @@ import pytest
 from recipes import train as program
 from recipes.contracts.job import EXIT_PREEMPTED, Job, Result
 from recipes.runner import main
-from resources.compute.environment import PROGRAM_ENVIRONMENT
+from resources.compute.base import PROGRAM_ENVIRONMENT
 from resources.compute.local.command import MULTI_PROCESS_ENVIRONMENT
 from tests.free_ports import free_port
 from tests.recipes.training.tracked_runs import LONG, step_of

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.contracts.job import Job
-from resources.compute.kubernetes.gang import gang_of
-from resources.compute.kubernetes.torchrun import JOB_FILE, RENDEZVOUS_PORT, command
+from resources.compute.kubernetes.gang import plan_gang
+from resources.compute.kubernetes.pod import JOB_FILE, RENDEZVOUS_PORT, command
 from resources.settings.sections import Scheduler
 from tests.free_ports import free_port
 
@@ -40,7 +40,7 @@ class Gang:
             "--node-rank=$(NODE_RANK)": f"--node-rank={rank}",
             f"--master-port={RENDEZVOUS_PORT}": f"--master-port={port}",
         }
-        words = [pod.get(word, word) for word in command(gang_of(job, Scheduler()), "127.0.0.1")]
+        words = [pod.get(word, word) for word in command(plan_gang(job, Scheduler()), "127.0.0.1")]
         with self.log(rank).open("wb") as log:
             told = environment() | self._variables[rank]
             return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=told)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import set_seed
 
-from recipes.training.loss_scaling import loss_scale, scale_gradient, unscale_gradients
 from recipes.training.model import load_model
+from recipes.training.precision import loss_scale, scale_gradient, unscale_gradients
 from tests.recipes.tiny_training import LORA, TinyTraining
 
 TOKENS = 2**17

@@ -10,15 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recipes.training.objectives as registry
-from recipes.contracts import objective_names
+from recipes.contracts import recipe_references
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.records.record_reader import parse_record
 from recipes.training.data.preference_pairs import PreferencePair, collate_pairs, encode_pairs
 from recipes.training.model import load_model
 from recipes.training.objectives import make_objective
-from recipes.training.objectives.dpo import Dpo
-from recipes.training.objectives.orpo import compute_log_odds
+from recipes.training.objectives.dpo_orpo import Dpo, compute_log_odds
 from recipes.training.objectives.sft import Sft
 from tests.recipes.tiny_training import COLOURS, FULL, LORA, TinyTraining, losses
 
@@ -201,8 +200,8 @@ class Reversed(Sft):
 def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown objective: use sft, dpo, orpo"):
         tiny.recipe(**LORA, objective="reversed")
-    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", objective_names.OBJECTIVES_GROUP)])
-    for module in (objective_names, registry):
+    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", recipe_references.OBJECTIVES_GROUP)])
+    for module in (recipe_references, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: Reversed)
     assert isinstance(make_objective(tiny.recipe(**LORA, objective="reversed")), Reversed)

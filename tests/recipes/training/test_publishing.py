@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from recipes.checkpoints.shard_selection import shard_rows
+from recipes.checkpoints.node_parts import shard_rows
 from recipes.contracts.recipe import Recipe
 from recipes.training.checkpointing.sharded_safetensors import ShardedTensors, consolidate_weights
 from recipes.training.publishing import load_whole_model, save_sharded_weights, save_whole_weights

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from recipes.contracts.job import Job, Result, Tracking
-from recipes.contracts.objective_names import OBJECTIVES_GROUP
+from recipes.contracts.recipe_references import OBJECTIVES_GROUP
 from recipes.contracts.results import TrainingFacts
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute

@@ -10,8 +10,8 @@ import pytest
 from recipes import train as program
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import Hardware, Job, Program, Result, StoreAddress, Tracking
-from recipes.contracts.objective_names import PREFERENCE_OBJECTIVES
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.recipe_references import PREFERENCE_OBJECTIVES
 from recipes.contracts.recovery_log import RecoveryEvent
 from recipes.contracts.results import TrainingFacts
 from recipes.storage.artifact_store import Store

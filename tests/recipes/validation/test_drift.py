@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics, Vocabulary
-from recipes.validation.column_statistics import SampledMoments
-from recipes.validation.drift import compare_versions, psi
+from recipes.validation.drift import SampledMoments, compare_versions, psi
 
 
 def numbers(values: list[float]) -> Numbers:

@@ -7,7 +7,7 @@ import pytest
 
 import recipes.contracts.recipe
 from recipes.contracts.recipe import RECIPES_FOLDER, Recipe
-from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.recipe_checks import resolve_shape
 from resources.errors import HanzoError
 from resources.estimate.admission import admit_recipe
 

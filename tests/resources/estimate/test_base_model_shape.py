@@ -8,7 +8,7 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.planning.known_architectures import ASSUMED_SHAPES, known_shape
+from recipes.planning.recipe_checks import ASSUMED_SHAPES, known_shape
 from recipes.storage.artifact_store import Store
 from resources.estimate.admission import base_model_shape, is_shape_assumed
 

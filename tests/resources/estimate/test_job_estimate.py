@@ -6,7 +6,7 @@ import pytest
 
 from recipes.contracts.recipe import Recipe
 from recipes.planning.hardware_fit import check_fit
-from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.recipe_checks import resolve_shape
 from recipes.planning.throughput import estimate_flops_per_token
 from resources.estimate.job_estimate import DEFAULT_OVERHEAD_SECONDS, DatasetTokens, Estimate, estimate_job
 from resources.estimate.past_runs import PastRun, job_overhead_seconds, seconds_per_step, tokens_per_step

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from recipes.contracts.job import StoreAddress
 from recipes.records.record_reader import iterate_record_lines, read_records
 from recipes.storage.artifact_store import Store
-from recipes.storage.folder_bucket import BUCKET_MARKER
+from recipes.storage.buckets import BUCKET_MARKER
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version
 from resources.lineage.edges import find_artifact, parent_digests

@@ -15,7 +15,7 @@ from resources.lineage.model_ancestry import Ancestry
 from resources.lineage.proof import prove_version
 from resources.lineage.trace import walk_nodes
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tables import model_versions
 from tests.recipes.preparation.preparation_workspace import questions
 from tests.resources.lineage.test_trace import SPLITS, World, small

@@ -27,7 +27,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry import deployments
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registry import Registry
 from resources.metadata.tracking.run_data import RunData
 from tests.resources.metadata.registry.test_registry import registration

@@ -11,7 +11,7 @@ from resources.lineage.run_record import log_dataset_input, write_command_record
 from resources.lineage.training_data import Included, TrainingData, describe_training_data
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, Inputs
 from tests.resources.lineage.test_trace import World, rows, small
 

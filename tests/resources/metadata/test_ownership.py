@@ -7,7 +7,7 @@ from resources.metadata.field_rules import LARGEST_DOUBLE, MetricPoint
 from resources.metadata.jobs import COMMAND, Jobs
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.ownership import ObjectKind, Owner, Reference, find_owners, list_events
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.tables import artifacts, dataset_versions
 from resources.metadata.tracking.tracking import Tracking

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import BadConfiguration
+from resources.serving.client import DeployRequest
 from resources.serving.deployment_table import DeploymentState
-from resources.serving.messages import DeployRequest
 
 
 def test_what_was_written_is_read_by_the_next_and_by_nobody_meanwhile(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import Registration
 from resources.metadata.registry.registry import Registry
 from tests.api.server_process import ServerProcess

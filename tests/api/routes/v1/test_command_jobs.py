@@ -11,14 +11,14 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from api.routes.v1 import job_log
+from api.routes.v1 import jobs
 from hanzo_ml.cli.connection import iterate_pages
 from hanzo_ml.cli.job import list_jobs
 from hanzo_ml.cli.job import logs as told_logs
 from recipes.contracts.command_job import MAX_CODE_BYTES
 from recipes.contracts.job import Program
 from recipes.storage.artifact_store import Store
-from resources.compute.job_key import JobRef
+from resources.compute.base import JobRef
 from resources.compute.local.backend import LocalCompute
 from resources.compute.registry import open_backend
 from resources.jobs.command import read_command
@@ -193,7 +193,7 @@ def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
     for drawn in (b"begin\r\n", b"\r 3%|#", b"\r 6%|##", b"\r 9%|###\r", b"\n"):
         with path.open("ab") as file:
             file.write(drawn)
-        told += (new := job_log.new_lines(compute, job, len(told), is_last=False))
+        told += (new := jobs.read_new_lines(compute, job, len(told), is_last=False))
         assert not drawn.startswith(b"\r 6") or new == b" 3%|#\r"
     assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
 
@@ -215,12 +215,12 @@ def test_a_log_that_says_nothing_keeps_its_connection(
     """Of a queued job no byte came for minutes, so that proxies closed it."""
     job = submitted(http)["id"]
     path = settings.home / "jobs" / job / "command" / "log.txt"
-    monkeypatch.setattr(job_log, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(job_log, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(jobs, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
 
     async def followed() -> list[str]:
         told = []
-        async for chunk in job_log.events(database, open_backend(settings), Jobs(database).read(job), follow=True):
+        async for chunk in jobs.stream_log(database, open_backend(settings), Jobs(database).read(job), follow=True):
             told.append(chunk)
             if len(told) == 2:
                 path.parent.mkdir(parents=True)

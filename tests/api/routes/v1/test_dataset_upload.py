@@ -73,7 +73,7 @@ def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient,
 
 
 def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.routes.v1.dataset_upload_form.MAX_FILES", 3)
+    monkeypatch.setattr("api.routes.v1.upload_forms.MAX_FILES", 3)
     files = [("files", (f"{number}.jsonl", b'{"a": 1}\n')) for number in range(4)]
     answer = http.post("/v1/datasets", data={"name": "d"}, files=files)
     assert (answer.status_code, answer.json()["message"]) == (400, "Too many files. Maximum number of files is 3.")

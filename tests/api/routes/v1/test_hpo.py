@@ -16,7 +16,7 @@ from api.app import create_app
 from api.auth.permissions import LOCAL
 from api.idempotency import sweep_id_from_key
 from hanzo_ml.cli import hpo
-from recipes.contracts import objective_names
+from recipes.contracts import recipe_references
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import Store
 from resources.hpo.sweep_advance import advance_sweep
@@ -374,9 +374,9 @@ def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
     read: list[Path] = []
     looked: list[str] = []
-    load, entry_points = Recipe.load, objective_names.entry_points
+    load, entry_points = Recipe.load, recipe_references.entry_points
     monkeypatch.setattr(Recipe, "load", lambda path: read.append(path) or load(path))
-    monkeypatch.setattr(objective_names, "entry_points", lambda group: looked.append(group) or entry_points(group=group))
+    monkeypatch.setattr(recipe_references, "entry_points", lambda group: looked.append(group) or entry_points(group=group))
     values = [1e-6 * number for number in range(1, 1001)]
     body = small(search_space={"learning_rate": {"type": "choice", "values": values}})
     assert breakable.post("/v1/hpo", json=body).status_code == 201
@@ -389,8 +389,8 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
-    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", objective_names.OBJECTIVES_GROUP)])
-    monkeypatch.setattr(objective_names, "entry_points", lambda group: found.select(group=group))
+    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", recipe_references.OBJECTIVES_GROUP)])
+    monkeypatch.setattr(recipe_references, "entry_points", lambda group: found.select(group=group))
     body = small(objective={"metric": "eval/hits"})
     refused = breakable.post("/v1/hpo", json=body)
     assert refused.status_code == 400 and "no training logs 'eval/hits'" in refused.text

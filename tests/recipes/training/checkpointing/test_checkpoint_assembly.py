@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, assemble_if_complete
+from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, NodeShard, assemble_if_complete
 from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.checkpoints.retention import CheckpointQuality
-from recipes.checkpoints.shard_selection import NodeShard
 from recipes.contracts.divergence import Divergence
-from recipes.contracts.job import StoreAddress
+from recipes.contracts.job import Rewind, StoreAddress
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import StoreRefuses
@@ -433,7 +431,7 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
 
 @pytest.fixture
 def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CheckpointManager]:
-    monkeypatch.setattr("recipes.checkpoints.upload_retry.PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("recipes.checkpoints.upload.RETRY_PAUSES_SECONDS", (0.0, 0.0))
     return [CheckpointManager(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
 
 

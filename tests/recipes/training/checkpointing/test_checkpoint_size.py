@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from recipes.contracts.recipe import Recipe
 from recipes.planning.architecture import Architecture
 from recipes.planning.hardware_fit import checkpoint_bytes, describe_disk_usage
-from recipes.planning.known_architectures import resolve_shape
+from recipes.planning.recipe_checks import resolve_shape
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.training_workspace import Place
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.training.checkpointing.host_memory import free_memory
+from recipes.training.checkpointing.staging import free_memory
 
 MEMINFO = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    8000 kB\n"
 MACHINE = 8000 * 1024

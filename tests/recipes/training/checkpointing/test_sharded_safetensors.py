@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from recipes.checkpoints.shard_selection import shard_rows
+from recipes.checkpoints.node_parts import shard_rows
 from recipes.training.checkpointing.sharded_safetensors import RowRange, ShardedTensors, write_rows
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup

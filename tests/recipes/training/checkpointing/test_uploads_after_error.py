@@ -9,7 +9,7 @@ import pytest
 from transformers import set_seed
 
 from recipes import train as program
-from recipes.checkpoints import upload_retry
+from recipes.checkpoints import upload
 from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
 from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.contracts.recovery_log import RecoveryLog, read_recovery_log
@@ -84,7 +84,7 @@ def test_one_that_cannot_arrive_hides_no_error(
 
     work = tmp_path / f"full-{expected.__name__}"
     with monkeypatch.context() as patched:
-        patched.setattr(upload_retry, "PAUSES_SECONDS", ())
+        patched.setattr(upload, "RETRY_PAUSES_SECONDS", ())
         patched.setattr(RemoteCheckpoints, "send", full)
         with pytest.raises(expected, match=r"multiplied|did not fit"):
             place.train(work, eval_steps=None)
@@ -102,7 +102,7 @@ def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
     def full(*given: Any) -> Any:
         raise StoreFull("no space is left")
 
-    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(upload, "RETRY_PAUSES_SECONDS", ())
     monkeypatch.setattr(RemoteCheckpoints, "send", full)
     checkpoints = place.checkpoints(tmp_path / "second")
     course = RunState(place.recipe, ProcessGroup(), checkpoints, checkpoints.uri, None, RecoveryLog(), (), ())
@@ -128,7 +128,7 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
         return send(*given)
 
     monkeypatch.setattr(RemoteCheckpoints, "send", patient)
-    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(upload, "RETRY_PAUSES_SECONDS", ())
     with pytest.raises(Restart):
         place.train(tmp_path / "written", eval_steps=None)
     assert place.checkpoints(tmp_path / "written").stored_steps() == [2]

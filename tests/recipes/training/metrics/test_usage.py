@@ -22,7 +22,7 @@ from recipes.training.metrics.usage import (
     count_held_gpus,
     token_cost,
 )
-from recipes.training.objectives.dpo import Dpo
+from recipes.training.objectives.dpo_orpo import Dpo
 from tests.recipes.training.training_workspace import Place, facts, pending_in, stop_after
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import recipes.contracts.objective_names
+import recipes.contracts.recipe_references
 import recipes.training.objectives as registry
 from recipes.contracts.job import BadConfiguration
 from recipes.training.objectives.objective import Loss
@@ -21,8 +21,8 @@ MADE: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.objective_names.OBJECTIVES_GROUP)])
-    for module in (recipes.contracts.objective_names, registry):
+    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.contracts.recipe_references.OBJECTIVES_GROUP)])
+    for module in (recipes.contracts.recipe_references, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: MADE["own"])
     yield

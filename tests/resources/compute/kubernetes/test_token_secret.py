@@ -15,13 +15,12 @@ from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
 
 from recipes.contracts.job import Job
 from resources.compute.credentials import NoCredentials
-from resources.compute.kubernetes.gang import gang_of
+from resources.compute.kubernetes.gang import plan_gang
 from resources.compute.kubernetes.render import render, to_yaml
-from resources.compute.kubernetes.token_keeper import TokenKeeper
-from resources.jobs.credentials import JobCredentials
-from resources.metadata import job_tokens
+from resources.compute.kubernetes.token_secret import TokenKeeper
+from resources.jobs import job_tokens
+from resources.jobs.job_tokens import TOKEN_PREFIX, JobCredentials
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import TOKEN_PREFIX
 from resources.metadata.jobs import Jobs
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import KUEUE, a_job, of_kind, program
@@ -128,7 +127,7 @@ def run_of(database: Database, token: str) -> str | None:
 def test_pods_sign_in_as_their_job_and_the_secret_goes_with_it(
     api_server: ApiServer, keeper: TokenKeeper, database: Database
 ) -> None:
-    gang = gang_of(a_job(), KUEUE)
+    gang = plan_gang(a_job(), KUEUE)
     keeper.ensure(gang)
     token = token_for_pods(api_server, a_job())
     assert token.startswith(TOKEN_PREFIX) and run_of(database, token) == a_job().id
@@ -143,7 +142,7 @@ def test_pods_sign_in_as_their_job_and_the_secret_goes_with_it(
 def test_a_supervisor_that_comes_back_leaves_running_pods_their_token(
     api_server: ApiServer, keeper: TokenKeeper, database: Database
 ) -> None:
-    gang = gang_of(a_job(), KUEUE)
+    gang = plan_gang(a_job(), KUEUE)
     keeper.ensure(gang)
     first = token_for_pods(api_server, a_job())
     keeper.ensure(gang)
@@ -155,22 +154,22 @@ def test_a_supervisor_that_comes_back_leaves_running_pods_their_token(
 
 
 def test_who_logs_to_nobody_has_no_secret(api_server: ApiServer, keeper: TokenKeeper, core: CoreV1Api) -> None:
-    keeper.ensure(gang_of(a_job(tracking=None), KUEUE))
+    keeper.ensure(plan_gang(a_job(tracking=None), KUEUE))
     nothing = TokenKeeper(core, NoCredentials())
-    nothing.ensure(gang_of(a_job(), KUEUE))
-    nothing.hand_over(gang_of(a_job(), KUEUE), "batch/v1", "Job", "the-uid")
+    nothing.ensure(plan_gang(a_job(), KUEUE))
+    nothing.hand_over(plan_gang(a_job(), KUEUE), "batch/v1", "Job", "the-uid")
     assert api_server.secrets == {}
 
 
 def test_a_cluster_that_refuses_is_not_taken_for_one_without_a_secret(api_server: ApiServer, keeper: TokenKeeper) -> None:
     api_server.allowed = False
     with pytest.raises(ApiException, match="403"):
-        keeper.ensure(gang_of(a_job(), KUEUE))
+        keeper.ensure(plan_gang(a_job(), KUEUE))
     assert api_server.secrets == {}
 
 
 def test_what_is_printed_shows_no_token(keeper: TokenKeeper, api_server: ApiServer) -> None:
-    keeper.ensure(gang_of(a_job(), KUEUE))
+    keeper.ensure(plan_gang(a_job(), KUEUE))
     text = to_yaml(render(a_job(), KUEUE))
     assert of_kind("Secret", a_job())["stringData"] == {"token": "********"}
     assert token_for_pods(api_server, a_job()) not in text

@@ -18,12 +18,10 @@ from recipes.contracts.quantities import pluralize
 from resources.compute.base import MAX_RESTARTS, Observation, Phase
 from resources.compute.credentials import NoCredentials
 from resources.compute.local import admission, backend, capacity
-from resources.compute.local.admission import Admission
-from resources.compute.local.attempt import Start
+from resources.compute.local.admission import Admission, Leases
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.capacity import gpu_names, max_running_jobs
-from resources.compute.local.leases import Leases
-from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
+from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, Start, work_folder
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic
@@ -409,7 +407,7 @@ def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeyp
 def test_the_gpus_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], names: tuple[str, ...], at_once: int
 ) -> None:
-    monkeypatch.setattr(capacity, "installed", lambda: ["NVIDIA H200", "NVIDIA H200"])
+    monkeypatch.setattr(capacity, "installed_gpus", lambda: ["NVIDIA H200", "NVIDIA H200"])
     scheduler = Scheduler(**settings)
     assert (gpu_names(scheduler), max_running_jobs(scheduler)) == (names, at_once)
 

@@ -32,11 +32,9 @@ from recipes.contracts.job import (
 from recipes.preparation.split_assignment import SPLITS
 from recipes.storage.artifact_store import Store
 from resources.compute import base
-from resources.compute.base import Follower, JobFailed, Observation, Phase, truncate_lines
-from resources.compute.job_key import JobRef
+from resources.compute.base import Follower, JobFailed, JobRef, Observation, Phase, truncate_lines
 from resources.compute.local import backend, command
-from resources.compute.local.backend import LocalCompute
-from resources.compute.local.memory_kills import memory_kills
+from resources.compute.local.backend import LocalCompute, memory_kills
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE, work_folder
 from resources.stack.detached_process import LOG_FILE, PID_FILE, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines

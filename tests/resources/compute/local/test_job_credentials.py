@@ -9,10 +9,9 @@ import pytest
 
 from recipes.contracts.job import Job, Tracking
 from resources.compute.local.backend import LocalCompute
-from resources.jobs.credentials import TOKEN_VARIABLE, JobCredentials
-from resources.metadata import job_tokens
+from resources.jobs import job_tokens
+from resources.jobs.job_tokens import TOKEN_PREFIX, TOKEN_VARIABLE, JobCredentials, JobGrant
 from resources.metadata.database import Database
-from resources.metadata.job_tokens import TOKEN_PREFIX, JobGrant
 from resources.metadata.jobs import Jobs
 from resources.stack.detached_process import LOG_FILE, PID_FILE
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import Program
-from resources.compute.job_key import JobRef
+from resources.compute.base import JobRef
 from resources.compute.local.work_folder import work_folder
 
 

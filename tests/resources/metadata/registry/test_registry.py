@@ -12,7 +12,7 @@ from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after
-from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.registry.search import page_versions
 

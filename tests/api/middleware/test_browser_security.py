@@ -1,0 +1,52 @@
+"""What a page in a browser may send (row F5): questions, whatever else has a name that sounds like one."""
+
+import re
+
+import pytest
+
+from api.app import create_app
+from api.auth.route_matching import Routes
+from api.middleware.browser_security import changes_something
+from resources.settings.settings import Settings
+
+NAMES = ("search", "search-datasets", "get-latest-versions", "graphql", "ui-telemetry", "login")
+PARAMETER = re.compile(r"\{[^}]*\}|(?<=/)\*+")
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Method and template of every route that changes something."""
+    app = create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("pages"))}))
+    return [
+        f"{route.method} {route.template}"
+        for route in Routes(app).all
+        if route.declaration is not None and route.declaration.writes
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: str) -> None:
+    """`DELETE .../artifacts/search` was, and any other of an object of such a name."""
+    requests = [PARAMETER.sub(name, route).split(" ", 1) for route in writing]
+    assert [(method, path) for method, path in requests if not changes_something(method, path)] == []
+    assert len(writing) > 100
+    assert any(PARAMETER.search(route) for route in writing)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ajax-api/2.0/mlflow/runs/search",
+        "/api/2.0/mlflow/experiments/search",
+        "/ajax-api/2.0/mlflow/logged-models/search",
+        "/ajax-api/2.0mlflow/experiments/search-datasets",
+        "/ajax-api/3.0/mlflow/traces/search",
+        "/ajax-api/2.0/mlflow/registered-models/get-latest-versions",
+        "/graphql",
+        "/ajax-api/3.0/mlflow/ui-telemetry",
+        "/login",
+    ],
+)
+def test_a_question_is_none_by_another_method(path: str) -> None:
+    assert not changes_something("POST", path)
+    assert [method for method in ("PUT", "PATCH", "DELETE") if not changes_something(method, path)] == []

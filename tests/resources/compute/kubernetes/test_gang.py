@@ -1,0 +1,54 @@
+"""Names: DNS-1123, short enough for the pods below them, the same for the same job, and never shared by two."""
+
+import pytest
+
+from recipes.contracts.job import Job, Program, StoreAddress
+from resources.compute.kubernetes.gang import object_name
+from tests.resources.compute.kubernetes.schemas import LABEL
+
+HEX = "15b7c536c11a40a0938c709f2b8b4758"
+IDS = [
+    HEX,
+    HEX.upper(),
+    "my-run",
+    "My-Run",
+    "my_run",
+    "my.run",
+    "run 1",
+    "-",
+    "_",
+    "é",
+    "7",
+    "train",
+    "train-",
+    f"train-{HEX}",
+    f"evaluate-{HEX}",
+    "split-a_very_long_dataset.name-with-all-there-is-12-0123456789ab",
+    "x" * 256,
+    "x" * 255,
+]
+
+
+def name(identifier: str, program: Program) -> str:
+    store = StoreAddress(root="file:///s", buckets={})
+    return object_name(Job(id=identifier, program=program, result_uri="", store=store, work_dir="", cache_dir=""))
+
+
+@pytest.mark.parametrize("program", Program)
+@pytest.mark.parametrize("identifier", IDS, ids=range(len(IDS)))
+def test_a_name_is_a_dns_label_and_leaves_room_for_a_pod_s(identifier: str, program: Program) -> None:
+    found = name(identifier, program)
+    assert LABEL.fullmatch(found) and found[0].isalpha()  # a Service's name begins with a letter
+    assert len(f"{found}-node-0-9999-abcde") <= 63
+    assert found == name(identifier, program)
+
+
+def test_no_two_jobs_share_a_name() -> None:
+    names = [name(identifier, program) for identifier in IDS for program in Program]
+    assert len(set(names)) == len(names)
+
+
+def test_a_name_can_be_read() -> None:
+    assert name(HEX, Program.TRAIN) == f"train-{HEX}"
+    assert name("My_Run.7", Program.TRAIN).startswith("train-my-run-7-")
+    assert name(f"evaluate-{HEX}", Program.EVALUATE).startswith(f"evaluate-{HEX[:20]}")
