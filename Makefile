@@ -71,8 +71,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 		{ echo "error: Hanzo ML needs Python 3.11 to 3.13, and '$(PYTHON)' is not: install it, or name yours: make PYTHON=python3.12"; exit 1; }
 	@echo "installing into $(VENV): a few minutes the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint requirements.lock --editable '.[dev]'
 	@# pip compiles with one processor, which is a third of its time. What no Python 3 compiles nobody imports either.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(INSTALLED)

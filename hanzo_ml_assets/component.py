@@ -1,5 +1,6 @@
 """The components that a `defs.yaml` names, each a group of assets."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +15,7 @@ from hanzo_ml_assets.export import build_exports
 from hanzo_ml_assets.registry import build_promotion, build_version
 from hanzo_ml_assets.training import build_checkpoint
 from recipes.contracts.recipe import Recipe
+from resources.installation import SOURCE
 
 
 class Dataset(dg.Component):  # type: ignore[misc]
@@ -64,3 +66,8 @@ def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition]:
         build_promotion(model, partitions),
         build_deployment(model, partitions),
     ]
+
+
+def component_tree() -> dg.ComponentTree:
+    """All definitions below `defs/`. `ComponentTree.for_project` needs the pyproject.toml, which a wheel does not carry."""
+    return dg.ComponentTree.from_module(import_module("hanzo_ml_assets.defs"), SOURCE)

@@ -1,11 +1,9 @@
 """Settings, database, store, compute and engine as one Dagster resource."""
 
 from functools import cached_property
-from pathlib import Path
 
 import dagster as dg
 
-import recipes
 from recipes.contracts.job import Job
 from recipes.storage.artifact_store import Store
 from resources.compute.base import Compute, Follower, Observation, Phase
@@ -19,9 +17,6 @@ from resources.metadata.registry.registry import Registry
 from resources.monitoring.run_health import Heartbeats
 from resources.serving.client import EngineClient
 from resources.settings.settings import Settings
-
-SOURCE_FOLDER = Path(recipes.__file__).resolve().parent.parent
-"""The folder of the checkout: programs start in it, its lock file is part of every run's record."""
 
 
 class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]

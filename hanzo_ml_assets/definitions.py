@@ -5,6 +5,7 @@ from pathlib import Path
 import dagster as dg
 
 from hanzo_ml_assets.command import build_command
+from hanzo_ml_assets.component import component_tree
 from hanzo_ml_assets.control_plane import ControlPlane
 from sensors.account_ended_jobs import account_ended_jobs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
@@ -53,5 +54,5 @@ def definitions() -> dg.Definitions:
     )
     # `load_from_defs_folder` would also describe all components that installed libraries have (none of them is ours), for
     # which it imports them: two fifths of what a run took to load the graph.
-    folder = dg.ComponentTree.for_project(path_within_project=Path(__file__).parent).build_defs(Path())
+    folder = component_tree().build_defs(Path())
     return dg.Definitions.merge(folder, platform)

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlparse
 
-import dagster as dg
 from pydantic import JsonValue, ValidationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-import hanzo_ml_assets
-from hanzo_ml_assets.component import FineTunedModel
+from hanzo_ml_assets.component import FineTunedModel, component_tree
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.training_plan import (
@@ -89,8 +87,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
 def load_definition(name: str) -> ModelDefinition:
     """The definition of a model, read as the asset graph reads it."""
     try:
-        tree = dg.ComponentTree.for_project(Path(hanzo_ml_assets.__file__).parent)
-        found: list[FineTunedModel] = tree.get_all_components(FineTunedModel)
+        found: list[FineTunedModel] = component_tree().get_all_components(FineTunedModel)
         models = {model.definition.name: model.definition for model in found}
     except Exception as error:  # whatever a broken definition raises in Dagster: its last words name the cause
         raise BadConfiguration(f"the asset graph can't be loaded: {' '.join(str(error).split())[-600:]}") from None

@@ -20,9 +20,10 @@ from recipes.contracts.results import TrainingFacts, Usage, result_folder
 from recipes.storage import uris
 from resources.compute.base import JobFailed
 from resources.compute.local.capacity import GPU_POOL
+from resources.installation import NO_COMMIT
 from resources.jobs.resume import settle_rewind
 from resources.lineage.edges import record_artifact
-from resources.lineage.run_record import UNKNOWN_COMMIT, Environment, format_param
+from resources.lineage.run_record import Environment, format_param
 from resources.metadata.field_rules import COMMIT_TAG
 from resources.metadata.jobs import DATASET_KEY, ENDED_STATUSES, JobRecord
 from resources.metadata.outbox import now_ms
@@ -89,7 +90,7 @@ def log_params(plan: TrainingPlan, control_plane: ControlPlane) -> None:
     RunData(control_plane.database).log_batch(
         plan.record.run_id,
         params=[(key, format_param(value)) for key, value in values.items()],
-        tags=[*([] if commit == UNKNOWN_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
+        tags=[*([] if commit == NO_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from hanzo_ml_assets.control_plane import SOURCE_FOLDER, ControlPlane
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from recipes.contracts.job import BadConfiguration, Job, Program, Tracking
 from recipes.contracts.recipe import Recipe
@@ -19,6 +19,7 @@ from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
 from resources.hpo.sweeps import START_KEY
+from resources.installation import SOURCE
 from resources.jobs.sandbox import SANDBOX
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
@@ -150,7 +151,7 @@ def build_plan(
         dataset=version.reference,
         recipe=recipe,
         seed=recipe.seed,
-        environment=read_environment(SOURCE_FOLDER),
+        environment=read_environment(SOURCE),
     )
     run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
     return TrainingPlan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)

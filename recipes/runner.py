@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Result
+from recipes.extras import failed_import
 from recipes.machine import read_machine
 from recipes.platform_errors import classify_error, classify_output
 from recipes.storage.artifact_store import BrokenArtifact, Store
@@ -120,6 +121,8 @@ def main(program: ProgramFunction) -> None:
         traceback.print_exc()
         fail(f"something called sys.exit: {error}", classify_output(str(error)))
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (problem := failed_import(error, f"the program {job.program}")):
+            fail(problem, ExitReason.BAD_CONFIGURATION)
         reason, place = classify_error(error), str(getattr(error, "filename", None) or work)
         if reason not in DISK_MESSAGES:
             traceback.print_exc()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 ONE_STACK = "end_to_end"
 """The folder whose tests share one stack, which costs more to start than most files take."""
-LONGEST_FIRST = (ONE_STACK, "recipes/training", "recipes/preparation")
+LONGEST_FIRST = (ONE_STACK, "recipes/preparation", "recipes/training")
 """Folders in the order in which they start: a process that began one of them last would work alone at the end."""
 SERVICES = ("SERVER", "METRICS", "ENGINE", "DAGSTER", "DAGSTER_CODE_SERVER")
 OF_A_CLUSTER = {"postgresql", "s3"}

@@ -15,6 +15,7 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.yaml_reader import find_line, find_named_key, load_yaml
+from recipes.extras import TRAIN, lacking
 from recipes.planning.hardware_fit import (
     HardwareFit,
     check_fit,
@@ -134,6 +135,8 @@ def load_recipe(name: str) -> Recipe:
 
 def run_dry_run(name: str) -> dict[str, Any]:
     """What `recipes.dry_run` found, in a process of its own: it loads torch."""
+    if problem := lacking("a dry run", TRAIN):
+        raise Refused(problem)
     command = [sys.executable, "-m", "recipes.dry_run", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

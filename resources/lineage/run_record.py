@@ -3,8 +3,6 @@
 import hashlib
 import json
 import platform
-import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from recipes.contracts.validation_errors import explain_first_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
+from resources.installation import LOCK_FILE, git_commit, git_diff
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.field_rules import MAX_DATASET_DIGEST
@@ -33,11 +32,6 @@ from resources.metadata.tracking.run_inputs import CONTEXT_TAG, Dataset, Dataset
 # It is an artifact of its own, so that a model's chain passes through it: recipe, seeds, data, lock file, git commit.
 
 RECORD_FILE = "run.json"
-LOCK_FILE = "requirements.lock"
-COMMIT_FILE = "COMMIT"
-"""Beside the code in an image, which has no git: what it was built from (deploy/Containerfile)."""
-UNKNOWN_COMMIT = "none"
-"""Of a folder without git."""
 
 
 class Environment(BaseModel, frozen=True):
@@ -79,33 +73,16 @@ class RunRecord(BaseModel, frozen=True):
 
 
 def read_environment(source: Path) -> Environment:
-    """The environment of a checkout, or of an image; a folder that is neither says `UNKNOWN_COMMIT`."""
-    commit = run_git(source, "rev-parse", "HEAD")
-    changes = run_git(source, "diff", "HEAD") if commit else ""
+    """The environment of an installation: see `resources.installation`."""
+    changes = git_diff(source)
     lock = source / LOCK_FILE
     return Environment(
-        git_commit=commit or image_commit(source),
+        git_commit=git_commit(source),
         git_dirty=bool(changes),
         git_diff_sha256=hashlib.sha256(changes.encode()).hexdigest() if changes else "",
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",
         python=platform.python_version(),
     )
-
-
-def image_commit(source: Path) -> str:
-    file = source / COMMIT_FILE
-    text = file.read_text().strip() if file.is_file() else ""
-    return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else UNKNOWN_COMMIT
-
-
-def run_git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
-        )
-    except FileNotFoundError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Artifact:

@@ -18,10 +18,11 @@ from rich.console import Console
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.local.capacity import GPU_POOL, max_running_jobs
+from resources.installation import DAGSTER_FILE, SOURCE
 from resources.orchestration.postgres_schema import is_postgresql, locked_schema
 from resources.settings.settings import Settings
 from resources.stack.detached_process import write_atomic, write_json_atomic
-from resources.stack.services import SOURCE_ROOT, service_environment
+from resources.stack.services import service_environment
 
 
 class PreparationRecord(Protocol):
@@ -64,7 +65,7 @@ def prepare_instance(
     home, max_parallel_jobs = settings.dagster_home, max_running_jobs(settings.scheduler)
     # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
     write_atomic(
-        home / "dagster.yaml", render_instance_config((SOURCE_ROOT / "dagster.yaml").read_text(), storage, max_parallel_jobs)
+        home / "dagster.yaml", render_instance_config((SOURCE / DAGSTER_FILE).read_text(), storage, max_parallel_jobs)
     )
     expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
     recorded = note.read()
@@ -121,7 +122,7 @@ def run_instance_command(settings: Settings, *arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "instance", *arguments],
         env={**os.environ, **service_environment(settings)},
-        cwd=SOURCE_ROOT,
+        cwd=SOURCE,
         capture_output=True,
         text=True,
         check=False,

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import httpx
 
+from recipes.extras import SERVE, lacking
 from recipes.storage.artifact_store import hash_file
 from resources.errors import BadRequest, ChecksumMismatch, SmokeFailed
 from resources.serving.client import DeployRequest, SmokeResult
@@ -43,8 +44,10 @@ class Backend:
         """Start a process on the file and wait until it listens.
 
         Raises:
-            SmokeFailed: llama.cpp does not load the file, or the machine starts no process now.
+            SmokeFailed: llama.cpp is not installed, or does not load the file, or the machine starts no process now.
         """
+        if problem := lacking("the engine", SERVE):
+            raise SmokeFailed.with_details(name, problem)
         command = [sys.executable, "-m", "resources.serving.llama_server"]
         command += [f"--name={name}", "--path", str(path), "--parent", str(os.getpid())]
         try:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.storage.artifact_store import Store
+from resources.installation import SOURCE
 from resources.metadata.database import Database
 from resources.object_store.health import find_store_problem_in_time
 from resources.orchestration.instance import migrate_dagster
@@ -38,7 +39,7 @@ from resources.stack.detached_process import (
     start_detached,
     stop_process,
 )
-from resources.stack.services import SOURCE_ROOT, Service, list_services, service_environment
+from resources.stack.services import Service, list_services, service_environment
 
 START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 20.0
@@ -167,7 +168,7 @@ def launch_service(service: Service, folder: Path, env: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) as descriptor, default_sigint():
         if descriptor is not None:
-            start_detached(service.command, folder, descriptor, cwd=SOURCE_ROOT, env={**env, **service.env})
+            start_detached(service.command, folder, descriptor, cwd=SOURCE, env={**env, **service.env})
 
 
 @contextmanager

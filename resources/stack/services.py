@@ -4,12 +4,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from resources.installation import CHECKOUT, SOURCE, WORKSPACE_FILE
 from resources.settings.settings import Settings
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Service:
 def list_services(settings: Settings) -> list[Service]:
     """What runs, in the order in which it starts."""
     python, dagster = sys.executable, settings.dagster
-    workspace = str(SOURCE_ROOT / "workspace.yaml")
+    workspace = str(SOURCE / WORKSPACE_FILE)
     code_server_port = str(dagster.code_server_port)
     return [
         Service(
@@ -99,10 +98,11 @@ def proxy_exemptions(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """PYTHONPATH with our own packages first. What the caller had stays: an objective of his own may lie there, or what a
-    script imports.
+    """PYTHONPATH with a checkout's packages first. What the caller had stays: an objective of his own may lie there, or what
+    a script imports. Installed packages need no entry: `site-packages` in it would hide modules of the standard library.
     """
-    return os.pathsep.join(filter(None, (str(SOURCE_ROOT), environ.get("PYTHONPATH"))))
+    own = str(CHECKOUT) if SOURCE == CHECKOUT else None
+    return os.pathsep.join(filter(None, (own, environ.get("PYTHONPATH"))))
 
 
 def service_environment(settings: Settings) -> dict[str, str]:

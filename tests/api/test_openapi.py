@@ -39,7 +39,7 @@ SERVICES = (
 )
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     extra = {}
     if request.param == "postgresql":
@@ -50,8 +50,19 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", GenerationMode)
-@pytest.mark.parametrize("examples", [3, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("server", "mode", "examples"),
+    [
+        ("sqlite", GenerationMode.POSITIVE, 4),
+        ("postgresql", GenerationMode.NEGATIVE, 4),
+        *(
+            pytest.param(database, mode, 12, marks=pytest.mark.long)
+            for database in ("sqlite", "postgresql")
+            for mode in GenerationMode
+        ),
+    ],
+    indirect=["server"],
+)
 def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(
     server: ServerProcess, mode: GenerationMode, examples: int
 ) -> None:

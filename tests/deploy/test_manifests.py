@@ -15,7 +15,7 @@ from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration, Distributed
 from resources.compute.kubernetes.pod import RENDEZVOUS_PORT, USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
-from resources.lineage.run_record import COMMIT_FILE
+from resources.installation import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings
@@ -200,6 +200,14 @@ def test_the_image_holds_every_package_and_the_locked_libraries_and_runs_as_our_
     [installed] = (line for line in lines if "apt-get install" in line)
     assert "gcc" in installed.split(), "what compiles the blocks of a model for a GPU"
     assert f"USER {USER_ID}:{USER_ID}" in lines and 'ENTRYPOINT ["hanzo-ml"]' in lines
+
+
+@pytest.mark.parametrize("file", ["Makefile", "deploy/Containerfile"])
+def test_every_install_is_constrained_by_the_lock(file: str) -> None:
+    commands = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+    installs = [command for command in commands if "pip install" in command and not command.lstrip().startswith("#")]
+    assert installs
+    assert all("--constraint requirements.lock" in command or "--no-deps" in command for command in installs)
 
 
 def test_the_image_by_itself_serves_the_api_to_a_network_and_asks_for_tokens() -> None:

@@ -25,7 +25,7 @@ from recipes.storage.manifest import Artifact
 from recipes.training.run_setup import TrainParameters
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
-from resources.lineage.run_record import UNKNOWN_COMMIT
+from resources.installation import NO_COMMIT
 from resources.metadata.field_rules import COMMIT_TAG, metric_point
 from resources.metadata.job_record import ResumeHistory
 from resources.metadata.jobs import JobRecord
@@ -103,7 +103,7 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
         return [value for key, value in tags.items() if key == COMMIT_TAG]
 
     assert tags_of_code("c0ffee") == ["c0ffee"]
-    assert tags_of_code(UNKNOWN_COMMIT) == [], "the code lies in no checkout"
+    assert tags_of_code(NO_COMMIT) == [], "the code lies in no checkout"
     control_plane.database.close()
 
 

@@ -10,6 +10,7 @@ from recipes.contracts.frozen_model import Name
 from recipes.contracts.job import BadConfiguration, Schedule
 from recipes.contracts.quantities import explain_zero_duration
 from recipes.contracts.recipe import Recipe
+from recipes.extras import TRAIN, lacking
 from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
@@ -67,6 +68,7 @@ def queue_job(
     quota = settings.scheduler.quotas.get(caller.organization)
     refuse_incomplete(body)
     refuse_zero_durations(body.schedule)
+    refuse_missing_packages(settings)
     base = find_recipe(body.recipe)
     recipe = with_parameters(base, body.parameters)
     allow_base_model(settings, recipe, base)
@@ -141,6 +143,16 @@ def refuse_zero_durations(schedule: Schedule | None) -> None:
         given = getattr(schedule, key, None)
         if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
             raise invalid(problem)
+
+
+def refuse_missing_packages(settings: Settings) -> None:
+    """The local backend trains on this machine: refuse at once what it lacks, not at the job's start.
+
+    Raises:
+        HanzoError: packages of the extra `train` are not installed.
+    """
+    if settings.scheduler.backend == "local" and (problem := lacking("a training job", TRAIN)):
+        raise invalid(problem)
 
 
 def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:

@@ -22,6 +22,7 @@ from api.schemas.v1.jobs import Job, job_json
 from api.schemas.v1.runs import Comparison, RunArtifact, RunWithArtifacts, StoredArtifact, comparison, run_json
 from recipes.contracts.frozen_model import Name
 from resources.errors import invalid
+from resources.installation import SOURCE
 from resources.metadata.field_rules import metric_point
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.logged_runs import load_logged
@@ -32,7 +33,6 @@ from resources.replay.comparison import Difference
 from resources.replay.submission import read_finished_run, submit_replay
 from resources.replay.verdict import Verdict, read_verdict
 from resources.scheduling.quotas import count_gpus, refuse_impossible_job
-from resources.stack.services import SOURCE_ROOT
 
 
 class Replay(TypedDict):
@@ -196,7 +196,7 @@ def replay(
     first = read_finished_run(database, store, run_id)
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
     refuse_impossible_job(quota, count_gpus(recipe.hardware, recipe.distributed))
-    made = submit_replay(database, store, first, SOURCE_ROOT, caller.user_id, new_job_id)
+    made = submit_replay(database, store, first, SOURCE, caller.user_id, new_job_id)
     return json_response(Replay(job=job_json(made.job), environment=list(made.environment)), 201)
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import EXIT_FILE, OUT_OF_MEMORY_FILE, BadConfiguration, Job, Program
+from recipes.extras import TRAIN, lacking
 from recipes.job_processes import kill_job_processes
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, JobKey, Observation, Phase
 from resources.compute.credentials import Credentials
@@ -33,6 +34,7 @@ from resources.compute.local.work_folder import (
     start_time,
     work_folder,
 )
+from resources.installation import SOURCE
 from resources.settings.settings import Settings
 from resources.stack.detached_process import (
     LOG_FILE,
@@ -43,7 +45,6 @@ from resources.stack.detached_process import (
     stop_process,
     write_json_atomic,
 )
-from resources.stack.services import SOURCE_ROOT
 
 # The kernel's count of processes that it killed because memory ran out.
 #
@@ -61,6 +62,7 @@ def memory_kills(vmstat: Path = VMSTAT) -> int:
 
 # LocalCompute: a job as a process group of this machine, which outlives its supervisor.
 
+TORCH_PROGRAMS = (Program.TRAIN, Program.EVALUATE, Program.CONVERT)
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 KILL_MESSAGES = {
     ExitReason.KILLED: "killed",
@@ -85,7 +87,7 @@ class LocalCompute(Compute):
         self,
         jobs: Path,
         *,
-        source: Path = SOURCE_ROOT,
+        source: Path = SOURCE,
         max_restarts: int = MAX_RESTARTS,
         grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
@@ -109,7 +111,7 @@ class LocalCompute(Compute):
         return work_folder(self.jobs, job)
 
     def submit(self, job: Job) -> None:
-        """Raises BadConfiguration: the job asks for more than one machine."""
+        """Raises BadConfiguration: the job asks for more than one machine, or its program lacks a package here."""
         if job.distributed and job.distributed.num_nodes > 1:
             raise BadConfiguration(
                 f"the job asks for {job.distributed.num_nodes} nodes, this machine is one: set distributed.num_nodes to 1"
@@ -121,6 +123,7 @@ class LocalCompute(Compute):
         with lock_folder(work) as descriptor:
             # Checked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job) and not (work / QUEUED_START_FILE).exists():
+                refuse_missing_packages(job.program)
                 self._start(job, work, descriptor, Start(attempt=1, faults=0))
 
     def observe(self, job: JobKey) -> Observation:
@@ -225,6 +228,12 @@ def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
         return Leases(settings.home / "gpus", gpu_names(scheduler), max_running_jobs(scheduler))
 
     return LocalCompute(settings.home / "jobs", credentials=credentials, leases=leases)
+
+
+def refuse_missing_packages(program: Program) -> None:
+    """Raises BadConfiguration: the program imports PyTorch as it starts, and the extra `train` is not installed."""
+    if program in TORCH_PROGRAMS and (problem := lacking(f"the program {program}", TRAIN)):
+        raise BadConfiguration(problem)
 
 
 def write_document(job: Job, path: Path) -> None:

@@ -55,6 +55,7 @@ def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_pat
     assert told[35] == told[45] == ("outlier", "'score' is no number")
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_cleans_alike(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), {"range_bytes": 5_000, "part_bytes": 10_000})
     one, two = (place.prepare({"clean": CLEAN}, workers=count) for count in (1, 2))

@@ -162,6 +162,7 @@ def test_texts_have_features_beside_their_tokens(tmp_path: Path) -> None:
     assert "features" not in without.artifacts
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path, table(300), SMALL)
     whole = place.prepare({"features": FEATURES})
@@ -189,7 +190,7 @@ def only_undone(share: Any) -> Any:
     return shared
 
 
-@pytest.mark.parametrize("fan", [2, 3])
+@pytest.mark.parametrize("fan", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
     place, often = (
         Place(tmp_path / str(units["fan"]), table(300), units) for units in (SMALL | {"fan": 99}, SMALL | {"fan": fan})

@@ -8,7 +8,8 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import BrokenArtifact, Store
-from resources.lineage.run_record import COMMIT_FILE, LOCK_FILE, RECORD_FILE, UNKNOWN_COMMIT, read_environment, read_record
+from resources.installation import COMMIT_FILE, LOCK_FILE, NO_COMMIT
+from resources.lineage.run_record import RECORD_FILE, read_environment, read_record
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,7 +28,7 @@ def test_an_image_says_what_it_was_built_from(tmp_path: Path) -> None:
 def test_what_was_built_of_nothing_that_is_known_says_so(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / COMMIT_FILE).write_text(text)
-    assert read_environment(tmp_path).git_commit == UNKNOWN_COMMIT
+    assert read_environment(tmp_path).git_commit == NO_COMMIT
 
 
 def test_a_checkout_knows_better(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_checkout_knows_better(tmp_path: Path) -> None:
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     first = read_environment(tmp_path)
-    assert first.git_commit not in (COMMIT, UNKNOWN_COMMIT) and not first.git_dirty
+    assert first.git_commit not in (COMMIT, NO_COMMIT) and not first.git_dirty
     (tmp_path / COMMIT_FILE).write_text("other")
     assert read_environment(tmp_path).git_dirty
 

@@ -18,12 +18,12 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
+from resources.installation import SOURCE
 from resources.orchestration.instance import postgres_storage_config
 from resources.orchestration.postgres_schema import dagster_database_url, locked_schema
 from resources.orchestration.postgres_storage import create_tables, pooled_engine
 from resources.settings.settings import Settings
 from resources.stack.reset import empty_store
-from resources.stack.services import SOURCE_ROOT
 from tests.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -48,7 +48,7 @@ def looking(cursor: str) -> InstigatorState:
 def prepare(home: Path, url: str) -> subprocess.Popen[str]:
     given = {**os.environ, "HANZO_ML_HOME": str(home), "HANZO_ML_DATABASE_URL": url, "DAGSTER_RUN_WORKERS": str(home)}
     command = [sys.executable, "-c", PREPARE]
-    return subprocess.Popen(command, cwd=SOURCE_ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, cwd=SOURCE, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def tables(url: str, schema: str) -> set[str]:

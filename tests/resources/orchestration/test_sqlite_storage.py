@@ -12,9 +12,9 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._daemon.types import DaemonHeartbeat
 from sqlalchemy import Engine, event
 
+from resources.installation import SOURCE
 from resources.orchestration.instance import render_instance_config, sqlite_storage_config
 from resources.orchestration.sqlite_storage import PooledScheduleStorage
-from resources.stack.services import SOURCE_ROOT
 
 LOOK = TickData("origin", "looks", InstigatorType.SENSOR, TickStatus.SUCCESS, 1.0, [], [], selector_id="selector")
 QUIET = {"telemetry": {"enabled": False}}
@@ -27,7 +27,7 @@ def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
 
 def ours(home: Path) -> dg.DagsterInstance:
     """As `hanzo-ml up` makes it."""
-    made = yaml.safe_load(render_instance_config((SOURCE_ROOT / "dagster.yaml").read_text(), sqlite_storage_config(home), 1))
+    made = yaml.safe_load(render_instance_config((SOURCE / "dagster.yaml").read_text(), sqlite_storage_config(home), 1))
     return instance(home, storage=made["storage"])
 
 

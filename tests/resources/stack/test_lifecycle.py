@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.installation import SOURCE
 from resources.settings.settings import Settings
 from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, read_pid, stop_process
 from resources.stack.lifecycle import down, is_ready, launch_service, service_folder
-from resources.stack.services import SOURCE_ROOT, Service, proxy_exemptions, python_path
+from resources.stack.services import Service, proxy_exemptions, python_path
 from tests.api.server_process import REPOSITORY
 from tests.free_ports import free_port
 from tests.recipes.storage.test_buckets import answering
@@ -118,8 +119,8 @@ def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(g
 
 def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
     """An objective of his own was unknown to the server, and a script of his lacked its modules."""
-    assert python_path({}) == str(SOURCE_ROOT)
-    assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE_ROOT}:/his/own:/other"
+    assert python_path({}) == str(SOURCE)
+    assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
 
 
 @pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])

@@ -19,6 +19,7 @@ from recipes.contracts.recovery_log import Diverged, OutOfMemory, RecoveryEvent
 from recipes.contracts.results import TrainingFacts
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
+from resources.installation import SOURCE
 from resources.jobs.resume import Wish, resume_job
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.database import Database
@@ -28,7 +29,6 @@ from resources.metadata.jobs import COMMAND, REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.settings.sections import Quota
 from resources.settings.settings import Settings
-from resources.stack.services import SOURCE_ROOT
 
 LOSSES = {1: 2.5, 2: 1.25, 3: None}
 MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old one", threads=3)
@@ -71,7 +71,7 @@ class Runs:
             dataset="doors@1",
             recipe=recipe.changed({"max_steps": 3, "hardware": {"gpus": gpus}}),
             seed=recipe.seed,
-            environment=read_environment(SOURCE_ROOT),
+            environment=read_environment(SOURCE),
             replay_of=config.get(REPLAY_OF),
         )
         made = {name: self.split(name) for name in ("train", "validation", "test")}

@@ -222,7 +222,7 @@ def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.Mo
 def test_what_it_does_once_more_is_logged_once_more() -> None:
     sent = Rewind(step=4, done=8)
     known = ResumeFilter(
-        step=4, newest={"train/loss": 8, "mine": 2}, anew=[RepeatedSteps.from_time(sent.repeated_steps, sent.at)]
+        step=4, newest={"train/loss": 8, "mine": 2}, repeated=[RepeatedSteps.from_time(sent.repeated_steps, sent.at)]
     )
     assert last_repeat_time([RepeatedSteps.from_time(sent.repeated_steps, sent.at)], 5) == UNKNOWN_TIME, (
         "an earlier release did not write it down"

@@ -1,0 +1,44 @@
+"""Build step of the wheel: copy the root files that a server needs into the package, with the commit.
+
+`resources/installation.py` reads them from there.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ("dagster.yaml", "workspace.yaml", "requirements.lock")
+TARGET = "resources/package_data"
+
+
+class BuildWithPackageData(build_py):
+    """An editable install needs no copy: it reads the checkout's own files."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / TARGET
+        target.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            shutil.copyfile(ROOT / name, target / name)
+        (target / "COMMIT").write_text(f"{commit()}\n")
+
+
+def commit() -> str:
+    """The commit of what is built; `none` where tracked files differ from it, or where it is not known."""
+    recorded = ROOT / "COMMIT"
+    if not (ROOT / ".git").exists():
+        return recorded.read_text().strip() if recorded.is_file() else "none"
+    return "none" if git("diff", "HEAD") else git("rev-parse", "HEAD") or "none"
+
+
+def git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
