@@ -29,9 +29,10 @@ from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
 from resources.ingest.formats import parse_format
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote_sources import is_address, list_files, query_source
 from resources.ingest.source_files import SourceFile, local_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.lineage.edges import record_artifact
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION

@@ -1,0 +1,1 @@
+"""The object store client: URIs, manifests, chunking, signed URLs, retry. Without torch."""

@@ -1,5 +1,4 @@
-"""What the program train is made of: rows, the model, the loop and its callbacks, checkpoints, what is published.
+"""The program train: data, model, loop and callbacks, checkpoints, publishing.
 
-What belongs here: anything that only training needs. What does not: what evaluation or preparation share with it, which
-lies beside this folder.
+What only training needs belongs here; what evaluation or preparation share with it stands in the folders beside it.
 """

@@ -1,1 +1,1 @@
-"""Raw files of any format -> a dataset version. Asset, API and command line all end in `create.create_version`."""
+"""Raw files of any format become a dataset version; every path ends in `version_creation`."""

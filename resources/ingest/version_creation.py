@@ -12,6 +12,7 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, Manifest
 from resources.errors import invalid
 from resources.ingest.formats import parse_format
+from resources.ingest.new_version import NewVersion
 from resources.ingest.record_writer import Content, check_and_store
 from resources.ingest.source_files import SourceFile, local_files
 from resources.lineage.edges import record_artifact
@@ -20,42 +21,6 @@ from resources.metadata.datasets import Datasets, DatasetVersion, dataset_folder
 from resources.metadata.field_rules import checked_dataset_metadata, checked_dataset_name, checked_dataset_tags
 from resources.metadata.outbox import now_ms
 from resources.object_store.chunks import ChunkClaims, open_chunk_store
-
-# A dataset version that somebody asks for: what the asset, the API and the command line hand to `create`.
-
-AS_UPLOADED = "none: as uploaded"
-
-
-@dataclass(frozen=True)
-class NewVersion:
-    """What is asked for. `transform` and `parents` (NAME@VERSION) say what was done to make the files, and of what."""
-
-    name: str
-    format: str
-    user: str
-    organization: str
-    tags: Sequence[str] = ()
-    metadata: Mapping[str, JsonValue] | None = None
-    transform: JsonValue = AS_UPLOADED
-    parents: Sequence[str] = ()
-
-
-def find_unapplied_fields(request: NewVersion, version: DatasetVersion) -> dict[str, JsonValue]:
-    """What was said of files whose content is a version already, and that the version does not say: sending files again
-    changes nothing of it, and whoever did is told.
-    """
-    existing_metadata = version.metadata
-    different: dict[str, JsonValue] = {
-        "tags": [tag for tag in dict.fromkeys(request.tags) if tag not in version.tags],
-        "metadata": {
-            key: value
-            for key, value in (request.metadata or {}).items()
-            if key not in existing_metadata or existing_metadata[key] != value
-        },
-        "format": request.format if request.format != version.format else "",
-    }
-    return {field: value for field, value in different.items() if value}
-
 
 # A dataset version: every record is checked while source and records are stored, and the version appears last of all.
 #

@@ -1,1 +1,1 @@
-"""Lineage: `record` writes what was made from what; `prove` walks it back and hashes every byte again."""
+"""Lineage: `edges` records what was made from what; `proof` walks it back and hashes every byte again."""

@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, emit, lock_event_order
+from resources.metadata.tables import call_tallies as table
 from resources.metadata.tables import events
-from resources.metadata.tables import jobs as table
 from resources.metadata.transactions import insert_into
 
 # The audit log: who called what, as events of the topic `audit`, which the relay publishes like any other (rows X4, Q7).

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, text
 
+from resources.metadata.tables import event_positions as table
 from resources.metadata.tables import events
-from resources.metadata.tables import jobs as table
 from resources.metadata.transactions import insert_into
 
 # The events table: a change and its event are one transaction, so neither exists without the other (row Q9).

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from recipes.contracts.recovery_log import RecoveryEvent
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.tables import jobs as table
+from resources.metadata.tables import heartbeats as table
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.run_data import require_active, write_tags
 from resources.metadata.transactions import insert_into

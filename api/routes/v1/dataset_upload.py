@@ -24,9 +24,9 @@ from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.ingest.formats import parse_format
+from resources.ingest.new_version import NewVersion, find_unapplied_fields
 from resources.ingest.remote_sources import allowed_files, allowed_query_source
 from resources.ingest.source_files import SourceFile
-from resources.ingest.version_creation import NewVersion, find_unapplied_fields
 from resources.metadata.database import Database
 
 router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)

@@ -11,8 +11,9 @@ import pytest
 from recipes.contracts.dataset_formats import Format
 from resources.datasets.diff import diff_versions
 from resources.errors import HanzoError
+from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.lineage.dataset_lineage import read_lineage
 from resources.lineage.edges import record_artifact
 from resources.metadata.datasets import Datasets, DatasetVersion

@@ -19,8 +19,9 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.locations import chunk_folder, chunk_uri
 from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
+from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.lineage.edges import record_artifact
 from resources.lineage.proof import Prover
 from resources.metadata.database import Database

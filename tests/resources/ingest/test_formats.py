@@ -26,9 +26,10 @@ from recipes.storage.artifact_store import Store
 from resources.errors import HanzoError
 from resources.ingest.column_schema import SchemaCounter
 from resources.ingest.columnar import read_arrow, read_parquet
+from resources.ingest.new_version import NewVersion
 from resources.ingest.raw_file import TeeStream
 from resources.ingest.source_files import SourceFile, local_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from tests.resources.ingest.test_version_creation import BUCKETS, Place
 
 __all__ = ["BUCKETS", "Store", "StoreAddress"]

@@ -12,8 +12,9 @@ from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
 from resources.ingest.kafka_address import is_topic_allowed, parse_topic_address, resolve_ranges
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote_sources import allowed_files, list_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
 from tests.api.server_process import free_port

@@ -10,8 +10,9 @@ import yaml
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote_sources import allowed_query_source, query_source
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.settings.settings import Settings
 from tests.free_ports import free_port
 from tests.postgres_server import postgres, postgres_url

@@ -8,8 +8,9 @@ from fastapi.testclient import TestClient
 
 from recipes.contracts.dataset_formats import Format
 from recipes.storage.artifact_store import Store
+from resources.ingest.new_version import NewVersion
 from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings

@@ -12,8 +12,9 @@ from fastapi.testclient import TestClient
 from recipes.contracts.dataset_formats import Format
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote_sources import list_files
-from resources.ingest.version_creation import NewVersion, create_from_files
+from resources.ingest.version_creation import create_from_files
 from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.database import Database
 from resources.settings.settings import Settings

@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.tables import jobs
+from resources.metadata.tables import heartbeats
 from resources.monitoring.run_health import SENSORS_NAME, Heartbeats
 from resources.settings.settings import Settings
 
@@ -15,7 +15,7 @@ def test_who_was_heard_and_how_long_ago(http: TestClient, settings: Settings) ->
     database = Database(settings.database_url)
     Heartbeats(database).beat(SENSORS_NAME)
     with database.write() as connection:
-        connection.execute(update(jobs).values(beat_at=now_ms() - 90_000))
+        connection.execute(update(heartbeats).values(beat_at=now_ms() - 90_000))
     (heard,) = http.get("/v1/heartbeats").json()["heartbeats"]
     assert heard["name"] == "sensors" and heard["seconds_ago"] >= 90
     Heartbeats(database).beat(SENSORS_NAME)
