@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select, text, update
 
 from recipes.storage.artifact_store import Store
-from recipes.storage.chunking import Chunker
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Chunk, FileRecord
 from resources.errors import conflict
@@ -231,6 +230,9 @@ class ChunkedFile:
     def __init__(self, chunks: ChunkStore, path: str) -> None:
         self._chunks = chunks
         self._path = path
+        # It loads numpy, which a server need not load to start.
+        from recipes.storage.chunking import Chunker
+
         self._chunker = Chunker()
         self._digest = hashlib.sha256()
         self._batch: dict[str, bytes] = {}
