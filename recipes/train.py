@@ -44,6 +44,7 @@ from recipes.training.data.packing import PackedRows
 from recipes.training.data.prefetch import RowPrefetcher
 from recipes.training.data.sample_order import OptionalRows, RunSamples, SampleOrder
 from recipes.training.determinism import allow_nondeterminism, enable_determinism, wrap_seed
+from recipes.training.divergence import StopOnDivergence
 from recipes.training.metrics.tracking import TrackingCallback, open_metric_buffer
 from recipes.training.metrics.usage import UsageMeter, UsageWriter, count_held_gpus, peak_memory_bytes, token_cost
 from recipes.training.model import load_model, load_starting_weights
@@ -54,7 +55,7 @@ from recipes.training.parallel.pipeline import PipelineTrainer
 from recipes.training.publishing import publish_weights, save_selected_weights, training_facts
 from recipes.training.recovery import DIVERGENCES_FACT, discard_local_checkpoints, recover_from_error, roll_back
 from recipes.training.run_setup import RunInputs, RunState, load_inputs, prepare_run
-from recipes.training.stopping import StopCallbacks, StopForReplay, StopOnDivergence, StopOnSignal
+from recipes.training.stopping import StopCallbacks, StopForReplay, StopOnSignal
 
 METRICS_GRACE_SECONDS = 60
 """How long a finished run waits for a tracking server that is down, before its last points go with its result."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from recipes.checkpoints.local import clean_interrupted_writes, list_branches, list_local_steps, remove_steps_from
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.contracts.divergence import Divergence, first_corrupt_step
+from recipes.contracts.divergence import first_corrupt_step
 from recipes.contracts.job import OUT_OF_MEMORY_FILE, BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import (
@@ -34,6 +34,7 @@ from recipes.storage.manifest import Manifest
 from recipes.training.compilation import compile_failure_reason
 from recipes.training.data.sample_order import RunSamples
 from recipes.training.determinism import nondeterministic_operation
+from recipes.training.divergence import Divergence
 
 # The next smaller micro-batch of the same effective batch, after a step ran out of memory.
 

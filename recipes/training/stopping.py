@@ -8,10 +8,10 @@ from types import FrameType
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.contracts.divergence import Divergence, DivergencePolicy, LossBand
 from recipes.contracts.recovery_log import OutOfMemory, RecoveryEvent, find_final_divergences
 from recipes.runner import log_line
 from recipes.training.determinism import RandomStates
+from recipes.training.divergence import StopOnDivergence
 from recipes.training.parallel.process_group import ProcessGroup
 
 
@@ -113,46 +113,6 @@ class StopForReplay(TrainerCallback):  # type: ignore[misc]
             self.reached = control.should_save = control.should_training_stop = True
         if state.global_step in self._rollback_steps:
             control.should_save = True
-        return control
-
-
-class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
-    """A loss that left its band -> stop at once (row Y7). `detected` says what happened.
-
-    The band is made of the losses in the trainer's state, which a checkpoint holds: a resumed run decides as one that
-    nobody killed.
-    """
-
-    def __init__(self, policy: DivergencePolicy) -> None:
-        self._policy = policy
-        self._band = LossBand(policy)
-        self.detected: Divergence | None = None
-
-    @property
-    def doubted_since(self) -> int | None:
-        """The step from which on the loss was above its band, which may prove to be a divergence."""
-        return self._band.above_since
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        for entry in state.log_history:
-            if "loss" in entry:
-                self._band.add(entry["step"], entry["loss"])
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> TrainerControl:
-        if logs and "loss" in logs and self.detected is None:
-            self.detected = self._band.add(state.global_step, logs["loss"])
-        if self.detected:
-            control.should_training_stop = True
-            control.should_save = control.should_evaluate = False
         return control
 
 

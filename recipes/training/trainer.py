@@ -24,12 +24,12 @@ from recipes.training.checkpointing.save_schedule import RaiseWriteErrors, valid
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.data.sample_order import SAMPLES_SEEN, ProcessSampler, RunSamples
 from recipes.training.determinism import RandomStates, fix_bucket_order, wrap_seed
+from recipes.training.divergence import StopOnDivergence
 from recipes.training.metrics.tracking import write_pending_metrics
 from recipes.training.metrics.usage import UsageMeter, peak_memory_bytes
 from recipes.training.optimizer import restore_paged_moments
 from recipes.training.parallel import fsdp, zero
 from recipes.training.parallel.process_group import ProcessGroup
-from recipes.training.stopping import StopOnDivergence
 
 ELAPSED_SECONDS = "elapsed_seconds"
 """The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""

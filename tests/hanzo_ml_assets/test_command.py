@@ -15,7 +15,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.contracts.command_job import CommandJob
 from recipes.storage.manifest import Artifact
-from resources.compute.local.admission import SLOT
+from resources.compute.local.leases import SLOT
 from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.version_creation import create_version

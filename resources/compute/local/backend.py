@@ -14,9 +14,10 @@ from recipes.extras import TRAIN, lacking
 from recipes.job_processes import kill_job_processes
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, JobKey, Observation, Phase
 from resources.compute.credentials import Credentials
-from resources.compute.local.admission import Admission, Leases
+from resources.compute.local.admission import Admission
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.command import command, environment
+from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import (
     ATTEMPT_FILE,
     FAILED_ATTEMPTS_FILE,

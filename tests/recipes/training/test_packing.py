@@ -20,13 +20,14 @@ from recipes.storage.artifact_store import Store
 from recipes.training.data.examples import IGNORED_LABEL, Example, encode_examples
 from recipes.training.data.packing import PackedRow, collate, first_fit, pack_examples
 from recipes.training.data.sample_order import RunSamples, SampleOrder
+from recipes.training.divergence import StopOnDivergence
 from recipes.training.metrics.usage import UsageMeter
 from recipes.training.model import load_model
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives.sft import Sft
 from recipes.training.optimizer import training_arguments
 from recipes.training.parallel.process_group import ProcessGroup
-from recipes.training.stopping import StopOnDivergence, StopOnSignal
+from recipes.training.stopping import StopOnSignal
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0

@@ -15,10 +15,11 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
-from recipes.contracts.divergence import Divergence, DivergencePolicy
+from recipes.contracts.divergence import DivergencePolicy
 from recipes.runner import Preempted
+from recipes.training.divergence import Divergence, StopOnDivergence
 from recipes.training.parallel.process_group import ProcessGroup
-from recipes.training.stopping import StopOnDivergence, StopOnSignal
+from recipes.training.stopping import StopOnSignal
 from tests.recipes.training.training_workspace import Place, facts
 
 

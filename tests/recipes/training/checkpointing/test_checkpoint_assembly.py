@@ -15,7 +15,6 @@ from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, NodeShard, assemble_if_complete
 from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.checkpoints.retention import CheckpointQuality
-from recipes.contracts.divergence import Divergence
 from recipes.contracts.job import Rewind, StoreAddress
 from recipes.contracts.recipe import Recipe
 from recipes.runner import Restart
@@ -29,6 +28,7 @@ from recipes.training.checkpointing.checkpoint_assembly import (
 )
 from recipes.training.checkpointing.resume import agree_on_checkpoint
 from recipes.training.data.sample_order import RunSamples, SampleOrder
+from recipes.training.divergence import Divergence
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.recovery import discard_local_checkpoints, roll_back
 from tests.recipes.checkpoints.test_node_parts import URI, of, rows_in, save, write

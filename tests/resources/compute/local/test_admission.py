@@ -18,9 +18,10 @@ from recipes.contracts.quantities import pluralize
 from resources.compute.base import MAX_RESTARTS, Observation, Phase
 from resources.compute.credentials import NoCredentials
 from resources.compute.local import admission, backend, capacity
-from resources.compute.local.admission import Admission, Leases
+from resources.compute.local.admission import Admission
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.capacity import gpu_names, max_running_jobs
+from resources.compute.local.leases import Leases
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, Start, work_folder
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from recipes.contracts.divergence import (
+from recipes.contracts.divergence import DivergencePolicy
+from recipes.training.divergence import (
     MEDIAN_BAND_FACTOR,
     MEDIAN_LOSSES,
     MIN_DEVIATION_SHARE,
     WARMUP_LOSSES,
     Divergence,
-    DivergencePolicy,
     LossBand,
 )
 
