@@ -66,7 +66,7 @@ from api.routes.v1 import runs as v1_runs
 from api.routing import Router, undeclared
 from recipes.storage.artifact_store import Store
 from recipes.storage.signed_urls import SignedTransfers
-from resources.compute.registry import open_backend
+from resources.compute.backends import open_backend
 from resources.metadata.artifacts.file_hashes import FileHashes
 from resources.metadata.database import Database
 from resources.metadata.ownership import file_organization

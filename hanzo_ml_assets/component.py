@@ -12,7 +12,7 @@ from hanzo_ml_assets.definition_schema import DatasetDefinition, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment
 from hanzo_ml_assets.evaluation import build_evaluation
 from hanzo_ml_assets.export import build_exports
-from hanzo_ml_assets.registry import build_promotion, build_version
+from hanzo_ml_assets.model_version import build_promotion, build_version
 from hanzo_ml_assets.training import build_checkpoint
 from recipes.contracts.recipe import Recipe
 from resources.installation import SOURCE

@@ -6,8 +6,8 @@ import dagster as dg
 
 from recipes.contracts.job import Job
 from recipes.storage.artifact_store import Store
+from resources.compute.backends import open_backend
 from resources.compute.base import Compute, Follower, Observation, Phase
-from resources.compute.registry import open_backend
 from resources.datasets.validations import Validations
 from resources.jobs.job_tokens import JobCredentials
 from resources.metadata.database import Database

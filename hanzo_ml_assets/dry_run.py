@@ -33,7 +33,7 @@ from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
 from recipes.contracts.validation_errors import explain_first_error
 from recipes.planning.recipe_checks import known_shape
 from recipes.storage.artifact_store import Store
-from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
 from resources.errors import HanzoError
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database

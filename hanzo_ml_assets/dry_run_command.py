@@ -17,7 +17,7 @@ from hanzo_ml_assets.dry_run import PLACEHOLDER_JOB_ID, format_header, open_read
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.validation_errors import explain_first_error
-from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
 from resources.jobs.command import stored_config
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, JobRecord

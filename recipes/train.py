@@ -30,7 +30,7 @@ from recipes.machine import usable_cores
 from recipes.planning.parallel_layout import computes_whole_blocks, saves_by_name
 from recipes.runner import Preempted, Restart, log_line, main
 from recipes.storage.artifact_store import Store
-from recipes.training.checkpointing.resume import (
+from recipes.training.checkpointing.resume_point import (
     COMPILED_FACT,
     MADE_WITH_FACT,
     describe_recipe,

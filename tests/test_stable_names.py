@@ -13,8 +13,8 @@ import pytest
 from hanzo_ml.client.run import Run
 from recipes.training.objectives import Objective
 from tests import live_names, stable_names
+from tests.live_interfaces import Interfaces, read_interfaces
 from tests.live_names import Groups
-from tests.live_server import Interfaces, read_interfaces
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import write_group
-from resources.metadata.writes.run_writes import run_write
+from resources.metadata.writes.write_decisions import run_write
 
 NOW = 1_700_000_000_000
 SMALL = 500

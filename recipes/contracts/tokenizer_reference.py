@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlparse
 from pydantic import JsonValue
 
 from recipes.contracts.recipe import Recipe
-from recipes.storage.local_artifact import hash_file
+from recipes.storage.checksums import hash_file
 from recipes.storage.manifest import canonical_json
 
 RECIPE_PREFIX = "recipe:"

@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue, ValidationError
 
-from recipes.storage.line_selection import LineMask, bitmap_uri, origin_uri, select_lines, unpack_bitmap
-from recipes.storage.local_artifact import (
+from recipes.storage.checksums import (
     MANIFEST_FILE,
     describe_files,
     find_difference,
@@ -23,6 +22,7 @@ from recipes.storage.local_artifact import (
     hash_file,
     write_atomically,
 )
+from recipes.storage.line_selection import LineMask, bitmap_uri, origin_uri, select_lines, unpack_bitmap
 from recipes.storage.locations import BrokenArtifact, chunk_uri
 from recipes.storage.manifest import Artifact, Chunk, FileRecord, LineSelection, Manifest
 from recipes.storage.object_store import ObjectStore

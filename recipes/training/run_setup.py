@@ -22,7 +22,7 @@ from recipes.planning.recipe_checks import check_sequence_length, check_supporte
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from recipes.training.checkpointing.resume import agree_on_checkpoint, check_checkpoint_fits
+from recipes.training.checkpointing.resume_point import agree_on_checkpoint, check_checkpoint_fits
 from recipes.training.objectives import make_objective
 from recipes.training.objectives.objective import Objective, Rows, check_rows
 from recipes.training.parallel.process_group import ProcessGroup, join_process_group

@@ -130,7 +130,7 @@ def list_checkpoints(job: JobRecord, record: RunRecord | None, store: Store) -> 
     """Those that the run can go back to, by their steps; the last is the one that it would go on from by itself.
 
     Those of the way that it is on, and of the ways before it; of one step the later one counts, as in
-    `recipes.training.checkpointing.resume`.
+    `recipes.training.checkpointing.resume_point`.
     """
     # A run whose recipe says `best` found none as it began.
     begins = (0,) if record and record.recipe.checkpoint.resume_from == "best" else ()

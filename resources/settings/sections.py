@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from recipes.contracts.quantities import Duration
-from resources.compute.registry import check_backend
+from resources.compute.backends import check_backend
 
 
 def is_loopback(host: str) -> bool:

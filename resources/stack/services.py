@@ -84,7 +84,7 @@ def list_services(settings: Settings) -> list[Service]:
             f"{settings.dagster_url}/server_info",
             after=("code-server",),
         ),
-        *([Service("relay", (python, "-m", "resources.relay"))] if settings.stream.brokers else []),
+        *([Service("relay", (python, "-m", "resources.outbox_relay"))] if settings.stream.brokers else []),
     ]
 
 

@@ -24,8 +24,8 @@ from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import page_versions
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.tracking import Tracking
-from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
+from tests.server_process import ServerProcess
 
 API = "/api/2.0/mlflow"
 MODEL = "lighthouse"

@@ -22,9 +22,9 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.registry_history import RegistryHistory
-from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
 from tests.postgres_server import PostgresServer, postgres, postgres_url
+from tests.server_process import ServerProcess
 
 __all__ = ["postgres", "postgres_url"]
 

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration, Distributed
-from resources.compute.kubernetes.pod import RENDEZVOUS_PORT, USER_ID
-from resources.compute.kubernetes.render import out_of_reach, render
+from resources.compute.kubernetes.job_manifest import out_of_reach, render
+from resources.compute.kubernetes.pod_manifest import RENDEZVOUS_PORT, USER_ID
 from resources.installation import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler

@@ -17,7 +17,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from resources.compute.kubernetes.render import render
+from resources.compute.kubernetes.job_manifest import render
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets

@@ -27,10 +27,10 @@ from resources.ingest.version_creation import create_version
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.stack.detached_process import read_pid
-from tests.api.server_process import REPOSITORY, ServerProcess
 from tests.recipes.preparation.preparation_workspace import questions
 from tests.recipes.tiny_model import make_tiny_model
 from tests.recipes.training.tracked_runs import install
+from tests.server_process import REPOSITORY, ServerProcess
 
 STEPS = 24
 POISONED = """

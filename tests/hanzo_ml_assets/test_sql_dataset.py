@@ -15,8 +15,8 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import build_dataset_assets
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from recipes.records.sql_query import iterate_query_lines
-from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import run
+from tests.server_process import ServerProcess
 from tests.shop_database import shop
 
 __all__ = ["shop"]

@@ -14,7 +14,7 @@ from recipes.contracts.recipe import Recipe
 from recipes.planning.parallel_layout import build_torchrun_command, sharding_arguments
 from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod import command
+from resources.compute.kubernetes.pod_manifest import command
 from resources.settings.sections import Scheduler
 
 ROOT = Path(__file__).resolve().parents[2]

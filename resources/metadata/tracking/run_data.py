@@ -14,7 +14,7 @@ from resources.metadata.tracking.logged_model_records import write_model_points
 from resources.metadata.tracking.run_revisions import bump_revision
 from resources.metadata.transactions import insert_into, reading, writing
 from resources.metadata.writes.group_commit import write_group
-from resources.metadata.writes.run_writes import MAX_PARAMS, RunWrite, check_run_active, run_not_found, run_write
+from resources.metadata.writes.write_decisions import MAX_PARAMS, RunWrite, check_run_active, run_not_found, run_write
 
 # What a run logs besides metrics: params, which never change, tags, which do, and batches of all three.
 

@@ -15,7 +15,7 @@ from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.transactions import driver_errors
 from resources.metadata.writes import sqlite
-from resources.metadata.writes.run_writes import Changes, KnownRows, RunWrite, WantedRows, decide_writes, wanted_rows
+from resources.metadata.writes.write_decisions import Changes, KnownRows, RunWrite, WantedRows, decide_writes, wanted_rows
 
 # A group of writes in one transaction: what they need is read, what becomes of them is decided, and it is written.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy import PoolProxiedConnection
 
 from resources.metadata.postgresql_pipeline import Pipeline, number_array, text_array
-from resources.metadata.writes.run_writes import Changes, Key, KnownRows, RunRow, Series, Value, WantedRows
+from resources.metadata.writes.write_decisions import Changes, Key, KnownRows, RunRow, Series, Value, WantedRows
 
 COPY_FROM = 50
 """New points from which COPY is faster than an INSERT, which looks every row up first but costs no answer of its own."""

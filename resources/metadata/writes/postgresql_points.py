@@ -15,7 +15,7 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
-from resources.metadata.writes.run_writes import RunWrite
+from resources.metadata.writes.write_decisions import RunWrite
 
 STATEMENT_NAME = b"next_point"
 # The run's row is locked before the series', as group writers do: neither waits for the other while it holds what it wants.

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
-from resources.metadata.writes.run_writes import Changes, Key, KnownRows, RunRow, RunWrite, Series, Value, WantedRows
+from resources.metadata.writes.write_decisions import Changes, Key, KnownRows, RunRow, RunWrite, Series, Value, WantedRows
 
 # Rows that runs log, in SQLite: few statements over many rows each.
 #

@@ -23,7 +23,7 @@ from api.app import MLFLOW_PREFIXES, create_app
 from api.auth.route_matching import Routes
 from resources.settings.settings import Settings
 from tests.api.artifact_server import PROXY, Answer, ArtifactServer
-from tests.api.server_process import ServerProcess
+from tests.server_process import ServerProcess
 
 API = "/api/2.0/mlflow"
 PAGE = "<script>alert(1)</script>"

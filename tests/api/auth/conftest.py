@@ -12,8 +12,8 @@ from api.app import create_app
 from resources.settings.settings import Settings
 from tests.api.auth.iam import Iam
 from tests.api.conformance import Conformance
-from tests.api.server_process import ServerProcess, free_port
 from tests.resources.hpo.sweep_files import small
+from tests.server_process import ServerProcess, free_port
 
 MLFLOW = "/api/2.0/mlflow"
 Ask = Callable[..., httpx.Response]

@@ -31,9 +31,9 @@ from resources.metadata.registry.registry import ClientVersion, Registry
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.runs import Runs
-from tests.api.server_process import REPOSITORY, ServerProcess
 from tests.free_ports import free_port
 from tests.recipes.contracts.test_yaml_reader import LISTS
+from tests.server_process import REPOSITORY, ServerProcess
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 Cli = Callable[..., subprocess.CompletedProcess[str]]

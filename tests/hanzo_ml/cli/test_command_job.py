@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from recipes.storage.artifact_store import Store
-from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import Cli, cli, file, refusal
 from tests.hanzo_ml.client.test_client import committed
+from tests.server_process import ServerProcess
 
 __all__ = ["cli", "file"]  # fixtures
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from hanzo_ml.cli.dataset_checkout import MAX_TRIES, CheckoutError, FilePart, RemoteFile, checkout_files
-from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import cli
+from tests.server_process import ServerProcess
 
 __all__ = ["cli"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

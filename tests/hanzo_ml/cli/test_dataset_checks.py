@@ -17,8 +17,8 @@ from resources.metadata.database import Database
 from resources.metadata.dataset_problems import clear_problem, record_problem
 from resources.metadata.datasets import Datasets
 from tests.api.routes.v1.test_dataset_checks import validate
-from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.cli.test_cli import refusal, run
+from tests.server_process import ServerProcess
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 

@@ -11,7 +11,7 @@ import pytest
 from hanzo_ml.client.buffer import MetricBuffer
 from hanzo_ml.client.points import Point, RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
-from tests.api.server_process import ServerProcess
+from tests.server_process import ServerProcess
 
 LONG = 60.0
 

@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 import hanzo_ml
 from hanzo_ml.client.client import Client
 from hanzo_ml.client.transport import Refused, Transport
-from tests.api.server_process import REPOSITORY, ServerProcess, environment
 from tests.free_ports import free_port
+from tests.server_process import REPOSITORY, ServerProcess, environment
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from recipes.contracts.quantities import pluralize
 from recipes.preparation.pipeline import PreparationSummary
 from recipes.prepare import describe_prepared
-from recipes.storage.local_artifact import find_difference
+from recipes.storage.checksums import find_difference
 from recipes.storage.manifest import FileRecord
 from recipes.training.data.examples import ExampleTally
 

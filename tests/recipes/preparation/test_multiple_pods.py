@@ -13,7 +13,7 @@ import pytest
 from recipes.contracts.job import Job, Result
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod import JOB_FILE, command
+from resources.compute.kubernetes.pod_manifest import JOB_FILE, command
 from resources.settings.sections import Scheduler
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.preparation.test_feature_stages import FEATURES, table

@@ -212,7 +212,7 @@ def test_a_spoiled_download_is_hashed_once_before_it_is_made_again(
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr("recipes.storage.local_artifact.hash_file", hash_file)
+    monkeypatch.setattr("recipes.storage.checksums.hash_file", hash_file)
     assert in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin" == spoiled
     assert spoiled.read_bytes() == bytes(range(256))
     assert sorted(hashed) == ["a.jsonl", "b.bin"]

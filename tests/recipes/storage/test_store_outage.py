@@ -19,7 +19,7 @@ from recipes.storage import buckets
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreUnavailable, is_mounted
 from recipes.storage.manifest import Artifact, FileRecord
-from recipes.training.checkpointing.resume import find_resume_checkpoint
+from recipes.training.checkpointing.resume_point import find_resume_checkpoint
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 DATASET = "s3://hanzo-ml/datasets/d/1/records"

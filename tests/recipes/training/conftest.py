@@ -12,10 +12,10 @@ import torch
 from recipes import train as program
 from recipes.training.data.sample_order import SampleOrder
 from recipes.training.objectives import sft
-from tests.api.server_process import ServerProcess
 from tests.recipes.training.forked_processes import Forks, forks
 from tests.recipes.training.tracked_runs import Runs
 from tests.recipes.training.training_workspace import Place
+from tests.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recipes.contracts.job import Job
 from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod import JOB_FILE, RENDEZVOUS_PORT, command
+from resources.compute.kubernetes.pod_manifest import JOB_FILE, RENDEZVOUS_PORT, command
 from resources.settings.sections import Scheduler
 from tests.free_ports import free_port
 

@@ -37,8 +37,8 @@ from recipes.training.determinism import allow_nondeterminism, enable_determinis
 from recipes.training.metrics.tracking import TrackingCallback
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.recovery import recover_from_error
-from tests.api.server_process import ServerProcess
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts, pending_in
+from tests.server_process import ServerProcess
 
 GIB = 1 << 30
 REFUSED = "does not have a deterministic implementation"

@@ -7,7 +7,7 @@ import pytest
 from recipes.contracts.job import BadConfiguration, Rewind
 from recipes.contracts.recovery_log import Diverged, OutOfMemory, add_recovery_event, read_recovery_log
 from recipes.runner import Restart
-from recipes.training.checkpointing.resume import find_resume_checkpoint
+from recipes.training.checkpointing.resume_point import find_resume_checkpoint
 from recipes.training.data.sample_order import RunSamples, SampleOrder
 from recipes.training.divergence import Divergence
 from recipes.training.recovery import restart_with_smaller_batch, roll_back

@@ -21,8 +21,8 @@ from recipes.contracts.recovery_log import (
 )
 from recipes.training import run_setup
 from recipes.training import run_setup as taken_up
-from recipes.training.checkpointing.resume import ResumePlan as Beginning
-from recipes.training.checkpointing.resume import describe_recipe
+from recipes.training.checkpointing.resume_point import ResumePlan as Beginning
+from recipes.training.checkpointing.resume_point import describe_recipe
 from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.run_setup import RunState, node_share, prepare_run

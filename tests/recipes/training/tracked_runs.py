@@ -14,8 +14,8 @@ from recipes.contracts.recipe_references import OBJECTIVES_GROUP
 from recipes.contracts.results import TrainingFacts
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute
-from tests.api.server_process import ServerProcess
 from tests.recipes.training.training_workspace import Place
+from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 240.0

@@ -24,7 +24,7 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.ownership import ObjectKind, Reference
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter
-from resources.metadata.writes.run_writes import RunWrite, run_write
+from resources.metadata.writes.write_decisions import RunWrite, run_write
 
 NOW = 1_000_000_000
 

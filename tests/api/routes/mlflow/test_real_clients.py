@@ -24,8 +24,8 @@ from optuna_integration.mlflow import MLflowCallback  # type: ignore[import-unty
 from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
-from tests.api.server_process import ServerProcess
 from tests.recipes.tiny_model import make_tiny_model
+from tests.server_process import ServerProcess
 
 INPUTS = np.arange(8.0).reshape(4, 2)
 

@@ -15,8 +15,8 @@ from mlflow.server.graphql.graphql_schema_extensions import schema as mlflow_sch
 from api.routes.ui.graphql_execution import exceeded_limit, schema
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
-from tests.api.server_process import ServerProcess
 from tests.browser_page import page
+from tests.server_process import ServerProcess
 
 STEPS = 40
 

@@ -18,18 +18,18 @@ from hanzo_ml.cli.job import logs as told_logs
 from recipes.contracts.command_job import MAX_CODE_BYTES
 from recipes.contracts.job import Program
 from recipes.storage.artifact_store import Store
+from resources.compute.backends import open_backend
 from resources.compute.base import JobRef
 from resources.compute.local.backend import LocalCompute
-from resources.compute.registry import open_backend
 from resources.jobs.command import read_command
 from resources.metadata.database import Database
 from resources.metadata.job_record import MASK
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
 from resources.monitoring.usage_totals import count_queued_jobs
-from resources.relay import to_record
+from resources.outbox_relay import to_record
 from resources.settings.settings import Settings
-from tests.api.server_process import ServerProcess
+from tests.server_process import ServerProcess
 
 SPECIFICATION = """
 name: "zen-72b-finetune-finance"

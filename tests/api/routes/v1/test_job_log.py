@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.compute.registry import open_backend
+from resources.compute.backends import open_backend
 from tests.api.conftest import answering, migrated
 from tests.resources.compute.second_backend import register
 

@@ -26,7 +26,7 @@ from recipes.training.checkpointing.checkpoint_assembly import (
     find_complete_saves,
     select_saves_to_upload,
 )
-from recipes.training.checkpointing.resume import agree_on_checkpoint
+from recipes.training.checkpointing.resume_point import agree_on_checkpoint
 from recipes.training.data.sample_order import RunSamples, SampleOrder
 from recipes.training.divergence import Divergence
 from recipes.training.parallel.process_group import ProcessGroup

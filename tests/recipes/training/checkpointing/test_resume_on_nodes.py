@@ -11,7 +11,7 @@ import pytest
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.contracts.job import BadConfiguration, Rewind, StoreAddress
 from recipes.storage.artifact_store import Store
-from recipes.training.checkpointing.resume import agree_on_checkpoint
+from recipes.training.checkpointing.resume_point import agree_on_checkpoint
 from recipes.training.parallel.process_group import ProcessGroup
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 from recipes.planning.parallel_layout import computes_whole_blocks
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.manifest import Manifest
-from recipes.training.checkpointing.resume import COMPILED_FACT
+from recipes.training.checkpointing.resume_point import COMPILED_FACT
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.tracked_runs import install

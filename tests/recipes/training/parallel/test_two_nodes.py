@@ -9,10 +9,10 @@ import pytest
 
 from recipes.contracts.job import Job, Result, Tracking
 from recipes.contracts.results import TrainingFacts
-from tests.api.server_process import ServerProcess
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.simulated_pods import NODES, Gang
 from tests.recipes.training.training_workspace import Place
+from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

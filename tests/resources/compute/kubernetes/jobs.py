@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress, Tracking
 from recipes.storage.manifest import Artifact
-from resources.compute.kubernetes.render import render
+from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)

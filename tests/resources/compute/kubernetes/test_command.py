@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Program
-from resources.compute.kubernetes.render import render
+from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, of_kind, program
 

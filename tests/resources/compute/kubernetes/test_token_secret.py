@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
 from recipes.contracts.job import Job
 from resources.compute.credentials import NoCredentials
 from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.render import render, to_yaml
+from resources.compute.kubernetes.job_manifest import render, to_yaml
 from resources.compute.kubernetes.token_secret import TokenKeeper
 from resources.jobs import job_tokens
 from resources.jobs.job_tokens import TOKEN_PREFIX, JobCredentials

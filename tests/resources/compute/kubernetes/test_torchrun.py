@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recipes.contracts.job import Distributed
-from resources.compute.kubernetes.render import render
+from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import KUEUE, PLAIN, a_job, of_kind, program
 

@@ -19,8 +19,8 @@ from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.undeployment import undeploy
 from resources.serving.client import EngineClient
-from tests.api.server_process import free_port
 from tests.resources.metadata.registry.test_registry import House, model, refused
+from tests.server_process import free_port
 
 
 def begin(database: Database, version: int, promotion: int, name: str = "m") -> Deployment:

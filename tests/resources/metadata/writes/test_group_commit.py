@@ -12,7 +12,7 @@ from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes import group_commit
 from resources.metadata.writes.group_commit import RunWriter
-from resources.metadata.writes.run_writes import RunWrite, run_write
+from resources.metadata.writes.write_decisions import RunWrite, run_write
 
 Test = Callable[[RunWriter], Awaitable[None]]
 

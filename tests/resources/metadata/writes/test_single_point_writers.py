@@ -13,8 +13,8 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import metric_point
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter, SinglePointStore, open_single_point_writer
-from resources.metadata.writes.run_writes import RunWrite, run_write
 from resources.metadata.writes.sqlite import CHECKPOINT_INTERVAL
+from resources.metadata.writes.write_decisions import RunWrite, run_write
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import BadConfiguration
+from resources.compute.backends import backend_names, open_backend
 from resources.compute.local.backend import LocalCompute
-from resources.compute.registry import backend_names, open_backend
 from resources.settings.settings import Settings
 from tests.resources.compute.second_backend import register
 
@@ -47,7 +47,7 @@ def test_folder_with_a_backend_module_is_a_backend(tmp_path: Path, monkeypatch: 
 
 def test_opening_loads_neither_dagster_nor_the_gpu_driver(tmp_path: Path) -> None:
     code = (
-        "import sys; from resources.compute.registry import open_backend; from resources.settings.settings import Settings\n"
+        "import sys; from resources.compute.backends import open_backend; from resources.settings.settings import Settings\n"
         "from resources.compute.base import JobRef; from recipes.contracts.job import Program\n"
         f"compute = open_backend(Settings.load({{'HANZO_ML_HOME': {str(tmp_path)!r}}}))\n"
         "compute.read_log(JobRef('j', Program.TRAIN), 0)\n"

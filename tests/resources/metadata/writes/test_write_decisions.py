@@ -12,7 +12,7 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import MetricPoint, metric_point
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import write_group
-from resources.metadata.writes.run_writes import RunWrite, run_write
+from resources.metadata.writes.write_decisions import RunWrite, run_write
 
 RUNS = ("open", "also open", "deleted", "elsewhere", "unknown")
 KEYS = st.sampled_from(["a", 'quote " and \\', "ü", "{,}"])

@@ -15,13 +15,13 @@ import pytest
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, emit, read_position
-from resources.relay import MAX_VALUE_BYTES, READER_NAME, DeliveryError, KafkaPublisher, Relay, to_record
+from resources.outbox_relay import MAX_VALUE_BYTES, READER_NAME, DeliveryError, KafkaPublisher, Relay, to_record
 from resources.settings.settings import Settings
 from resources.stack.services import list_services
-from tests.api.server_process import REPOSITORY, free_port
 from tests.kafka_brokers import Brokers, brokers
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.metadata.registry.test_registry import House
+from tests.server_process import REPOSITORY, free_port
 
 __all__ = ["brokers", "database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 
@@ -62,7 +62,7 @@ def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(d
 def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.relay.ANSWER_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("resources.outbox_relay.ANSWER_TIMEOUT_SECONDS", 1.0)
     database = Database(sqlite_url)
     write(database, ["a", "b"])
     nobody = KafkaPublisher(f"127.0.0.1:{free_port()}")
@@ -99,7 +99,7 @@ def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
     write(database, ["c"])
     relay = Relay(database, KafkaPublisher(brokers.addresses), "hanzo.ml")
     with monkeypatch.context() as refused:
-        refused.setattr("resources.relay.MAX_VALUE_BYTES", 10_000_000)  # what the brokers refuse then
+        refused.setattr("resources.outbox_relay.MAX_VALUE_BYTES", 10_000_000)  # what the brokers refuse then
         for _ in range(10):
             with suppress(DeliveryError):
                 relay.send_next()
@@ -131,7 +131,7 @@ class Relays:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "resources.relay"]
+        command = [sys.executable, "-m", "resources.outbox_relay"]
         self.processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=self._environment))
 
     def kill(self) -> None:
@@ -212,7 +212,7 @@ def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.Monke
 )
 def test_a_relay_that_cannot_know_where_to_send_says_what_to_set(variable: str, value: str, said: str) -> None:
     clean = {name: text for name, text in os.environ.items() if not name.startswith("HANZO_ML_")}
-    command = [sys.executable, "-m", "resources.relay"]
+    command = [sys.executable, "-m", "resources.outbox_relay"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env={**clean, variable: value}, capture_output=True, text=True, check=False
     )

@@ -8,7 +8,7 @@ import yaml
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Job
 from resources.compute.base import MAX_RESTARTS
 from resources.compute.kubernetes.gang import Gang, labels, plan_gang
-from resources.compute.kubernetes.pod import CONTAINER, job_document, metadata, pod_template
+from resources.compute.kubernetes.pod_manifest import CONTAINER, job_document, metadata, pod_template
 from resources.compute.kubernetes.token_secret import token_secret
 from resources.settings.sections import Scheduler
 

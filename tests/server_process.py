@@ -16,7 +16,7 @@ from resources.settings.settings import Settings
 from tests.free_ports import free_port
 from tests.migrated_database import migrate
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 STARTS_WITHIN = 60.0
 
 

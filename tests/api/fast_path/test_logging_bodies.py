@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
-from api.fast_path.middleware import whole_body
-from api.fast_path.writes import (
+from api.fast_path.logging_bodies import (
     Decode,
     WriteCall,
     decode_log_batch,
@@ -20,6 +19,7 @@ from api.fast_path.writes import (
     decode_log_parameter,
     decode_set_tag,
 )
+from api.fast_path.middleware import whole_body
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.writes.group_commit import RunWriter

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration, Distributed, Hardware, Job
 from recipes.contracts.recipe import Recipe
-from resources.compute.kubernetes.render import render
+from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program
 from tests.resources.compute.kubernetes.schemas import check

@@ -10,7 +10,7 @@ import yaml
 from kubernetes_validate import ValidationError
 
 from recipes.contracts.job import Distributed, Job, Program, Schedule, StoreAddress, Tracking
-from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
     DISTRIBUTED,
@@ -150,6 +150,8 @@ def test_what_a_pod_cannot_reach_is_said() -> None:
 
 
 def test_nothing_here_loads_dagster_or_torch() -> None:
-    code = "import sys, resources.compute.kubernetes.render; print({'dagster', 'torch', 'kubernetes'} & set(sys.modules))"
+    code = (
+        "import sys, resources.compute.kubernetes.job_manifest; print({'dagster', 'torch', 'kubernetes'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

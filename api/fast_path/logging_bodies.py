@@ -2,7 +2,7 @@
 
 Bodies are decoded to a `RunWrite` in microseconds. What is accepted here is accepted by the route too, and means the same;
 what is odd (an alias, a number written as text) or wrong in any way is left to the route, so that there is one set of
-messages. tests/api/fast_path/test_writes.py holds both together.
+messages. tests/api/fast_path/test_logging_bodies.py holds both together.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from resources.errors import HanzoError
 from resources.metadata.audit_log import make_tally
 from resources.metadata.field_rules import MAX_INT64, check_key, metric_point
 from resources.metadata.writes.group_commit import RunWriter
-from resources.metadata.writes.run_writes import Points, RunWrite, run_write_from_points
+from resources.metadata.writes.write_decisions import Points, RunWrite, run_write_from_points
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""

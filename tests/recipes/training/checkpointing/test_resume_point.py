@@ -17,7 +17,7 @@ from recipes.contracts.results import TrainingFacts, read_unsent_metrics, result
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
-from recipes.training.checkpointing.resume import check_checkpoint_fits, find_resume_checkpoint
+from recipes.training.checkpointing.resume_point import check_checkpoint_fits, find_resume_checkpoint
 from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.trainer import CheckpointingTrainer
 from tests.recipes.tiny_model import make_tiny_model
