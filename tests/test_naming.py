@@ -17,35 +17,9 @@ MAX_MODULES_PER_FOLDER = 20
 IDIOMS = {"told", "tell", "tells", "anew", "whoever", "beside", "taking", "brought", "looks", "looked"}
 """Words of no meaning in the field: say log, report, restart, caller, snapshot, poll."""
 PHRASES = ("goes_on", "go_on", "going_on", "is_left", "what_is", "what_", "who_", "something_", "nothing_")
-PARTICIPLES = set(
-    [
-        "taken",
-        "given",
-        "kept",
-        "found",
-        "left",
-        "made",
-        "had",
-        "seen",
-        "asked",
-        "said",
-        "owed",
-        "used",
-        "held",
-        "let",
-        "lost",
-        "sent",
-        "done",
-        "gone",
-        "drawn",
-        "waited",
-        "wanted",
-        "counted",
-        "spread",
-        "hidden",
-        "broken",
-        "frozen",
-    ]
+PARTICIPLE = re.compile(
+    "taken|given|kept|found|left|made|had|seen|asked|said|owed|used|held|let|lost|sent|done|gone|drawn|waited|wanted|counted"
+    "|spread|hidden|broken|frozen"
 )
 """Not a name by themselves: a participle says what happened and not what the thing is."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -112,5 +86,5 @@ def breaks_rule(name: str, *, stands_alone: bool = True) -> bool:
         or "of" in words
         or phrase.startswith(PHRASES)
         or any(f"_{idiom}" in f"_{phrase}" for idiom in ("goes_on", "go_on", "going_on", "is_left"))
-        or (stands_alone and phrase in PARTICIPLES)
+        or (stands_alone and bool(PARTICIPLE.fullmatch(phrase)))
     )
