@@ -8,10 +8,6 @@ from rich.console import Console
 
 from hanzo_ml import demo
 from hanzo_ml.cli import dataset, dataset_checks, hpo, job, lineage, local, model, recipe, run
-from hanzo_ml.cli import job as estimate
-from hanzo_ml.cli import lineage as trace
-from hanzo_ml.cli import run as experiment
-from hanzo_ml.cli import run as replay
 from hanzo_ml.cli.connection import Refused, tracking_uri
 from hanzo_ml.cli.output import sanitize_text
 from hanzo_ml.client.transport import InvalidToken
@@ -20,19 +16,19 @@ EXIT_REFUSED = 1
 HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
-dataset.app.command("trace")(trace.trace)
+dataset.app.command("trace")(lineage.trace)
 model.app.command("data")(lineage.data)
 dataset.app.command("check")(dataset_checks.check)
 dataset.app.command("report")(dataset_checks.report)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(job.app, name="job")
-job.app.command("estimate")(estimate.estimate)
+job.app.command("estimate")(job.estimate)
 app.add_typer(hpo.app, name="hpo")
 app.add_typer(model.app, name="model")
 app.add_typer(recipe.app, name="recipe")
-app.add_typer(experiment.experiment_app, name="experiment")
+app.add_typer(run.experiment_app, name="experiment")
 app.add_typer(run.app, name="run")
-run.app.command("replay")(replay.replay)
+run.app.command("replay")(run.replay)
 app.add_typer(local.config, name="config")
 app.add_typer(local.server, name="server")
 app.command("up")(local.up)

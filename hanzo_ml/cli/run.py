@@ -13,7 +13,7 @@ from recipes.contracts.validation_errors import suggest_spelling
 
 # `hanzo-ml experiment`: what was tried.
 
-experiment_app = typer.Typer(no_args_is_help=True, help=__doc__)
+experiment_app = typer.Typer(no_args_is_help=True, help="`hanzo-ml experiment`: what was tried.")
 
 
 @experiment_app.callback()
