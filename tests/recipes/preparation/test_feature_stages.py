@@ -183,9 +183,9 @@ def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch:
 
 
 def only_undone(share: Any) -> Any:
-    def shared(workers: Any, done: str, unit: Any, calls: Any, of: str = "ranges") -> None:
+    def shared(workers: Any, done: str, unit: Any, calls: Any, noun: str = "ranges") -> None:
         if done != "fitted":
-            share(workers, done, unit, calls, of)
+            share(workers, done, unit, calls, noun)
 
     return shared
 
