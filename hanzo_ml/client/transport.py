@@ -23,7 +23,7 @@ def authorization_header() -> dict[str, str]:
     """The header that carries the token, read now because it may be renewed; none where there is no token.
 
     Raises:
-        BadToken: what stands for it can be none.
+        InvalidToken: what stands for it can be none.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):

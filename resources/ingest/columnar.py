@@ -117,8 +117,6 @@ def is_finite(column: "pa.Array") -> bool:
 
 
 # Parquet and Arrow files (IPC files and streams): rows as JSON objects, without a loss that nobody is told of.
-#
-# What becomes of their values says `resources.ingest.columnar`.
 
 if TYPE_CHECKING:
     import pyarrow as pa

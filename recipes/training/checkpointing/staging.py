@@ -75,7 +75,7 @@ class Staging:
     Args:
         processes: how many of this machine make such copies at the same time.
         free: how many bytes of its memory are free.
-        in_any: whether something is true in one of the run's processes, all of which call it at once.
+        any_process: whether something is true in one of the run's processes, all of which call it at once.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class Pipeline:
         """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process.
 
         Raises:
-            BrokenOff: in every process; one of them was asked to stop, and did not compute all of them.
+            StepAborted: in every process; one of them was asked to stop, and did not compute all of them.
         """
         labels = batch["labels"]
         self.module.skipped = False
