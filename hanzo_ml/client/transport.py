@@ -10,8 +10,6 @@ import httpx
 
 from hanzo_ml.client.points import Point, is_refusal, parse_newest_steps
 
-# The authorization header, from MLFLOW_TRACKING_TOKEN.
-
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 
 
@@ -30,8 +28,6 @@ def authorization_header() -> dict[str, str]:
         raise InvalidToken(f"{TOKEN_VARIABLE} holds a character that no token has: copy it again, in one line")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
-
-# Call the tracking server's MLflow API over httpx.
 
 API_PREFIX = "/api/2.0/mlflow"
 PROXY_PREFIX = "/api/2.0/mlflow-artifacts/artifacts"

@@ -72,8 +72,6 @@ def retry_until_stored(
             time.sleep(min(seconds, 1.0))
 
 
-# A command from its beginning to what it left, in one process of each node.
-
 ARTIFACT_KIND = "checkpoints"
 
 

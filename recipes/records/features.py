@@ -10,8 +10,6 @@ from typing import Any
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.parameters import Bounds, CleanParameters, FeatureParameters, is_missing
 
-# Fill missing values of a record's columns, and reject outliers.
-
 
 class UncleanRecord(ValueError):
     """A record that does not go on: `reason` is one of a few."""

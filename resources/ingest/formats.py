@@ -41,9 +41,6 @@ def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         yield Problem("is empty: a dataset needs at least one record")
 
 
-# The formats of raw files (rows B2, B15) and how each becomes records.
-
-
 def parse_format(name: str) -> Format:
     """Raises 400 for a format that nobody knows."""
     try:

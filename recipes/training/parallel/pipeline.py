@@ -206,9 +206,6 @@ class Pipeline:
         return weight
 
 
-# The trainer of a process that has one stage of the model: it gives a whole step at once to the schedule of all stages.
-
-
 class PipelineTrainer(ObjectiveTrainer):
     """Its micro-batches are the schedule's, so that what the library takes for one are the rows of a step."""
 

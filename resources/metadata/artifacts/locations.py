@@ -150,8 +150,6 @@ def location_error(location: str, why: str) -> HanzoError:
     return invalid(f"Invalid value '{printable(location)}' for parameter 'artifact_location' supplied: {why}")
 
 
-# Whose files lie at a path of the artifact proxy: a run's or a logged model's, wherever its experiment keeps them.
-
 ARTIFACTS_FOLDER = "artifacts"
 
 
