@@ -26,9 +26,6 @@ from resources.compute.local import capacity
 from resources.metadata.database import Database
 from resources.monitoring.usage_totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
 
-# Prometheus: what this process measures (requests) and what the database knows (totals), on a port of its own (page).
-
-
 # How long requests take, by route (rows V4, V6).
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -137,7 +137,7 @@ def load_in_engine(
     """Have the engine serve a file, once there is an engine.
 
     Raises:
-        EngineError: it does not answer as it should, or no engine answered for ENGINE_SECONDS.
+        EngineError: it does not answer as it should, or no engine answered for ENGINE_TIMEOUT_SECONDS.
     """
     Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_TIMEOUT_SECONDS))(
         control_plane.engine.deploy,

@@ -43,8 +43,6 @@ def choose_served_export(version: ModelVersion, quantization: str) -> Artifact:
     return version.own_artifacts.get(f"gguf-{quantization.lower()}") or version.artifact("gguf")
 
 
-# The exports of a version: merged safetensors and the GGUF file that the engine loads.
-
 EXPORT_KINDS = {"merged": "safetensors", "gguf": "gguf"}
 
 

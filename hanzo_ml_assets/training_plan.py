@@ -157,9 +157,6 @@ def build_plan(
     return TrainingPlan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
 
 
-# The job that compute is handed for a plan: the program train, with what it reads, where it writes, and on what it runs.
-
-
 def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
     """What compute is handed. Raises BadConfiguration: the recipe cannot be trained on as many GPUs as are asked for."""
     run_id, recipe, resumed = plan.record.run_id, plan.record.recipe, plan.job.resumed

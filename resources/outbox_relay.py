@@ -89,7 +89,7 @@ class KafkaPublisher:
         """Returns when the brokers have acknowledged all of them, each written to all replicas that are in sync.
 
         Raises:
-            Undelivered: they have not. Of those behind the first one that is not there, some may be.
+            DeliveryError: they have not. Of those behind the first one that is not there, some may be.
         """
         self._connection_error = ""
         missing = dict(enumerate(records))

@@ -9,8 +9,6 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.metadata.outbox import Event, event_time, newest_event, read_after
 
-# Follow the event table with a cursor that survives a restored database.
-
 MAX_EVENTS_PER_TICK = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
 
@@ -59,8 +57,6 @@ def read_cursor(context: dg.SensorEvaluationContext, connection: Connection) -> 
 def read_new_events(position: EventCursor, connection: Connection, *types: str) -> list[Event]:
     return read_after(connection, position.seq, types, MAX_EVENTS_PER_TICK)
 
-
-# Define a sensor as a function of the context and the control plane.
 
 SensorFunction = Callable[[dg.SensorEvaluationContext, ControlPlane], dg.SensorResult]
 

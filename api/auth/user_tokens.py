@@ -19,8 +19,6 @@ from resources.metadata.field_rules import MAX_USER
 from resources.settings.sections import Auth
 
 # Public signing keys of the sign-in server: fetched from its JWKS, cached, fetched again for an unknown key id.
-#
-# What belongs here: which keys may verify, and for how long. What does not: what a token says (`tokens`).
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,4 @@
-"""Fast path of calls that clients make thousands of times: `writes` log, `reads` read runs, metrics and experiments."""
+"""Fast path of calls that clients make thousands of times.
+
+`middleware` takes them, `logging_bodies` parses what they log, `reads` reads runs, metrics and experiments.
+"""

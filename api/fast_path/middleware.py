@@ -1,7 +1,7 @@
 """Answer plain calls of frequent routes without FastAPI; pass every other request on to the route of its path.
 
-Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`writes`), `FastQuery` and `FastSearch`
-(`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
+Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`logging_bodies`), `FastQuery` and
+`FastSearch` (`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
 """
 
 import asyncio

@@ -43,8 +43,6 @@ def find_invalid_values(value: Any, where: tuple[str | int, ...]) -> Iterator[tu
             yield from find_invalid_values(below, (*where, place))
 
 
-# A server's refusal of a file, with the line of the file that it is about.
-
 SECTIONS = ("parameters", "base_config", "search_space")
 """Mappings of a file whose keys a refusal may name without them."""
 RECIPE_PROBLEM = re.compile(r"^recipe '[^']*'")

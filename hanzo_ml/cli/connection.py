@@ -12,8 +12,6 @@ from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attemp
 from hanzo_ml.client.points import retry_delay
 from hanzo_ml.client.transport import authorization_header
 
-# Call the API from the command line, with one-line errors.
-
 DEFAULT_URI = "http://127.0.0.1:8057"
 TIMEOUT_SECONDS = 600.0
 
@@ -95,8 +93,6 @@ def error_message(answer: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         return f"{answer.request.url} answered {answer.status_code}"
 
-
-# Start work exactly once, retrying with an idempotency key.
 
 MAX_ATTEMPTS = 8
 """With the pauses between them, a server that is started anew is waited for."""

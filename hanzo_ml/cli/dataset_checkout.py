@@ -62,7 +62,7 @@ def checkout_files(
         mark: tells the unfinished folder of one version from that of another.
 
     Raises:
-        Broken: bytes are not the recorded ones, or the folder is there already.
+        CheckoutError: bytes are not the recorded ones, or the folder is there already.
     """
     with lock_folder(to):
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
@@ -88,7 +88,7 @@ def lock_folder(to: Path) -> Iterator[None]:
     """Nobody else makes the folder `to` meanwhile: two that write one file leave holes in what both have verified.
 
     Raises:
-        Broken: somebody does.
+        CheckoutError: somebody does.
     """
     from fcntl import LOCK_EX, LOCK_NB, flock  # which Windows has not: the other commands need none of it
 
@@ -245,7 +245,7 @@ def download_verified(client: httpx.Client, part: FilePart) -> bytes:
 
 
 def checked_path(path: str) -> PurePosixPath:
-    """A name of the server as one below the folder. Raises Broken on one that could lie elsewhere."""
+    """A name of the server as one below the folder. Raises CheckoutError on one that could lie elsewhere."""
     relative = PurePosixPath(path)
     if not relative.name or relative.is_absolute() or ".." in relative.parts:
         raise CheckoutError(f"the server names a file {path!r}, which could lie anywhere")

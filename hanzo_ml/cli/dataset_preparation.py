@@ -48,9 +48,6 @@ def read_rows(path: Path) -> list[Any]:
     return found
 
 
-# `hanzo-ml dataset prepare`: a version filtered, masked, tokenized, split and shuffled, as a version of its own.
-
-
 def prepare(
     reference: Reference,
     config: Annotated[

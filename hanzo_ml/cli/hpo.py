@@ -122,8 +122,6 @@ def make_distribution(dimension: Mapping[str, Any]) -> "BaseDistribution":
     return FloatDistribution(dimension["min"], dimension["max"], log=dimension["type"] == "log_uniform")
 
 
-# `hanzo-ml hpo`: search for good hyperparameters.
-
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 EXPLAINED_STATUSES = ("failed", "queued", "running")
 """Trials that failed, or wait for something: a sweep whose store is away seems to do nothing."""

@@ -16,8 +16,6 @@ from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_lo
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.yaml_reader import YAML_ERRORS, load_yaml, read_yaml_mapping
 
-# `hanzo-ml job`: submit, look, follow, cancel, resume.
-
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 

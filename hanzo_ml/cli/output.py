@@ -45,8 +45,6 @@ def caret_notation(control: str) -> str:
     return f"^{chr(ord(control) ^ 0x40)}" if control < "\x80" else f"\\x{ord(control):02x}"
 
 
-# How commands print: a table for people, one JSON document with `--json`.
-
 UNCUT_COLUMNS = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
 """Columns of names and of verdicts, which a narrow console does not cut."""
 

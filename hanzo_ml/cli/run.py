@@ -116,8 +116,6 @@ def describe_changed_loss(found: dict[str, Any]) -> str:
     return f"step {step} of the first run is tracked with loss {now}, and had {then}: it was changed since"
 
 
-# `hanzo-ml run`: tracked runs side by side.
-
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 RUN_FIELDS = {

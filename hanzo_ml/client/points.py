@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-# Steps that a run computes again after a rewind or a divergence.
-
 UNKNOWN_TIME = 2**63 - 1
 """In the place of the time that an earlier release did not write down."""
 
@@ -28,8 +26,6 @@ def last_repeat_time(repeated: Iterable[RepeatedSteps], step: int) -> int | None
     """Up to when (ms since 1970) values of `step` are of a time before the newest; None where it is done once."""
     return max((each.since for each in repeated if step in each.steps), default=None)
 
-
-# Metric points, and which of them a resumed run must send.
 
 MAX_METRICS_PER_REQUEST = 1000
 """MLflow's limit of metrics in one request."""

@@ -10,8 +10,6 @@ import httpx
 
 from hanzo_ml.client.points import Point, is_refusal, parse_newest_steps
 
-# The authorization header, from MLFLOW_TRACKING_TOKEN.
-
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 
 
@@ -23,15 +21,13 @@ def authorization_header() -> dict[str, str]:
     """The header that carries the token, read now because it may be renewed; none where there is no token.
 
     Raises:
-        BadToken: what stands for it can be none.
+        InvalidToken: what stands for it can be none.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):
         raise InvalidToken(f"{TOKEN_VARIABLE} holds a character that no token has: copy it again, in one line")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
-
-# Call the tracking server's MLflow API over httpx.
 
 API_PREFIX = "/api/2.0/mlflow"
 PROXY_PREFIX = "/api/2.0/mlflow-artifacts/artifacts"

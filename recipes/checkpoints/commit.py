@@ -29,8 +29,6 @@ def link_file(source: Path, target: Path) -> None:
     os.link(source, target)
 
 
-# One checkpoint as a local folder: how it becomes whole, and how to tell whether it is.
-
 CHECKPOINT_KIND = "checkpoint"
 
 

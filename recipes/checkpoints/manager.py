@@ -93,7 +93,7 @@ class CheckpointManager:
         """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error, and after
         what `start_remaining_writes` has begun then, which writes into it too.
 
-        `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which checkpoint is the best.
+        `facts` go into its manifest: what `retention.VALIDATION_LOSS_KEY` names decides which checkpoint is the best.
         `log_message` is for the log, once there is the checkpoint. A part that `defer_upload` is uploaded with the next one
         that does not, or at the end, where it is still the newest or the best.
 

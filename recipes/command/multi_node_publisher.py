@@ -218,9 +218,9 @@ class MultiNodePublisher(SnapshotPublisher):
         """Until all nodes have said it.
 
         Raises:
-            Ended: the command has, and what is asked for is of one that runs.
-            Anew: the first asks for another.
-            Apart: a node does not come, or cannot.
+            CommandEnded: the command has, and what is asked for is of one that runs.
+            RequestSuperseded: the first asks for another.
+            NodesOutOfStep: a node does not come, or cannot.
             StoreUnavailable: of the last state, one could not: it tries again.
         """
         snapshot_request, size = self._current_request, count or self._nodes.size
@@ -249,7 +249,7 @@ class MultiNodePublisher(SnapshotPublisher):
             raise StoreUnavailable(reason)
 
     def _check_final_timeout(self, subject: str) -> None:
-        """Raises Apart where this command has failed, or is to stop, and others go on for too long."""
+        """Raises NodesOutOfStep where this command has failed, or is to stop, and others go on for too long."""
         if not self.is_urgent():
             return
         now = time.monotonic()

@@ -15,8 +15,6 @@ from types import FrameType
 from recipes.job_processes import JOB_ID_VARIABLE, NODE_RANK_VARIABLE, kill_job_processes
 from recipes.runner import Preempted
 
-# How a command ended, from its exit code and the end of what it wrote to stderr.
-
 MAX_KEPT_BYTES = 64 << 10
 SIGNAL_EXIT_OFFSET = 128
 """What a shell adds to the number of the signal that ended what it ran."""
@@ -73,8 +71,6 @@ def failure_summary(errors: str) -> str:
     candidates = found or [line for line in lines if any(letter.isalnum() for letter in line)]
     return candidates[-1][:500] if candidates else ""
 
-
-# The command as a process: how it is started, asked to stop, and waited for.
 
 PIPE_TIMEOUT_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""

@@ -51,7 +51,7 @@ def retry_until_stored(
 
     Raises:
         StoreFull, StoreUnavailable: the grace is over; what the command left stays on this machine.
-        Apart: other nodes have not ended.
+        NodesOutOfStep: other nodes have not ended.
     """
     deadline = math.inf
     pauses = chain(STORE_RETRY_SECONDS, repeat(STORE_RETRY_SECONDS[-1]))
@@ -72,8 +72,6 @@ def retry_until_stored(
             time.sleep(min(seconds, 1.0))
 
 
-# A command from its beginning to what it left, in one process of each node.
-
 ARTIFACT_KIND = "checkpoints"
 
 
@@ -85,7 +83,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     Raises:
         BadConfiguration: there is no such program or dataset.
         Restart: a signal ended the command.
-        Failed: it ended with an error of its own.
+        ProgramFailed: it ended with an error of its own.
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])

@@ -80,8 +80,7 @@ def find_changed_files(before: Mapping[str, FileStamp], now: Mapping[str, FileSt
 
 # Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
 #
-# What lies in the folder is `recipes.command.snapshot_copy`; when it is taken, and whether it is a state,
-# `recipes.command.snapshot_publisher`.
+# When files are taken, and whether they make a state, is decided in `recipes.command.snapshot_publisher`.
 
 
 class CopyResult(Enum):
@@ -129,7 +128,7 @@ class SnapshotCopy:
         That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
 
         Raises:
-            NoRoom: beside the running command there is none for a copy.
+            NoSpaceForCopy: beside the running command there is none for a copy.
         """
         source, target = Path(realpath(self._folder / path)), self._snapshot_folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -156,9 +156,10 @@ class SnapshotPublisher:
         """Publish what a look has found.
 
         Raises:
-            Moved: a file that is no copy was written to meanwhile; or anything was since the look, unless `allow_changes`.
-            Ended: the command has ended, and this `can_abort` with it.
-            NoRoom: this `can_abort`, and the command needs the room that a copy would take.
+            FilesChanged: a file that is no copy was written to meanwhile; or anything was since the look, unless
+                `allow_changes`.
+            CommandEnded: the command has ended, and this `can_abort` with it.
+            NoSpaceForCopy: this `can_abort`, and the command needs the room that a copy would take.
         """
         if not scan and self.is_single_node:
             return None

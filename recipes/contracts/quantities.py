@@ -5,16 +5,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-# How many there are of something, as people say it.
-
 
 def pluralize(number: int, thing: str) -> str:
     """`1 file`, `1,200 files`, `2 processes`: of a thing whose plural ends with an s."""
     many = "es" if thing.endswith("s") else "s"
     return f"{number:,} {thing}{'' if number == 1 else many}"
 
-
-# An amount of memory, as Kubernetes writes it.
 
 BYTES_PER_UNIT = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "P": 1000**5}
 BYTES_PER_UNIT |= {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4, "Pi": 1024**5}
@@ -33,8 +29,6 @@ def validate_quantity(text: str) -> str:
     parse_bytes(text)
     return text
 
-
-# A span of time, as people write it: "20m".
 
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -47,8 +47,6 @@ def require_known_objective(name: str) -> str:
     return name
 
 
-# References that a recipe pins, to its base model and container image.
-
 # The image that a recipe's pods run, pinned: by a digest, or by a tag that is a commit's or a release's (row G8).
 
 IMAGE_REFERENCE = re.compile(

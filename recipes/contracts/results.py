@@ -127,7 +127,7 @@ class TrainingFacts(FrozenModel):
     which the loop stood still for a checkpoint. `gpus` are those that the last process held on all nodes, `gpu_seconds` are
     those of each one, of which there may have been more at one time than at another. `tokens` counts those trained on,
     with the padding of packed rows. `unsent_metrics` counts the points that the tracking server did not get: they lie beside
-    the result (`recipes.contracts.results`).
+    the result, in `UNSENT_METRICS_FILE`.
     """
 
     train_seconds: float

@@ -7,8 +7,6 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-# The word that was meant, where a person wrote another.
-
 
 def explain_unknown_key(path: str, known: Iterable[str]) -> str:
     """What to say of a key that nobody knows, such as `checkpoint.intervall`."""
@@ -19,9 +17,6 @@ def explain_unknown_key(path: str, known: Iterable[str]) -> str:
 def suggest_spelling(word: str, known: Iterable[str]) -> str | None:
     """The word of those that are known which a misspelled one is nearest to; none where all of them are others."""
     return next(iter(get_close_matches(word, sorted(known), n=1)), None)
-
-
-# The keys that a document may have.
 
 
 def list_known_keys(kind: Any, location: Sequence[Any]) -> frozenset[str]:
@@ -42,8 +37,6 @@ def find_models(kind: Any) -> Iterator[type[BaseModel]]:
     for argument in get_args(kind):
         yield from find_models(argument)
 
-
-# What is said of a value that does not fit its type: the first problem, in one line.
 
 TYPE_MESSAGES = {
     "model_type": "must be a mapping of keys to values",

@@ -73,8 +73,6 @@ def count_expanded_characters(node: yaml.Node, known: dict[int, float]) -> float
     return known[id(node)]
 
 
-# On which line of a YAML file a key stands, so that a refusal can name it.
-
 TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """How YAML tags a key that is one; `<<` is none, and takes in the keys of another mapping."""
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)
@@ -185,9 +183,6 @@ def find_unreadable_line(text: str) -> int | None:
         elif isinstance(node, yaml.SequenceNode):
             pending += reversed(node.value)
     return None
-
-
-# A YAML file of one mapping, as people write recipes, jobs and sweeps.
 
 
 def read_yaml_mapping(path: Path, example: str = "") -> tuple[str, dict[str, Any]]:

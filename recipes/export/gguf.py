@@ -15,7 +15,7 @@ from safetensors import safe_open
 from recipes.contracts.job import BadConfiguration
 from recipes.export.gguf_vocabulary import read_json, read_vocabulary
 
-# The configuration of a Llama model as GGUF metadata. Tensors are `recipes.export.gguf`.
+# The configuration of a Llama model as GGUF metadata.
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class GgufArchitecture:
 # A Hugging Face folder of the Llama architecture as one GGUF file, tensor by tensor.
 #
 # Deterministic: the same folder gives the same bytes, so nothing of the machine, the time or the path is written. The
-# numbers are `recipes.export.gguf`, the tokenizer `recipes.export.gguf_vocabulary`; merging adapters is
-# `recipes.export.merge`.
+# tokenizer is read in `recipes.export.gguf_vocabulary`; adapters are merged in `recipes.export.merge`.
 
 Quantization = Literal["F16", "BF16", "Q8_0"]
 FILE_TYPES = {

@@ -109,7 +109,7 @@ def estimate_stage(recipe: Recipe, shape: Architecture, held: int = 1, *, heads:
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
     elements = sum(tensors.total for tensors in trained)
     sizes = elements * trained_width
-    gradients = elements * DTYPE_BYTES[TRAINED_DTYPE]  # DeepSpeed too is told to add them up in float32 (`launch.zero`)
+    gradients = elements * DTYPE_BYTES[TRAINED_DTYPE]  # DeepSpeed too is told to add them up in float32 (`deepspeed_config`)
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     weight_shards = shards if strategy in ("fsdp", "deepspeed_zero3") else 1

@@ -86,9 +86,6 @@ def resolve_shape(recipe: Recipe) -> Architecture:
     raise BadConfiguration(f"the shape of {recipe.base_model.uri} is not known: give it as `architecture` in the recipe")
 
 
-# Check that a recipe can be trained, before anything is loaded.
-
-
 def unsupported_reason(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
     return find_contradiction(recipe, known_shape(recipe)) or unpinned_model_reason(recipe)

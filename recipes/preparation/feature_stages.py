@@ -51,7 +51,7 @@ from recipes.records.fingerprint import encode_canonical_line, fingerprint_recor
 
 # After every record has its split: what its features need to know of all others (specification row C5).
 #
-# fit (range) -> state_of -> merge (tables of ranges) -> fit_all -> compute (range)
+# fit (range) -> build_state -> merge (tables of ranges) -> write_feature_files -> compute (range)
 #
 # Each range says what it has of each category, number and key; the first pod puts that together and leaves the files that
 # the version is served by.

@@ -19,8 +19,6 @@ from recipes.preparation.shuffle_plan import MERGE_FAN_IN
 from recipes.records.disk_partitions import BUFFER_BYTES, Scratch
 from recipes.storage.manifest import FileRecord
 
-# The plan of a preparation, and the files that its stages leave.
-
 # What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files.
 
 RANGE_BYTES = 16 << 20
@@ -107,9 +105,6 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
-
-
-# Report rejected records with file, line and reason.
 
 
 class Reject(msgspec.Struct, array_like=True):

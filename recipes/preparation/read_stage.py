@@ -245,7 +245,7 @@ class RangeReader:
             raise
 
     def _refuse_masked(self, before: dict[str, Any], row: dict[str, Any]) -> None:
-        """Raises Unclean where a column of the features is personal data: all such customers would be one."""
+        """Raises UncleanRecord where a column of the features is personal data: all such customers would be one."""
         for _, column in self.features.named_columns if self.features is not None else ():
             if row.get(column) != before.get(column):
                 raise UncleanRecord(

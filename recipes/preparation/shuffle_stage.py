@@ -18,8 +18,6 @@ from recipes.preparation.split_stage import SPLIT_STAGE
 from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS
 from recipes.preparation.workers import Pods
 
-# Write and merge sorted runs of the external sort, and exchange them between pods.
-
 # Sorted runs: Arrow files of records in the order of the shuffle, which know where each bucket of parts begins.
 
 KEY_COLUMN, RANGE_COLUMN, PART_COLUMN = "key", "range", "part"
@@ -150,8 +148,6 @@ def exchange_runs(
     pods.fetch(path for bucket in mine for path in run_files(plan, bucket))
     return sorted(mine, key=lambda bucket: bucket.first)
 
-
-# Sort encoded records into the shuffled parts of each split.
 
 PARTS_FOLDER = "parts"
 COMPUTED_STAGE = "computed"

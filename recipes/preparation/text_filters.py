@@ -11,8 +11,6 @@ import fasttext
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import Toxicity
 
-# Detect the language of a text with fastText's lid.176 model.
-
 BEGINNING_CHARACTERS = 100
 MAX_CHARACTERS = 1000
 MIN_BEGINNING_CONFIDENCE = 0.8
@@ -47,8 +45,6 @@ class LanguageFilter:
             return f"unclear: {language} by {certainty:.2f}"
         return None if language in self.languages else f"{language} by {certainty:.2f}"
 
-
-# Filter toxic texts by a word list or an installed detector.
 
 TOXICITY_GROUP = "hanzo_ml.toxicity"
 

@@ -200,7 +200,7 @@ class MultiplePods(Pods):
                     pass
 
     def fetch(self, paths: Iterable[Path]) -> None:
-        """Raises ResultIsThere: there is nothing more to take."""
+        """Raises ResultAlreadyPublished: there is nothing more to take."""
         waiting = iter(paths)
         with ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="take") as threads:
             while missing := [*islice(waiting, FILES_PER_WINDOW)]:

@@ -10,8 +10,6 @@ from typing import Any
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.parameters import Bounds, CleanParameters, FeatureParameters, is_missing
 
-# Fill missing values of a record's columns, and reject outliers.
-
 
 class UncleanRecord(ValueError):
     """A record that does not go on: `reason` is one of a few."""
@@ -25,7 +23,7 @@ def clean_record(row: dict[str, Any], wanted: CleanParameters, filled: Counter[s
     """The record with the values that it lacks; itself where it lacks none. They are counted in `filled`, by column.
 
     Raises:
-        Unclean: it has no value where every record must have one, or a number that is an outlier.
+        UncleanRecord: it has no value where every record must have one, or a number that is an outlier.
     """
     for column in wanted.required:
         if is_missing(row.get(column)):
@@ -98,7 +96,7 @@ def compute_features(state: FeatureState, row: Mapping[str, Any], aggregates: Ma
         aggregates: what is known of the row's key, by the features' names; none of an unknown one.
 
     Raises:
-        Unclean: a value is neither a number nor a category where one is needed.
+        UncleanRecord: a value is neither a number nor a category where one is needed.
     """
     made: Features = {}
     for column, spec in state.features.columns.items():
@@ -121,7 +119,7 @@ def serve_features(state: FeatureState, row: Mapping[str, Any], find: Callable[[
     """The features of a row as it is before any preparation; `find` answers what the version has of a key.
 
     Raises:
-        Unclean: the preparation would have rejected it.
+        UncleanRecord: the preparation would have rejected it.
     """
     if state.clean is not None:
         row = clean_record(dict(row), state.clean, Counter())
@@ -136,7 +134,7 @@ def find_aggregates(
 
 
 def check_features(spec: FeatureParameters, row: Mapping[str, Any]) -> None:
-    """Raises Unclean where features of the row could not be computed."""
+    """Raises UncleanRecord where features of the row could not be computed."""
     read_entity_key(spec, row)
     for column, feature in spec.columns.items():
         parse_number(row.get(column), column) if feature.normalize else parse_category(row.get(column), column)
@@ -166,7 +164,7 @@ def read_entity_key(spec: FeatureParameters, row: Mapping[str, Any]) -> str | No
 
 
 def parse_number(value: Any, column: str) -> float | None:
-    """A number as 64 bits, of which zero has one sign; None where there is none. Raises Unclean.
+    """A number as 64 bits, of which zero has one sign; None where there is none. Raises UncleanRecord.
 
     Also one that is written as a text: a single cell of a table that is no number makes texts of its whole column.
     """
@@ -183,7 +181,10 @@ def parse_number(value: Any, column: str) -> float | None:
 
 
 def parse_category(value: Any, column: str) -> str | None:
-    """A text, number or truth value as a text: 3 and 3.0 are one, as tables make the one of the other. Raises Unclean."""
+    """A text, number or truth value as a text: 3 and 3.0 are one, as tables make the one of the other.
+
+    Raises UncleanRecord.
+    """
     if is_missing(value):
         return None
     if isinstance(value, str):

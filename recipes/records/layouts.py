@@ -63,7 +63,7 @@ def detect_layout(row: Mapping[str, Any]) -> Layout:
     """The layout of a record, whose values are checked.
 
     Raises:
-        Unfit: it has the keys of none, or a value that is not what the layout needs.
+        UnfitRecord: it has the keys of none, or a value that is not what the layout needs.
     """
     for layout, keys in LAYOUT_KEYS.items():
         if all(key in row for key in keys):
@@ -105,7 +105,7 @@ def read_tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """What the assistant of a conversation may call, as JSON schemas; none where there is nothing.
 
     Raises:
-        Unfit: they are something else.
+        UnfitRecord: they are something else.
     """
     tools = row.get("tools")
     if isinstance(tools, str):  # as tables have them, where a column has one type

@@ -24,7 +24,7 @@ from recipes.storage.object_transfer import StoredObject
 # `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
 #
 # A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
-# segments, as they share the chunks of their files. Where those are no chunks (`recipes.records.record_index`), a segment
+# segments, as they share the chunks of their files. Where those are no chunks (`publish_record_index`), a segment
 # is a file: after `records.index` comes `records-00001.index`. The manifest names them in their order.
 #
 # Keys are hashes, and spread evenly: where one must stand is known within a few square roots of the segment's length,
@@ -193,8 +193,7 @@ def fingerprint_line(line: bytes) -> Fingerprint:
 
 # The index of records whose files are no chunks, such as a preparation leaves: made of their hashes, part by part.
 #
-# Nothing is shared with another version's, so a segment (`recipes.records.record_index`) ends after so many records, and
-# is a file.
+# Nothing is shared with another version's, so a segment ends after `MAX_SEGMENT_RECORDS`, and is a file.
 
 MAX_SEGMENT_RECORDS = 1 << 22
 """Entries of a segment: it is sorted in 270 MB, and of ten billion records 2,400 are asked."""

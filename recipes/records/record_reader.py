@@ -48,9 +48,6 @@ def read_verified(store: Store, artifact: Artifact, file: FileRecord) -> Iterato
         raise BrokenArtifact(f"{artifact.uri}/{file.path} has SHA-256 {found}, recorded is {file.sha256}")
 
 
-# Records as JSON lines, and how an answer to one is judged.
-
-
 @dataclass(frozen=True)
 class Record:
     """One example, of any layout."""

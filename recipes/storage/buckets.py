@@ -15,8 +15,6 @@ from obstore.store import LocalStore, S3Store
 from recipes.contracts.job import StoreAddress
 from recipes.storage.locations import local_store_root
 
-# Buckets in a folder, listed as on S3, with detection of lost mounts.
-
 # What lies in a folder of the store, as a listing of S3 has it: complete files, and no empty folders.
 
 UNFINISHED_UPLOAD = re.compile(r".*#\d+")
@@ -101,8 +99,6 @@ def is_mounted(bucket: Path) -> bool:
     except OSError:
         return False
 
-
-# Open buckets in folders or on S3, and translate their errors.
 
 # What an S3 server answered, or why it did not, in one line that names the settings to look at. Pure.
 #

@@ -36,8 +36,6 @@ def prefetch(work: Callable[[T], R], items: Iterable[T], max_in_flight: int) -> 
             threads.shutdown(wait=True, cancel_futures=True)
 
 
-# Read one version of an object in ranges, and choose the parts of an upload.
-
 # In which parts an object goes to an S3 server: how large they are, and how many are on their way at once. Pure.
 
 MIN_PART_BYTES = 5 << 20

@@ -12,8 +12,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer_pt_utils import safe_globals
 
-# Fix the order of DDP's gradient buckets, so that resumed runs round alike.
-
 
 def fix_bucket_order(model: DistributedDataParallel) -> None:
     """Let DDP sort its buckets of gradients now, by the order of the weights from the last to the first.
@@ -34,8 +32,6 @@ def fix_bucket_order(model: DistributedDataParallel) -> None:
     reducer._rebuild_buckets()
     model.zero_grad()
 
-
-# Make runs reproducible with deterministic kernels and saved random states.
 
 # The same numbers each time, on a GPU too: there, some kernels add up in the order in which their threads come to it, the
 # backward pass of attention among them, unless PyTorch is told to be strict. A processor always does the same.

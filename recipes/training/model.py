@@ -31,8 +31,6 @@ from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.precision import select_compute_dtype
 from recipes.training.token_loss import use_token_losses
 
-# The model to train: the base model's weights, and what the recipe's method adds to them.
-
 NF4_BLOCK = 64
 
 

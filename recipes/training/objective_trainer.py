@@ -104,7 +104,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
         The library's is a mean over micro-batches, and repeats rows where the processes do not come out even. Asked to stop,
         all processes break it off after the same micro-batch: a long one would not end before they are killed. Then nothing
-        of it is logged, and whoever resumes does it first (`held_out.owed`).
+        of it is logged, and whoever resumes does it first (`is_evaluation_due`).
         """
         first, self._evaluation_pending = self._evaluation_pending, False
         self.model.eval()

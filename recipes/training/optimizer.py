@@ -57,7 +57,7 @@ def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, ev
         prediction_loss_only=True,
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
-        save_strategy="no",  # `CheckpointWhenDue` asks for checkpoints
+        save_strategy="no",  # `SaveOnSchedule` asks for checkpoints
         seed=recipe.seed,
         data_seed=recipe.seed,
         remove_unused_columns=False,

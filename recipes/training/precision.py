@@ -52,9 +52,6 @@ def cpu_supports_dtype(dtype_name: str, cpuinfo: str) -> bool:
     return needed is None or bool(needed & flags)
 
 
-# Scale the loss of float16 models so that small gradients do not underflow.
-
-
 def loss_scale(recipe: Recipe) -> float:
     """As large as what the loss of a step is a mean over: its tokens, or its samples. 1 where nothing is in float16.
 

@@ -23,8 +23,6 @@ from recipes.training.parallel import zero
 from recipes.training.parallel.fsdp import WEIGHTS_STEM
 from recipes.training.trainer import CheckpointingTrainer
 
-# What the program train says of a run that has ended, besides what it published.
-
 
 def training_facts(
     trainer: CheckpointingTrainer,
@@ -54,8 +52,6 @@ def training_facts(
         checkpoint_share=round(usage.checkpoint_share, 4),
     )
 
-
-# What a training run leaves: an adapter or all weights, as an artifact.
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", ADAPTER_CONFIG)

@@ -61,8 +61,7 @@ def halve_micro_batch(recipe: Recipe, incidents: RecoveryLog, step: int | None) 
 
 # What a run does not go on from after it diverged, on whichever machine it lies.
 #
-# What belongs here: the rule, and how a machine forgets. What does not: where the run goes on instead
-# (`recipes.training.recovery`).
+# Checkpoints from the first discarded step on are removed on every machine.
 
 DIVERGENCES_FACT = "divergences"
 """The fact in a checkpoint's manifest: how many divergences of its run had been written down as it was saved."""

@@ -29,8 +29,6 @@ from recipes.training.parallel.process_group import ProcessGroup, join_process_g
 from recipes.training.precision import log_dtype_fallback
 from recipes.training.recovery import discard_diverged_checkpoints, update_incidents
 
-# The parameters of a training job.
-
 
 class TrainParameters(FrozenModel):
     """Fine-tune with a recipe. `repeats` is of a replay: what the run that it repeats was healed of.
@@ -42,8 +40,6 @@ class TrainParameters(FrozenModel):
     repeats: tuple[RecoveryEvent, ...] = ()
     sent_back: tuple[Rewind, ...] = ()
 
-
-# Prepare a training run: recipe, processes, checkpoint to resume from, and inputs.
 
 # What a recipe asks of the machine that it trains on: the rest is refused, or told, before anything is loaded.
 

@@ -35,8 +35,6 @@ def draw_sample(start: int, count: int, share: float) -> NDArray[np.bool_]:
     return chosen
 
 
-# In which languages the texts of a dataset are.
-
 LANGUAGE_CHARACTERS = 300
 MIN_CONFIDENCE = 0.5
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from recipes.contracts.validation_results import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics
 from recipes.validation.record_blocks import RecordBlock, read_column, to_double
 
-# Statistics of a column, collected block by block.
-
 SIGNIFICANT_DIGITS = 6
 """Significant digits of a stored sample."""
 MAX_CATEGORIES = 50
@@ -95,8 +93,6 @@ class ColumnCollector:
             categories=dict(values.most_common()) if is_category and values is not None else None,
         )
 
-
-# Compare a version with its reference by schema, PSI, Kolmogorov-Smirnov and chi-squared tests.
 
 QUANTILE_BINS = 10
 MIN_SHARE = 1e-4

@@ -10,8 +10,6 @@ import msgspec
 
 from recipes.records.layouts import Layout, UnfitRecord, detect_layout, read_record_text
 
-# The JSON type of each value in a column of a block.
-
 MISSING = object()
 """Stands where a record does not have the column."""
 
@@ -39,8 +37,6 @@ def read_column(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], l
     values = [row.get(name, MISSING) for row in rows]
     return values, [JSON_TYPES[type(value)] for value in values]
 
-
-# Records of a version, a block at a time, so that memory stays flat.
 
 MAX_BLOCK_RECORDS = 8192
 MAX_BLOCK_BYTES = 8 << 20

@@ -16,8 +16,6 @@ from recipes.contracts.quantities import pluralize
 from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
 
-# Environment variables of our own programs, whichever backend starts them.
-
 PROGRAM_ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -28,9 +26,6 @@ PROGRAM_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "10000",
 }
-
-
-# The key of a job: its id and its program.
 
 
 class JobKey(Protocol):

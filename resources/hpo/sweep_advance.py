@@ -31,7 +31,7 @@ def advance_sweep(database: Database, store: Store, sweep_id: str, is_stopped: C
     """Look once, and do what follows. Repeating it does nothing twice, wherever the one before was killed.
 
     Args:
-        is_gone: whether nothing runs any more of a job that was told to stop.
+        is_stopped: whether nothing runs any more of a job that was told to stop.
 
     Returns whether anything changed.
     """

@@ -243,8 +243,8 @@ def jobs_to_stop(snapshot: Snapshot, step: Step) -> Mapping[str, str]:
 def lock_jobs_and_runs(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
     """Let nobody else change these jobs and runs until the transaction ends; jobs first, as whoever holds both does.
 
-    Before the first event is written: from then on the order of all events is held (`lock_order`), and whoever is waited for
-    may be about to write one. Two that wait for each other so are ended by PostgreSQL, one of them with an error.
+    Before the first event is written: from then on the order of all events is held (`lock_event_order`), and whoever is
+    waited for may be about to write one. Two that wait for each other so are ended by PostgreSQL, one of them with an error.
     """
     for table, ids in ((job_table, job_ids), (runs, run_ids)):
         rows = select(table.c.id).where(table.c.id.in_(ids)).order_by(table.c.id)

@@ -116,10 +116,6 @@ def is_finite(column: "pa.Array") -> bool:
     return True
 
 
-# Parquet and Arrow files (IPC files and streams): rows as JSON objects, without a loss that nobody is told of.
-#
-# What becomes of their values says `resources.ingest.columnar`.
-
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -41,9 +41,6 @@ def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         yield Problem("is empty: a dataset needs at least one record")
 
 
-# The formats of raw files (rows B2, B15) and how each becomes records.
-
-
 def parse_format(name: str) -> Format:
     """Raises 400 for a format that nobody knows."""
     try:
@@ -64,7 +61,7 @@ def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> 
         kinds: the types of the columns of CSV.
 
     Raises:
-        Damaged: it is compressed, and breaks off; or far larger unpacked, or as records, than it is.
+        DamagedFile: it is compressed, and breaks off; or far larger unpacked, or as records, than it is.
     """
     match format:
         case Format.JSONL:
@@ -94,7 +91,7 @@ def limit_expansion(items: Iterator[Item], size: Callable[[], int], words: str) 
     """The items, until the lines of the records are swollen against `size`, the bytes that they were read from until then.
 
     Raises:
-        Damaged: they are; with `words`.
+        DamagedFile: they are; with `words`.
     """
     length = 0
     for item in items:

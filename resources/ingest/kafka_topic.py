@@ -3,7 +3,7 @@
 Which messages is settled by one look at the topic: from the offsets that the address names, or the oldest there are, up to
 what each partition holds at that moment. What comes later is for the next version.
 
-What belongs here: asking the brokers, and giving up on them. What does not: what an address says (`topic_address`).
+What belongs here: asking the brokers, and giving up on them. What does not: what an address says (`kafka_address`).
 """
 
 import tempfile

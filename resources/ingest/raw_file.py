@@ -172,7 +172,7 @@ def decompress(stream: io.RawIOBase | BinaryIO) -> "io.BufferedReader[io.RawIOBa
     """The stream itself, or what is in it where it is compressed, whatever the file is called.
 
     Raises:
-        Damaged: it is compressed as nobody unpacks it here, or no file of lines in UTF-8.
+        DamagedFile: it is compressed as nobody unpacks it here, or no file of lines in UTF-8.
     """
     buffered: io.BufferedReader[io.RawIOBase] = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK_BYTES)
     beginning = buffered.peek(MAX_MAGIC_BYTES)

@@ -36,8 +36,6 @@ def parent_digests(connection: Connection, digest: str) -> dict[str, str]:
     return {row.role: row.parent for row in connection.execute(query)}
 
 
-# Lineage downwards: what was made of an artifact.
-
 DATA_KINDS = ("dataset", "split")
 """Kinds of artifacts that hold records."""
 QUERY_BATCH = 500

@@ -17,8 +17,6 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import deployments, runs
 
-# What a record reached, as a tree: each thing under what it was made of, told in full once.
-
 MAX_RECORD_NUMBERS = 10
 """Records of one artifact that are named by their numbers; all are counted."""
 ROLE_VERBS = {

@@ -22,8 +22,6 @@ SOURCE_TYPE_TAG = "mlflow.source.type"
 LOGGED_MODELS_TAG = "mlflow.log-model.history"
 
 
-# Validate names, values and numbers before they are stored (MLflow's limits).
-
 # What a name, a value or a number must look like before it may be stored: MLflow's limits and MLflow's messages.
 #
 # Pure functions without a database. What belongs to one table only (a param never changes) stands with that table.

@@ -53,8 +53,6 @@ def mask_payload(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**payload, "config": mask_config(config)} if isinstance(config, Mapping) else dict(payload)
 
 
-# A job as it is recorded: what was asked for, and how it stands.
-
 TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
 """Types of jobs."""
 PROGRAMS = {TRAINING: Program.TRAIN, PREPARATION: Program.PREPARE, COMMAND: Program.COMMAND}

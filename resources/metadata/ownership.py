@@ -114,9 +114,6 @@ def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str]
     return (table, table.c.organization, table.c.user_id) if kind is ObjectKind.JOB else (table, table.c.organization)
 
 
-# Whose a file of the store is, by its place.
-
-
 def file_organization(database: Database, uri: str) -> str:
     """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
     match uri.removeprefix("s3://").split("/"):

@@ -45,8 +45,6 @@ class Heartbeats:
             return [Heartbeat(**row) for row in connection.execute(select(table).order_by(table.c.name)).mappings()]
 
 
-# Detect stalled runs and stale checkpoints, and record alerts and incidents once.
-
 # Whether a running training run, or a command, does what it should: metrics come, checkpoints come (rows I4, Y5). Pure.
 
 STALLED, CHECKPOINT_STALE = "job.stalled", "job.checkpoint_stale"

@@ -81,9 +81,6 @@ def is_close(then: object, now: object) -> bool:
     return then == now
 
 
-# What a replay has shown, put together from what both runs left.
-
-
 class Verdict(FrozenModel):
     """`equal` means every loss and the hash of the final weights, and that no other loss is tracked of the first run than it
     had: `untrue` is the first step of which one is. `environment` and `find_unrepeated` may explain why they are not: the

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from resources.errors import BadRequest, ChecksumMismatch, EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 
-# What crosses the border of the engine: the body of a deployment, and what is truly served.
-
 DEFAULT_SMOKE_PROMPTS = ("Hello! Who are you?",)
 
 
@@ -73,8 +71,6 @@ class Refusal(StrictModel):
     message: str
     details: dict[str, JsonValue] = Field(default_factory=dict)
 
-
-# The engine as the rest of the product sees it: deploy, look, remove, ask. Speaks HTTP to a gateway.
 
 if TYPE_CHECKING:
     import httpx

@@ -115,9 +115,7 @@ async def handle_invalid_request(request: Request, error: Exception) -> JSONResp
     return await handle_engine_error(request, BadRequest(f"'{where}': {problem['msg']}"))
 
 
-# `python -m resources.serving.gateway`: the long-lived process of the local inference engine, on loopback only.
-#
-# Takes its port and its state folder, or says in one line why not; the endpoints are `resources.serving.gateway`.
+# The process itself. It takes its port and its state folder, or prints in one line why it cannot.
 
 HOST = "127.0.0.1"
 SHUTDOWN_TIMEOUT_SECONDS = 30

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 
-# What a service said as it ended, in one line out of its log.
-
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n", re.MULTILINE)
 CAUSED_BY = "The above exception was the direct cause of the following exception:"
 MAX_CHARACTERS = 600
@@ -35,8 +33,6 @@ def failure_summary(log: str) -> str:
     message_lines = dropwhile(lambda line: line.startswith(" "), lines)
     return " ".join(line.strip() for line in message_lines).strip()[:MAX_CHARACTERS]
 
-
-# Start, find and stop processes that outlive their starter.
 
 # Processes that outlive whoever started them, and can be found again.
 #

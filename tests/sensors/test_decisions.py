@@ -173,7 +173,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.Reposi
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
         dead_runs, "SETTLING_TIME", timedelta(0)
-    )  # a second of each test; `test_data_again` has that of waiting
+    )  # a second of each test; `test_data_retries` has that of waiting
     house = House(tmp_path, repository)
     with house.instance:
         yield house

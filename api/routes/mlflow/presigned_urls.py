@@ -23,7 +23,7 @@ from resources.metadata.artifacts.locations import PROXY_SCHEME, is_proxied
 
 # MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of
 # the client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone,
-# whose files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow
+# whose files go through the artifact proxy (multipart uploads below): so every request is checked, and answered as MLflow
 # answers a proxied one.
 
 MAX_SECONDS = 604_800
@@ -80,7 +80,7 @@ def presigned_unsupported(operation: str, uri: str, where: str, needed: str) -> 
 # MLflow's uploads in parts and downloads that go past this server, over URLs signed for the S3 server.
 #
 # Only where there is an S3 server; a folder answers 501, as in MLflow. What comes in so is hashed once its parts are one
-# object, before the client is told that it is stored, and operation goes out is hashed before its URL is given away (row
+# object, before the client is told that it is stored, and what goes out is hashed before its URL is given away (row
 # X7). A client does this by itself where `server-info` says that it may, which is where `storage.public_endpoint` is set:
 # else nobody knows whether clients reach the S3 server at all.
 

@@ -59,9 +59,6 @@ def pairs(values: Mapping[str, str]) -> list[PairMessage]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
-# Request bodies that several MLflow endpoints share.
-
-
 async def find_run_id(run_id: Annotated[str | None, Query()] = None, run_uuid: Annotated[str | None, Query()] = None) -> str:
     named = run_id or run_uuid
     if not named:

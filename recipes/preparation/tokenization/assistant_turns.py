@@ -37,7 +37,7 @@ def find_assistant_turn(render: Render, given: Sequence[Message], number: int, w
     thoughts switched off, Qwen3's writes empty ones for the answer to come, which it leaves out once others follow.
 
     Raises:
-        Unfit: a text that is needed to find it is empty, or the template refuses it.
+        UnfitRecord: a text that is needed to find it is empty, or the template refuses it.
     """
     marked_messages = [*given]
     marked_messages[number] = add_mark(given[number], OWN_MARK)

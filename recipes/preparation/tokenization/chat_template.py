@@ -132,7 +132,7 @@ class ChatTemplate:
         """A whole conversation, and where the assistant speaks in it; `tools` are what it may call.
 
         Raises:
-            Unfit: the template refuses it, or does not let it be seen where the assistant speaks.
+            UnfitRecord: the template refuses it, or does not let it be seen where the assistant speaks.
         """
         given = list(messages)
         if self._system and given[0]["role"] != "system":

@@ -1,1 +1,1 @@
-"""Save and restore training state: staging, assembly across nodes, resume, random states."""
+"""Save and restore training state: staging, schedule, assembly across nodes, resume point."""

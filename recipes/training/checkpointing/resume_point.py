@@ -25,7 +25,7 @@ from recipes.training.metrics.validation_loss import is_evaluation_due
 from recipes.training.parallel.process_group import ProcessGroup
 
 # Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
-# one that its user sent it back to. What several nodes make of that: `recipes.training.checkpointing.resume_point`.
+# one that its user sent it back to. Several nodes agree on one in `agree_on_checkpoint`.
 
 MADE_WITH_FACT = "made_with"
 """The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""

@@ -8,8 +8,6 @@ from typing import TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-# Free host memory, within the limits of the process's cgroups.
-
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 """Lines such as `4:memory:/slurm/uid_0/job_7/step_0`, and of version 2 `0::/system.slice/slurm/job_7/step_0`."""
@@ -56,8 +54,6 @@ def read_field(file: Path, name: str) -> int:
     return next((int(words[1]) for words in lines if words and words[0] == name), 0)
 
 
-# Copy training state to host memory, to write it in the background.
-
 T = TypeVar("T")
 Action = Callable[[], object]
 
@@ -75,7 +71,7 @@ class Staging:
     Args:
         processes: how many of this machine make such copies at the same time.
         free: how many bytes of its memory are free.
-        in_any: whether something is true in one of the run's processes, all of which call it at once.
+        any_process: whether something is true in one of the run's processes, all of which call it at once.
     """
 
     def __init__(

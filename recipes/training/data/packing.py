@@ -94,8 +94,7 @@ TOKEN_BYTES = 4
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of `length` tokens; each item is what `recipes.training.data.packing.PackedRow` holds, bit for bit as `row_of`
-    makes it.
+    """Rows of `length` tokens; each item is what `PackedRow` holds, bit for bit as `pack_row` makes it.
 
     Raises:
         BadConfiguration: none of the records teaches anything within `length`.

@@ -96,9 +96,6 @@ def tokenize_batches(
             yield pa.record_batch(build_token_columns(kept, None, 0), schema=TOKEN_SCHEMA)
 
 
-# The rows to train on: packed, of one length, from records or from a prepared split.
-
-
 def load_packed_rows(
     split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> PackedRows:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-# Average the validation loss independently of micro-batch size and process count.
-
 EVAL_LOSS_KEY = "eval_loss"
 """What the trainer's log has of a step after which the split was evaluated."""
 
@@ -50,9 +48,6 @@ def is_evaluation_due(step: int, every: int | None, last: int, history: Iterable
     return bool(every and step and (step % every == 0 or step >= last)) and not any(
         entry["step"] == step for entry in history if EVAL_LOSS_KEY in entry
     )
-
-
-# Metrics of a micro-batch, left on the device until they are logged.
 
 
 @dataclass(frozen=True)

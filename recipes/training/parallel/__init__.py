@@ -1,1 +1,1 @@
-"""Training on several GPUs: process groups, FSDP, ZeRO, pipeline and DDP buckets."""
+"""Training on several GPUs: process groups, FSDP, ZeRO and pipeline stages."""

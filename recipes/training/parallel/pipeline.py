@@ -138,7 +138,7 @@ class Pipeline:
         """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process.
 
         Raises:
-            BrokenOff: in every process; one of them was asked to stop, and did not compute all of them.
+            StepAborted: in every process; one of them was asked to stop, and did not compute all of them.
         """
         labels = batch["labels"]
         self.module.skipped = False
@@ -204,9 +204,6 @@ class Pipeline:
             return None
         weight: torch.Tensor = causal_model(self.module.model).model.embed_tokens.weight
         return weight
-
-
-# The trainer of a process that has one stage of the model: it gives a whole step at once to the schedule of all stages.
 
 
 class PipelineTrainer(ObjectiveTrainer):

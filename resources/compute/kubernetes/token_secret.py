@@ -9,8 +9,7 @@ from resources.jobs.job_tokens import TOKEN_VARIABLE
 
 # The Secret that hands a job its own token: beside the job, read by its pods alone, gone with it.
 #
-# Not part of the ConfigMap, which everybody who sees the job may read. What belongs here: what the Secret looks like. Who
-# writes it and when: `token_keeper`.
+# Not part of the ConfigMap, which everybody who sees the job may read. `TokenKeeper` writes it.
 
 KEY = "token"
 MASKED = "********"

@@ -61,8 +61,6 @@ def memory_kills(vmstat: Path = VMSTAT) -> int:
     return int(counts.get("oom_kill", 0))
 
 
-# LocalCompute: a job as a process group of this machine, which outlives its supervisor.
-
 TORCH_PROGRAMS = (Program.TRAIN, Program.EVALUATE, Program.CONVERT)
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 KILL_MESSAGES = {

@@ -48,8 +48,6 @@ def free_gpus(total: Mapping[str, int], allocated: Mapping[str, float]) -> dict[
     return {name: max(0.0, count - allocated.get(name, 0.0)) for name, count in total.items()}
 
 
-# How many jobs this machine runs at the same time, and on which GPUs.
-
 GPU_POOL = "gpu"
 """Dagster's pool of all assets that train or evaluate: at most `max_running_jobs` of them are followed at the same time."""
 GPU_PROGRAMS = frozenset({Program.TRAIN, Program.EVALUATE, Program.COMMAND})

@@ -18,11 +18,9 @@ from resources.metadata.tables import experiments, logged_models, runs
 # Without a wish they are behind this server's artifact proxy, at `mlflow-artifacts:/EXPERIMENT/...`. A client may name
 # another place when it makes an experiment (`artifact_location`):
 #
-# - `mlflow-artifacts:/PATH` is behind the proxy too, under a name of the client's own; - any other is kept and given
-# back, as in MLflow: there the *client* reads and writes, with its own rights. This server never opens such a place, so
-# nobody makes it read a file or call a host (the SSRF and path classes of MLflow's past).
-#
-# What belongs here: which URIs there can be. What does not: whose files a path of the proxy is (`artifact_owners`).
+# - `mlflow-artifacts:/PATH` is behind the proxy too, under a name of the client's own;
+# - any other is kept and given back, as in MLflow: there the *client* reads and writes, with its own rights. This server
+#   never opens such a place, so nobody makes it read a file or call a host (the SSRF and path classes of MLflow's past).
 
 PROXY_SCHEME = "mlflow-artifacts"
 MODELS_PART = "models"
@@ -151,11 +149,6 @@ def unquote_fully(text: str) -> str:
 def location_error(location: str, why: str) -> HanzoError:
     return invalid(f"Invalid value '{printable(location)}' for parameter 'artifact_location' supplied: {why}")
 
-
-# Whose files lie at a path of the artifact proxy: a run's or a logged model's, wherever its experiment keeps them.
-#
-# What belongs here: the look-up, and the folders above those files. What does not: which places there can be
-# (`artifact_locations`), and the files themselves.
 
 ARTIFACTS_FOLDER = "artifacts"
 

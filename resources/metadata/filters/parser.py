@@ -1,6 +1,6 @@
 """MLflow's filter and order language as data: `metrics.loss < 0.1 and tags.team = 'x'` becomes a list of conditions.
 
-Pure: no SQL here (`filter_sql`), and no knowledge of which fields a thing has: that is what a `Grammar` says.
+Pure: no SQL here (`filters.sql`), and no knowledge of which fields a thing has: that is what a `Grammar` says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

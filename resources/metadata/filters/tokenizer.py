@@ -1,4 +1,4 @@
-"""The words and signs of MLflow's filter language. Pure: what they mean together is `filter_language`'s."""
+"""The words and signs of MLflow's filter language. Pure: what they mean together is decided in `filters.parser`."""
 
 import re
 from collections.abc import Sequence

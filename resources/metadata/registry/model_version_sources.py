@@ -6,14 +6,14 @@ A source is checked before a version is made of it. The reference checks its for
   the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names. A run's own root
   is there from the run's beginning: scripts, and MLflow's own tests, register it before they log the model into it;
 - a place below the files of the run or logged model that the request names, where its experiment keeps them outside of this
-  server's store (`artifact_locations`), is let through: only clients look there, nothing is ever read or served for it;
+  server's store (`artifacts.locations`), is let through: only clients look there, nothing is ever read or served for it;
 - `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
   or model;
 - `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
   names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model. None is made of one that is
   quarantined;
 - `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's: its own, or those of the
-  logged model of that name that it made (`models_of_runs`). What the run's job published is registered by its job, with
+  logged model of that name that it made (`find_logged_model`). What the run's job published is registered by its job, with
   its evaluation and its proof. **A run that this server does not know is let through**: MLflow lets registry and tracking
   be two servers, so it may be a run of the other one, which nobody here can look into. It is a name and no address, nothing
   is ever read or served for it, and MLflow's own tests and scripts register such names; refusing them would break clients

@@ -122,8 +122,6 @@ def has_files(store: Store, uri: str) -> bool:
         return False
 
 
-# Where an MLflow client downloads a version's files through this server.
-
 MAX_DEPTH = 20
 """Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
 

@@ -29,8 +29,6 @@ event_positions = Table(
 )
 
 
-# Signs of life.
-
 heartbeats = Table(
     "heartbeats",
     schema,
@@ -38,10 +36,6 @@ heartbeats = Table(
     Column("beat_at", BigInteger, nullable=False, doc="when it was last heard"),
 )
 
-
-# Tables of jobs, their tokens, sweeps, and the event log.
-
-# Jobs, and the log of all changes.
 
 jobs = Table(
     "jobs",

@@ -1,4 +1,4 @@
-"""Registered models, their versions, and what is served. A name is its organization's own (`model_key`)."""
+"""Registered models, their versions, and what is served. A name is its organization's own (`model_names`)."""
 
 from sqlalchemy import (
     JSON,

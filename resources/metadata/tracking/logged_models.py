@@ -1,7 +1,7 @@
 """Logged models: their creation, status and life. Every change of state writes its event in the same transaction.
 
-What does not belong here: what a logged model is (`logged_model_states`), its metrics (`logged_model_points`), how models
-are found (`logged_model_search`), which run made or read one (`run_models`), and its files.
+What does not belong here: what a logged model is, and its metrics (`logged_model_records`), how models are found
+(`logged_model_search`), which run made or read one (`run_inputs`), and its files.
 """
 
 import uuid

@@ -66,8 +66,7 @@ def load_run_models(reader: Connection, run_ids: Sequence[str]) -> dict[str, lis
 
 # What runs read: descriptions of datasets, which MLflow's clients log, and the runs that logged them.
 #
-# What does not belong here: dataset versions that this product made (`datasets`), and the logged models that a run read
-# or made (`run_models`).
+# Not the dataset versions that this product made: those are in `resources.metadata.datasets`.
 
 CONTEXT_TAG = "mlflow.data.context"
 MAX_SOURCE_TYPE = 36

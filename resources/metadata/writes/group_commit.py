@@ -59,9 +59,9 @@ def _rows_module(dialect: Dialect) -> RunRows:
 # One thread that stores what requests log: those that come in together share a transaction, and each is answered after
 # its commit.
 #
-# One commit for many requests is what makes logging fast; the rules are those of `run_groups`. Nothing is kept between
+# One commit for many requests is what makes logging fast; the rules are in `write_decisions`. Nothing is kept between
 # transactions, because other processes write to the same database. A point that comes in while nothing else does goes a
-# shorter way (`next_points_postgresql`, `next_points_sqlite`).
+# shorter way (`SinglePointWriter` of `postgresql_points` and of `sqlite`).
 
 log = logging.getLogger(__name__)
 

@@ -126,7 +126,7 @@ def _cursor(pooled: PoolProxiedConnection) -> sqlite3.Cursor:
 # A run's next point in SQLite, the commonest write of all: stored by the event loop itself, which changes no thread for
 # it.
 #
-# The short way of `next_points_postgresql`, with its rule: what it does not store is the group writer's. The event loop
+# The short way of `postgresql_points`, with its rule: what it does not store is the group writer's. The event loop
 # serves others too, so it waits neither for another writer's lock nor for a checkpoint: what is committed stands in the
 # write-ahead log, where it survives the death of any process, until a commit of somebody else moves it into the database.
 

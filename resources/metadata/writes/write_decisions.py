@@ -1,7 +1,7 @@
 """What requests want to log to runs, and what becomes of it: which are refused, and which rows change.
 
 Pure: no database. Many requests are decided at once, in their order, so that one transaction carries them all; what a
-request is refused for touches no other. How rows are read and written is in `run_rows_sqlite` and `run_rows_postgresql`.
+request is refused for touches no other. How rows are read and written is in `sqlite` and `postgresql_batches`.
 """
 
 from collections import Counter

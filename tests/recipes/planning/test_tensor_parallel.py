@@ -1,4 +1,4 @@
-"""Tensor parallelism: what is refused and why, and what the libraries are told. That it trains is in `test_processes`."""
+"""Tensor parallelism: what is refused and why, and what the libraries are told. Training: see `test_two_processes`."""
 
 import json
 from pathlib import Path

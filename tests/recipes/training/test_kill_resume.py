@@ -1,7 +1,7 @@
 """`kill -9` at random steps, whatever is trained, however, and by how many processes: the run ends as if nobody had.
 
 All that runs without a GPU is in the table. That a run is started again by itself, whichever process was killed, is in
-`test_processes`, with fsdp and tensor parallelism together, too; that a node may be lost is in `test_nodes`.
+`test_two_processes`, with fsdp and tensor parallelism together, too; that a node may be lost is in `test_two_nodes`.
 """
 
 import random

@@ -1,5 +1,5 @@
 """Where attention is told that examples end, and what it computes then, by a kernel for a processor: FlashAttention's own is
-for a GPU to show (`test_on_a_gpu`).
+for a GPU to show (`test_gpu`).
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Random states in a file, as a checkpoint has them. Those of a GPU are for one to show (`test_on_a_gpu`)."""
+"""Random states in a file, as a checkpoint has them. Those of a GPU are for one to show (`test_gpu`)."""
 
 import pickle
 import random

@@ -1,4 +1,4 @@
-"""Rows that some processes wrote are read by any number of them; that a model trains on from them is in `test_processes`."""
+"""Any number of processes reads the rows that others wrote; that a model trains on from them is in `test_two_processes`."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """Training in stages: the numbers of one process, and a run that is killed goes on with another number of stages.
 
-That it goes on bit-exactly with as many is in `test_killed`, and as LocalCompute starts it in `test_processes`.
+That it goes on bit-exactly with as many is in `test_kill_resume`, and as LocalCompute starts it in `test_two_processes`.
 """
 
 import json

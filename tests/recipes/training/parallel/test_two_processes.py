@@ -170,7 +170,7 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
-    """With SFT: the other strategies and objectives are in `test_killed`."""
+    """With SFT: the other strategies and objectives are in `test_kill_resume`."""
     name = f"{strategy}-killed"
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
     whole = started.train(runs.job(f"{name}-whole", **settings))

@@ -1,4 +1,4 @@
-"""What DeepSpeed's strategies need, and what their checkpoints take; that they train is in `test_processes`."""
+"""What DeepSpeed's strategies need, and what their checkpoints take; that they train is in `test_two_processes`."""
 
 import os
 import re
