@@ -63,16 +63,16 @@ save_weights(model, folder, group, nowhere)
 save_optimizer(model, optimizer, folder, group, nowhere)
 nowhere.begin().result()
 print(f"rank {group.rank} holds {held} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
-group.collect(None)
+group.all_gather(None)
 own_files = {f"{stem}-rows-{rank + 1:05}-of-{group.size:05}.safetensors"
     for stem in ("model", "optimizer") for rank in range(group.node * PER_NODE, (group.node + 1) * PER_NODE)}
 assert {file.name for file in folder.iterdir()} == own_files, "those that the processes of this node wrote"
-group.collect(None)
+group.all_gather(None)
 whole = Path(sys.argv[1], "0")
 if group.is_leader:
     for file in Path(sys.argv[1]).glob("[1-9]/*"):
         file.rename(whole / file.name)
-group.collect(None)
+group.all_gather(None)
 again, theirs = new()
 load_weights(again, whole)
 load_optimizer(again, theirs, whole)
