@@ -19,7 +19,8 @@ import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
-from hanzo_ml.client.points import UNKNOWN_TIME, Point, RepeatedSteps, last_repeat_time
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import part_in_folder
 from recipes.contracts.job import Job, Result

@@ -9,7 +9,7 @@ import httpx
 import typer
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt
 
-from hanzo_ml.client.points import retry_delay
+from hanzo_ml.client.retry import retry_delay
 from hanzo_ml.client.transport import authorization_header
 
 DEFAULT_URI = "http://127.0.0.1:8057"

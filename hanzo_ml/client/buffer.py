@@ -7,15 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from hanzo_ml.client.points import (
-    MAX_METRICS_PER_REQUEST,
-    Point,
-    RepeatedSteps,
-    ResumeFilter,
-    drop_known_points,
-    newest_repeated_step,
-    retry_delay,
-)
+from hanzo_ml.client.points import MAX_METRICS_PER_REQUEST, Point, ResumeFilter, drop_known_points, newest_repeated_step
+from hanzo_ml.client.repeated_steps import RepeatedSteps
+from hanzo_ml.client.retry import retry_delay
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
 
 log = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ class Client:
         return run
 
     def _new_run(self, experiment_id: str, name: str | None, tags: Mapping[str, str]) -> str:
-        from hanzo_ml.client.run import retry_unavailable
+        from hanzo_ml.client.retry import retry_unavailable
         from hanzo_ml.client.transport import Transport
 
         transport = Transport(self.tracking_uri)

@@ -1,37 +1,14 @@
-"""Metric points, their retries, and steps that a resumed run repeats."""
+"""Metric points, and which of them a resumed run must not log again."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
-UNKNOWN_TIME = 2**63 - 1
-"""In the place of the time that an earlier release did not write down."""
-
-
-@dataclass(frozen=True)
-class RepeatedSteps:
-    """What was logged of `steps` up to `since`, in ms since 1970, is of the first time, and what came later is not."""
-
-    steps: range
-    since: int
-
-    @classmethod
-    def from_time(cls, steps: range, rewound_at: int | None) -> Self:
-        """Of steps that were done once more from that time on, in ms since 1970; None where it was not written down."""
-        return cls(steps, UNKNOWN_TIME if rewound_at is None else rewound_at)
-
-
-def last_repeat_time(repeated: Iterable[RepeatedSteps], step: int) -> int | None:
-    """Up to when (ms since 1970) values of `step` are of a time before the newest; None where it is done once."""
-    return max((each.since for each in repeated if step in each.steps), default=None)
-
+from hanzo_ml.client.repeated_steps import RepeatedSteps, last_repeat_time
 
 MAX_METRICS_PER_REQUEST = 1000
 """MLflow's limit of metrics in one request."""
-FIRST_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 10.0
-REFUSAL_CODES = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
 
 @dataclass(frozen=True)
@@ -94,13 +71,3 @@ def parse_newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
     """The newest step of every key in the answer of MLflow's `runs/get`."""
     metrics = run["run"]["data"].get("metrics", [])
     return {metric["key"]: int(metric.get("step", 0)) for metric in metrics}
-
-
-def retry_delay(failures: int) -> float:
-    """Seconds to wait after so many failures in a row."""
-    return min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 20))
-
-
-def is_refusal(status: int, error_code: str) -> bool:
-    """Whether sending the same again cannot help. Anything else (a proxy, an expired token, a restart) may pass."""
-    return status in (400, 409, 413, 422) or (status == 404 and error_code in REFUSAL_CODES)

@@ -9,13 +9,11 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+from typing import TYPE_CHECKING, Any, Self
 
 from hanzo_ml.client.buffer import MetricBuffer
-from hanzo_ml.client.points import retry_delay
-from hanzo_ml.client.transport import Transport, Unavailable
+from hanzo_ml.client.retry import retry_unavailable
+from hanzo_ml.client.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,11 +26,8 @@ log = logging.getLogger(__name__)
 MAX_PARAMS_PER_REQUEST = 100
 DRAIN_SECONDS = 300.0
 """How long the end of a run waits for a server that is away, before it gives up what it could not send."""
-MAX_ATTEMPTS = 13
-"""Of a call that may be sent twice: with the pauses between them, a server that is away for a minute is waited for."""
 PROXY_SCHEME = "mlflow-artifacts:/"
 """Begins the places that are the server's own."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,14 +144,3 @@ def split_batches(items: "Iterable[tuple[str, Any]]", size: int) -> "Iterable[li
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part
-
-
-def retry_unavailable(call: "Callable[[], T]") -> T:
-    """Retry an idempotent call while the server does not answer, for about a minute."""
-    retrying = Retrying(
-        retry=retry_if_exception_type(Unavailable),
-        wait=lambda state: retry_delay(state.attempt_number),
-        stop=stop_after_attempt(MAX_ATTEMPTS),
-        reraise=True,
-    )
-    return retrying(call)

@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import httpx
 
-from hanzo_ml.client.points import Point, is_refusal, parse_newest_steps
+from hanzo_ml.client.points import Point, parse_newest_steps
+from hanzo_ml.client.retry import is_refusal
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 

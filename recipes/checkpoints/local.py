@@ -1,12 +1,11 @@
-"""List and clean local checkpoints, and evict uploaded ones when the disk is full."""
+"""List and clean the checkpoints of a run on this machine."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from recipes.checkpoints.commit import checkpoint_file_bytes, complete_interrupted_commit
+from recipes.checkpoints.commit import complete_interrupted_commit
 from recipes.checkpoints.node_parts import part_in_folder
-from recipes.checkpoints.remote import DOWNLOAD_FOLDER, RemoteCheckpoints
+from recipes.checkpoints.remote import DOWNLOAD_FOLDER
 from recipes.checkpoints.retention import CheckpointQuality, parse_quality
 from recipes.runner import log_line
 from recipes.storage.artifact_store import MANIFEST_FILE
@@ -66,38 +65,3 @@ def remove_steps_from(folder: Path, step: int) -> None:
     for later in list_local_steps(folder):
         if later >= step:
             shutil.rmtree(folder / str(later))
-
-
-# Room on a machine's disk for one more checkpoint.
-#
-# What is here is for a fast return; of 72B parameters five checkpoints are 4 TB, which would fill the disk and end the
-# run.
-
-
-def free_disk_space(folder: Path, stored: RemoteCheckpoints, kept_step: int | None, free: Callable[[Path], int]) -> None:
-    """Where the disk of `folder` has none for one more checkpoint as large as the newest, those go that are `stored` too.
-
-    The oldest first, but neither the newest nor the one that is `kept_step`. `free` says how many bytes a disk has left.
-
-    To wait for one that is on its way to the store is less than a run that ends.
-    """
-    newest, *older_steps = list_local_steps(folder) or [0]
-    older = {*older_steps} - {kept_step}
-    if older and (folder / str(newest) / MANIFEST_FILE).exists():
-        needed_bytes = checkpoint_file_bytes(folder / str(newest)) * (2 if stored.compression else 1)
-        if not evict_until_free(folder, stored, older, needed_bytes, free):
-            stored.drain_uploads()
-            evict_until_free(folder, stored, older, needed_bytes, free)
-
-
-def evict_until_free(
-    folder: Path, stored: RemoteCheckpoints, older: set[int], needed_bytes: int, free: Callable[[Path], int]
-) -> bool:
-    """Whether there is room for so many bytes, perhaps without some of the checkpoints `older` than the newest."""
-    with stored.removal_lock:
-        for old in sorted(stored.complete_steps & older):
-            if free(folder) >= needed_bytes:
-                return True
-            log_line(f"checkpoint {old} stays in the store alone: the disk has no room for it here")
-            shutil.rmtree(folder / str(old), ignore_errors=True)
-    return free(folder) >= needed_bytes

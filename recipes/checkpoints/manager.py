@@ -22,13 +22,8 @@ from recipes.checkpoints.commit import (
     read_content_digest,
     update_metadata,
 )
-from recipes.checkpoints.local import (
-    clean_interrupted_writes,
-    free_disk_space,
-    list_local_steps,
-    read_local_qualities,
-    remove_steps_from,
-)
+from recipes.checkpoints.disk_space import free_disk_space
+from recipes.checkpoints.local import clean_interrupted_writes, list_local_steps, read_local_qualities, remove_steps_from
 from recipes.checkpoints.node_parts import PART_KEY, AllWeights, NodeShard, part_in_folder
 from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.checkpoints.retention import CheckpointQuality, rank_by_loss, select_kept_steps

@@ -11,31 +11,6 @@ from recipes.contracts.quantities import Duration, parse_duration, validate_quan
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact, canonical_json
 
-# A run that its user sent back to a checkpoint: from there it goes on along a way of its own. No torch in here.
-#
-# A way is a folder of checkpoints, and the next one lies below it: what a run did on those before stays as it is.
-
-
-class Rewind(FrozenModel):
-    """To the checkpoint of `step`, of a run whose metrics are known up to step `done`, once its program has ended: `at` that
-    time, in ms since 1970.
-    """
-
-    step: int = Field(ge=1)
-    done: int | None = None
-    at: int | None = Field(None, exclude_if=lambda value: value is None)  # what an earlier release began keeps its digest
-
-    @property
-    def repeated_steps(self) -> range:
-        """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
-        return range(self.step + 1, (self.done or self.step) + 1)
-
-
-def rewind_folder(step: int) -> str:
-    """The folder, below that of the way before, of checkpoints that come after going back to `step`; 0 is the beginning."""
-    return f"from-{step}"
-
-
 # The contract between the asset graph and the programs: jobs, results, artifacts and recipes as types.
 #
 # What belongs here: anything that crosses the border between a control plane process and a pod. What does not: how a job

@@ -1,4 +1,4 @@
-"""Make runs reproducible with deterministic kernels, fixed DDP buckets and saved random states."""
+"""Make runs reproducible with deterministic kernels and saved random states."""
 
 import os
 import random
@@ -9,29 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer_pt_utils import safe_globals
-
-
-def fix_bucket_order(model: DistributedDataParallel) -> None:
-    """Let DDP sort its buckets of gradients now, by the order of the weights from the last to the first.
-
-    It would do so after a process's first step, by the order in which they came. A sum of three or more numbers depends on
-    its place in a bucket: who resumed rounded one step otherwise. To have it look for unused weights keeps the buckets as
-    they are made, but then every micro-batch copies what the model returns. What goes through here is zero, and leaves
-    nothing.
-    """
-    reducer = model.reducer
-    reducer.prepare_for_forward()
-    reducer.prepare_for_backward([])
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    nothing = torch.zeros((), device=trained[0].device)
-    for weight in trained:
-        nothing = nothing + weight.flatten()[0] * 0
-    nothing.backward()  # type: ignore[no-untyped-call]
-    reducer._rebuild_buckets()
-    model.zero_grad()
-
 
 # The same numbers each time, on a GPU too: there, some kernels add up in the order in which their threads come to it, the
 # backward pass of attention among them, unless PyTorch is told to be strict. A processor always does the same.

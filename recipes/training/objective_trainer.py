@@ -8,13 +8,8 @@ import torch
 from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.runner import Preempted
 from recipes.training.data.examples import IGNORED_LABEL
-from recipes.training.metrics.validation_loss import (
-    EVAL_LOSS_KEY,
-    MicrobatchMetrics,
-    combine_means,
-    fetch_metrics,
-    split_rows,
-)
+from recipes.training.metrics.microbatch_metrics import MicrobatchMetrics, fetch_metrics
+from recipes.training.metrics.validation_loss import EVAL_LOSS_KEY, combine_means, split_rows
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective, check_loss
 from recipes.training.packed_attention import add_boundaries, uses_packed_attention

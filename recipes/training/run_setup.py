@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hanzo_ml.client.points import RepeatedSteps
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import NodeShard
 from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.job import BadConfiguration, Job, Rewind
+from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import RecoveryEvent, RecoveryLog, read_recovery_log
+from recipes.contracts.rewind import Rewind
 from recipes.export import base_model
 from recipes.planning.parallel_layout import fetches_own_shard, zero_stage
 from recipes.planning.recipe_checks import check_sequence_length, check_supported

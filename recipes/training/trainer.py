@@ -23,12 +23,13 @@ from recipes.checkpoints.retention import DOUBTED_SINCE_KEY, VALIDATION_LOSS_KEY
 from recipes.training.checkpointing.save_schedule import RaiseWriteErrors, validation_losses
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.data.sample_order import SAMPLES_SEEN, ProcessSampler, RunSamples
-from recipes.training.determinism import RandomStates, fix_bucket_order, wrap_seed
+from recipes.training.determinism import RandomStates, wrap_seed
 from recipes.training.divergence import StopOnDivergence
 from recipes.training.metrics.tracking import write_pending_metrics
 from recipes.training.metrics.usage import UsageMeter, peak_memory_bytes
 from recipes.training.optimizer import restore_paged_moments
 from recipes.training.parallel import fsdp, zero
+from recipes.training.parallel.ddp_buckets import fix_bucket_order
 from recipes.training.parallel.process_group import ProcessGroup
 
 ELAPSED_SECONDS = "elapsed_seconds"

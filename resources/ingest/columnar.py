@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from resources.ingest.column_schema import MAX_COLUMNS
+from resources.ingest.decompression_bomb import EXPANSION_MESSAGE, exceeds_expansion_limit
+from resources.ingest.magic_bytes import MAX_MAGIC_BYTES, detect_other_format
 from resources.ingest.memory_sizes import IPC_MAGIC, max_batch_rows, min_group_size, uncompressed_size
 from resources.ingest.problems import Problem, first_error_line
-from resources.ingest.raw_file import EXPANSION_MESSAGE, MAX_MAGIC_BYTES, detect_other_format, exceeds_expansion_limit
 
 # The values of an Arrow column as JSON has them, without a loss that nobody is told of.
 #

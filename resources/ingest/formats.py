@@ -8,17 +8,10 @@ from recipes.records.fingerprint import encode_canonical_line
 from resources.errors import invalid
 from resources.ingest.columnar import read_arrow, read_parquet
 from resources.ingest.csv_records import Kind, read_csv
+from resources.ingest.decompression_bomb import COLUMN_NAMES_MESSAGE, EXPANSION_MESSAGE, exceeds_expansion_limit
 from resources.ingest.json_lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_json_lines, split_lines
 from resources.ingest.problems import Problem
-from resources.ingest.raw_file import (
-    COLUMN_NAMES_MESSAGE,
-    EXPANSION_MESSAGE,
-    DamagedFile,
-    TeeStream,
-    bytes_read,
-    decompress,
-    exceeds_expansion_limit,
-)
+from resources.ingest.raw_file import DamagedFile, TeeStream, bytes_read, decompress
 
 # Text: each line that holds something is a record with the one column `text`.
 

@@ -1,58 +1,11 @@
-"""Raw file streams: detect format, decompress, refuse decompression bombs."""
+"""Raw file streams: store the bytes that are read, decompress them, refuse damaged files."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-# What a file is by how it begins, for whoever said that it is something else.
-
-FORMAT_MAGIC: Mapping[bytes, str] = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
-"""No text begins so: what comes behind the word has no letter."""
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""How compressed files begin. No text in UTF-8 does."""
-COMPRESSION_MAGIC: Mapping[bytes, str] = {GZIP: "gzip", ZSTD: "zstd"}
-"""Only files of lines are unpacked: of the others some is read from their end."""
-ENCODING_MAGIC: Mapping[bytes, str] = {b"\xff\xfe\0\0": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-MAX_MAGIC_BYTES = 10
-
-
-def detect_other_format(beginning: bytes, declared: str = "") -> str | None:
-    """That a file is of another format than `declared`, as what follows its name; None where its beginning does not tell."""
-    packed = next((name for start, name in COMPRESSION_MAGIC.items() if beginning.startswith(start)), None)
-    if packed and declared:
-        return f"is packed with {packed}: unpack it before, as a {declared} file can be compressed within"
-    format = next((name for start, name in FORMAT_MAGIC.items() if beginning.startswith(start)), declared)
-    return None if format == declared else f"is a {format} file: give its format as {format}"
-
-
-def detect_other_encoding(beginning: bytes) -> str | None:
-    """That a file of lines is not in UTF-8, as what follows its name; None where its beginning does not tell."""
-    name = next((name for start, name in ENCODING_MAGIC.items() if beginning.startswith(start)), None)
-    if name is None:
-        return None
-    return f"is written in {name}, and only UTF-8 is read: write it so, as `iconv -f {name} -t UTF-8 FILE` does"
-
-
-# Files that are far larger unpacked than they are: some KB of those would keep the server busy, and fill its store.
-
-ALWAYS_ALLOWED_BYTES = 1 << 30
-"""Bytes that anybody may unpack, however few they were."""
-MAX_EXPANSION_FACTOR = 200
-"""More than real data shrinks to: text to a tenth, logs that repeat themselves to a fiftieth."""
-EXPANSION_MESSAGE = (
-    f"unpacks to more than {MAX_EXPANSION_FACTOR} times its size: if it is data all the same, unpack it and send it as it is"
-)
-
-COLUMN_NAMES_MESSAGE = (
-    f"has names of columns that make its records more than {MAX_EXPANSION_FACTOR} times as large as it is: shorten them"
-)
-
-
-def exceeds_expansion_limit(unpacked: int, packed: int) -> bool:
-    return unpacked > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION_FACTOR * packed)
-
-
-# A raw file while it is read: what goes by is stored, what is compressed is unpacked.
+from resources.ingest.decompression_bomb import EXPANSION_MESSAGE, exceeds_expansion_limit
+from resources.ingest.magic_bytes import GZIP, MAX_MAGIC_BYTES, ZSTD, detect_other_encoding, detect_other_format
 
 BLOCK_BYTES = 1 << 20
 UNSUPPORTED_COMPRESSIONS = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}

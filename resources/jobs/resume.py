@@ -14,8 +14,9 @@ from pydantic import Field
 
 from recipes.checkpoints.retention import parse_quality, rank_by_loss
 from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.job import BadConfiguration, Rewind, rewind_folder
+from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import Rewind, rewind_folder
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from resources.errors import conflict, invalid

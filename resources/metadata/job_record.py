@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.job import Program, Rewind, Schedule
+from recipes.contracts.job import Program, Schedule
 from recipes.contracts.results import find_trained_role
+from recipes.contracts.rewind import Rewind
 from recipes.storage.manifest import Artifact
 
 # What became of a job after it had ended: how often it was resumed, and how. Its configuration says so, beside what was

@@ -1,38 +1,17 @@
-"""Start, find and stop processes that outlive their starter; summarize their failures."""
+"""Start, find and stop processes that outlive their starter."""
 
 import errno
 import fcntl
 import json
 import math
 import os
-import re
 import signal
 import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import dropwhile
 from pathlib import Path
-
-TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n", re.MULTILINE)
-CAUSED_BY = "The above exception was the direct cause of the following exception:"
-MAX_CHARACTERS = 600
-"""Characters."""
-
-
-def failure_summary(log: str) -> str:
-    """The last line, or the last exception: of those that caused each other the first, which knows what was wrong."""
-    parts = TRACEBACK.split(log)
-    if len(parts) == 1:
-        return (log.strip().splitlines() or ["it wrote nothing"])[-1]
-    first = len(parts) - 1
-    while first > 1 and parts[first - 1].rstrip().endswith(CAUSED_BY):
-        first -= 1
-    lines = parts[first].rstrip().removesuffix(CAUSED_BY).splitlines()
-    message_lines = dropwhile(lambda line: line.startswith(" "), lines)
-    return " ".join(line.strip() for line in message_lines).strip()[:MAX_CHARACTERS]
-
 
 # Processes that outlive whoever started them, and can be found again.
 #

@@ -29,7 +29,6 @@ from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
 from resources.stack.detached_process import (
     LOG_FILE,
-    failure_summary,
     is_running,
     kill_orphans,
     kill_process,
@@ -39,6 +38,7 @@ from resources.stack.detached_process import (
     start_detached,
     stop_process,
 )
+from resources.stack.failure_summary import failure_summary
 from resources.stack.services import Service, list_services, service_environment
 
 START_TIMEOUT_SECONDS = 120.0

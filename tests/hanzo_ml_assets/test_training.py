@@ -17,9 +17,10 @@ from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.training import build_checkpoint, complete_training, ensure_job, log_params
 from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts import recipe as recipes
-from recipes.contracts.job import BadConfiguration, Job, Machine, Result, Rewind
+from recipes.contracts.job import BadConfiguration, Job, Machine, Result
 from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
 from recipes.contracts.results import TrainingFacts, UnsentPoint, result_folder, write_unsent_metrics
+from recipes.contracts.rewind import Rewind
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Artifact
 from recipes.training.run_setup import TrainParameters

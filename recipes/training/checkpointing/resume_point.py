@@ -14,8 +14,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from recipes.checkpoints.commit import read_content_digest
 from recipes.checkpoints.local import keep_only_step
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.contracts.job import BadConfiguration, Rewind, rewind_folder
+from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import Rewind, rewind_folder
 from recipes.runner import log_line
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.manifest import Manifest

@@ -10,7 +10,8 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hanzo_ml.client.buffer import MetricBuffer
-from hanzo_ml.client.points import Point, RepeatedSteps
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.runner import log_line
 from recipes.training.metrics.metric_names import CHECKPOINT_SECONDS, PERPLEXITY, TRANSFORMERS_NAMES

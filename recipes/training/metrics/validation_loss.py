@@ -1,11 +1,9 @@
 """Average validation loss and metrics of micro-batches independently of their size and process count."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import fsum
 from typing import Any
-
-import torch
 
 EVAL_LOSS_KEY = "eval_loss"
 """What the trainer's log has of a step after which the split was evaluated."""
@@ -48,18 +46,3 @@ def is_evaluation_due(step: int, every: int | None, last: int, history: Iterable
     return bool(every and step and (step % every == 0 or step >= last)) and not any(
         entry["step"] == step for entry in history if EVAL_LOSS_KEY in entry
     )
-
-
-@dataclass(frozen=True)
-class MicrobatchMetrics:
-    """A `WeightedMeans` whose means may be on the device."""
-
-    means: Mapping[str, float | torch.Tensor]
-    weight: int
-
-
-def fetch_metrics(metrics: Sequence[MicrobatchMetrics], device: torch.device) -> list[WeightedMeans]:
-    """All that was told, in one transfer; in float64, which changes no number."""
-    means = [torch.as_tensor(mean, dtype=torch.float64, device=device) for batch in metrics for mean in batch.means.values()]
-    found = iter(torch.stack(means).tolist() if means else ())
-    return [WeightedMeans({name: next(found) for name in batch.means}, batch.weight) for batch in metrics]

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from hanzo_ml.client.buffer import MetricBuffer
-from hanzo_ml.client.points import Point, RepeatedSteps
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
 from tests.server_process import ServerProcess
 

@@ -5,18 +5,9 @@ import math
 
 import pytest
 
-from hanzo_ml.client.points import (
-    MAX_RETRY_SECONDS,
-    UNKNOWN_TIME,
-    Point,
-    RepeatedSteps,
-    ResumeFilter,
-    drop_known_points,
-    is_refusal,
-    newest_repeated_step,
-    parse_newest_steps,
-    retry_delay,
-)
+from hanzo_ml.client.points import Point, ResumeFilter, drop_known_points, newest_repeated_step, parse_newest_steps
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
+from hanzo_ml.client.retry import MAX_RETRY_SECONDS, is_refusal, retry_delay
 from hanzo_ml.client.run import MAX_ATTEMPTS
 
 

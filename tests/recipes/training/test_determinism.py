@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from recipes.training.determinism import fix_bucket_order
+from recipes.training.parallel.ddp_buckets import fix_bucket_order
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.contracts.job import BadConfiguration, Rewind
+from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recovery_log import Diverged, OutOfMemory, add_recovery_event, read_recovery_log
+from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
 from recipes.training.checkpointing.resume_point import find_resume_checkpoint
 from recipes.training.data.sample_order import RunSamples, SampleOrder

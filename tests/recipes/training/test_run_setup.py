@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hanzo_ml.client.points import UNKNOWN_TIME, RepeatedSteps
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
 from recipes.checkpoints.node_parts import NodeShard
-from recipes.contracts.job import BadConfiguration, Rewind
+from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import (
     Diverged,
@@ -19,6 +19,7 @@ from recipes.contracts.recovery_log import (
     add_recovery_event,
     read_recovery_log,
 )
+from recipes.contracts.rewind import Rewind
 from recipes.training import run_setup
 from recipes.training import run_setup as taken_up
 from recipes.training.checkpointing.resume_point import ResumePlan as Beginning

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.ingest.columnar import read_arrow, read_parquet
+from resources.ingest.decompression_bomb import ALWAYS_ALLOWED_BYTES, exceeds_expansion_limit
 from resources.ingest.memory_sizes import (
     group_columns,
     max_batch_rows,
@@ -22,7 +23,6 @@ from resources.ingest.memory_sizes import (
     uncompressed_size,
 )
 from resources.ingest.problems import Problem
-from resources.ingest.raw_file import ALWAYS_ALLOWED_BYTES, exceeds_expansion_limit
 from tests.resources.ingest.test_formats import packed_zstd, place
 from tests.resources.ingest.test_version_creation import Place
 
@@ -35,7 +35,7 @@ REFUSED = "unpacks to more than 200 times its size: if it is data all the same, 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What anybody may unpack is 64 KB."""
-    monkeypatch.setattr("resources.ingest.raw_file.ALWAYS_ALLOWED_BYTES", 1 << 16)
+    monkeypatch.setattr("resources.ingest.decompression_bomb.ALWAYS_ALLOWED_BYTES", 1 << 16)
 
 
 def test_some_kilobytes_may_become_a_gigabyte_and_a_gigabyte_two_hundred() -> None:

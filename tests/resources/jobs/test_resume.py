@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
-from recipes.contracts.job import Rewind
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Manifest
 from resources.errors import ErrorCode, HanzoError

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from resources.stack.detached_process import failure_summary
+from resources.stack.failure_summary import failure_summary
 
 CHAIN = """
 try:

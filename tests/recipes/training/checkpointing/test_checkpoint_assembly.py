@@ -15,8 +15,9 @@ from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, NodeShard, assemble_if_complete
 from recipes.checkpoints.remote import RemoteCheckpoints
 from recipes.checkpoints.retention import CheckpointQuality
-from recipes.contracts.job import Rewind, StoreAddress
+from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import StoreRefuses

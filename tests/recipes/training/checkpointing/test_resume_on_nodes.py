@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeVar
 import pytest
 
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.contracts.job import BadConfiguration, Rewind, StoreAddress
+from recipes.contracts.job import BadConfiguration, StoreAddress
+from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import Store
 from recipes.training.checkpointing.resume_point import agree_on_checkpoint
 from recipes.training.parallel.process_group import ProcessGroup

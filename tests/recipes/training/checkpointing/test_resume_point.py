@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import Trainer
 
-from hanzo_ml.client.points import UNKNOWN_TIME, Point, RepeatedSteps, ResumeFilter, last_repeat_time
+from hanzo_ml.client.points import Point, ResumeFilter
+from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
 from recipes import train as program
 from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
-from recipes.contracts.job import BadConfiguration, Result, Rewind
+from recipes.contracts.job import BadConfiguration, Result
 from recipes.contracts.results import TrainingFacts, read_unsent_metrics, result_folder
+from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest

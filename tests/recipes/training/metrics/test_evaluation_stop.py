@@ -9,7 +9,8 @@ import pytest
 
 from recipes.contracts.results import TrainingFacts
 from recipes.runner import Preempted
-from recipes.training.metrics.validation_loss import MicrobatchMetrics, is_evaluation_due
+from recipes.training.metrics.microbatch_metrics import MicrobatchMetrics
+from recipes.training.metrics.validation_loss import is_evaluation_due
 from recipes.training.objective_trainer import ObjectiveTrainer
 from tests.recipes.training.training_workspace import Place, pending_in
 

@@ -10,7 +10,8 @@ import pytest
 
 from hanzo_ml.client import buffer
 from hanzo_ml.client.buffer import MetricBuffer
-from hanzo_ml.client.points import Point, RepeatedSteps
+from hanzo_ml.client.points import Point
+from hanzo_ml.client.repeated_steps import RepeatedSteps
 from recipes.contracts.results import UnsentPoint, read_unsent_metrics, write_unsent_metrics
 from recipes.train import METRICS_GRACE_SECONDS, build_unsent_point
 from recipes.training.metrics.tracking import open_metric_buffer, write_pending_metrics
