@@ -32,7 +32,7 @@ from recipes.preparation.split_assignment import (
 )
 from recipes.records.disk_partitions import ColumnReader, Rows, Scratch, SpilledColumn
 from recipes.records.key_index import hash_key
-from recipes.records.layouts import read_question, require_one_layout
+from recipes.records.record_layouts import read_question, require_one_layout
 from recipes.records.record_reader import normalize_text
 from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store

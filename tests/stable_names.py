@@ -37,7 +37,7 @@ WHERE: dict[str, str] = {
         "JSON or YAML document, named by its class then -> its keys, in databases, stores, job folders, users' files.",
     "PYTHON_API": "Functions of `hanzo_ml` that training scripts call -> their parameters.",
     "IMPORTS":
-        "Objects named in users' files, in the state's `dagster.yaml`, in stored runs and by installed entry points.",
+        "Objects named in users' files, in the state's `dagster.yaml`, in manifests, in stored runs and by entry points.",
     "PROGRAMS": "Modules that are started with `python -m`: by old manifests, by run pods and by scripts.",
     "ENTRY_POINT_GROUPS": "Groups under which users' packages install objectives and detectors.",
     "CONSOLE_SCRIPTS": "Commands that the package installs.",
@@ -1123,6 +1123,7 @@ IMPORTS: tuple[str, ...] = (
     "resources.dagster_storage:KeptSqliteStorage", "resources.dagster_postgres_storage:OwnSchemaStorage",
     "recipes.training.objectives:Objective", "recipes.training.objectives.objective:Objective",
     "recipes.training.objectives.objective:Loss", "hanzo_ml.__main__:main",
+    "resources.settings:Settings", "resources.dagster_instance:migrate_dagster", "resources.metadata.database:Database",
 )
 
 PROGRAMS: tuple[str, ...] = (

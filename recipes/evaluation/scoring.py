@@ -1,9 +1,9 @@
 """What a model gets on held-out records: the loss of their answers, and how many it gets right.
 
-What "right" means depends on the layout (`recipes.records.layouts`). Where something is asked, the record's key stands in
-the answer that the model writes (greedy, so that it is repeatable). Of a pair, the chosen answer is likelier than the
-rejected one, both by the mean over their tokens. Of a plain text, which asks nothing, each token counts that the model would
-have written next.
+What "right" means depends on the layout (`recipes.records.record_layouts`). Where something is asked, the record's key
+stands in the answer that the model writes (greedy, so that it is repeatable). Of a pair, the chosen answer is likelier than
+the rejected one, both by the mean over their tokens. Of a plain text, which asks nothing, each token counts that the model
+would have written next.
 """
 
 import math
@@ -17,7 +17,7 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import EvaluateParameters
 from recipes.contracts.recipe import Recipe
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, UnfitRecord
+from recipes.records.record_layouts import Layout, UnfitRecord
 from recipes.records.record_reader import Record, is_correct
 from recipes.runner import log_line
 from recipes.training.data.examples import encode_examples, prompt_tokens, tokenize_records

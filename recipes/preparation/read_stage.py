@@ -19,7 +19,7 @@ from recipes.preparation.source import ChunkedFile, LocalFile
 from recipes.preparation.split_assignment import draw_rank
 from recipes.records.features import UncleanRecord, check_features, clean_record
 from recipes.records.fingerprint import encode_canonical_line, fingerprint_records, hash_record
-from recipes.records.layouts import (
+from recipes.records.record_layouts import (
     LAYOUT_KEYS,
     Layout,
     UnfitRecord,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from recipes.records.layouts import LAYOUT_KEYS, Layout
+from recipes.records.record_layouts import LAYOUT_KEYS, Layout
 
 TEXT_KEYS: Sequence[tuple[str, ...]] = [keys for layout, keys in LAYOUT_KEYS.items() if layout is not Layout.MESSAGES]
 """Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
-from recipes.records.layouts import LAYOUT_KEYS, Layout, UnfitRecord, detect_layout, read_question
+from recipes.records.record_layouts import LAYOUT_KEYS, Layout, UnfitRecord, detect_layout, read_question
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import BrokenArtifact
 from recipes.storage.manifest import Artifact, FileRecord
@@ -76,7 +76,7 @@ class Record:
 
 
 def parse_record(row: Mapping[str, Any]) -> Record:
-    """Raises recipes.records.layouts.UnfitRecord: the row has no layout that a model could be trained on."""
+    """Raises recipes.records.record_layouts.UnfitRecord: the row has no layout that a model could be trained on."""
     return Record(row, detect_layout(row))
 
 

@@ -15,7 +15,7 @@ from recipes.contracts.parameters import NearDuplicates
 from recipes.contracts.validation_results import Leak
 from recipes.preparation.deduplication import MinHashSigner, choose_bands, hash_band, make_shingles
 from recipes.records.fingerprint import hash_record
-from recipes.records.layouts import Layout, read_question
+from recipes.records.record_layouts import Layout, read_question
 from recipes.records.record_reader import normalize_text
 from recipes.validation.record_blocks import RecordBlock, iterate_blocks, iterate_lines, read_layout_and_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from recipes.records.layouts import Layout, UnfitRecord, detect_layout, read_record_text
+from recipes.records.record_layouts import Layout, UnfitRecord, detect_layout, read_record_text
 
 MISSING = object()
 """Stands where a record does not have the column."""

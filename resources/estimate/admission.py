@@ -17,7 +17,7 @@ from recipes.planning.recipe_checks import (
     read_folder_shape,
     sequence_too_long_reason,
 )
-from recipes.records.layouts import Layout, detect_column_layout
+from recipes.records.record_layouts import Layout, detect_column_layout
 from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.metadata.datasets import DatasetVersion

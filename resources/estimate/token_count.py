@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from recipes.contracts.recipe import Recipe
-from recipes.records.layouts import LAYOUT_KEYS, Layout, detect_layout, read_tools
+from recipes.records.record_layouts import LAYOUT_KEYS, Layout, detect_layout, read_tools
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import FileRecord

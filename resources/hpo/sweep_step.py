@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from resources.hpo.early_stopping import EarlyStop, TrialHistory, find_stops
-from resources.hpo.suggestions import suggest_trials
+from resources.hpo.strategies import suggest_trials
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import ENDED_STATUSES, FINAL_STATUSES, Observation, Point, Trial, rank_trials
 from resources.hpo.trial_job import trial_steps

@@ -10,7 +10,7 @@ from recipes.contracts.recipe import Recipe
 from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import invalid
 from resources.hpo.search_space import Params
-from resources.hpo.suggestions import generation_steps
+from resources.hpo.strategies import generation_steps
 from resources.hpo.sweep_config import SweepConfig
 from resources.jobs.sandbox import SANDBOX
 

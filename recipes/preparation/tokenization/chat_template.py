@@ -10,8 +10,8 @@ from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.tokenization.assistant_turns import Span, find_assistant_turn
-from recipes.records.layouts import UnfitRecord
+from recipes.preparation.tokenization.rewritten_turns import Span, find_assistant_turn
+from recipes.records.record_layouts import UnfitRecord
 
 # Chat templates: what a conversation becomes as text, and which part of it the assistant said.
 #

@@ -16,7 +16,7 @@ from recipes.contracts.tokenizer_reference import find_recipe, parse_folder
 from recipes.export import base_model
 from recipes.preparation.plan import atomic_path
 from recipes.preparation.tokenization.chat_template import Templates, make_chat_template
-from recipes.records.layouts import UnfitRecord
+from recipes.records.record_layouts import UnfitRecord
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import canonical_json
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.tokenization.assistant_turns import Span
 from recipes.preparation.tokenization.chat_template import ChatTemplate, make_chat_template, make_messages
 from recipes.preparation.tokenization.frozen_tokenizer import TOKENIZER_FILE, read_frozen_tokenizer
 from recipes.preparation.tokenization.piece_tokenizer import TOKEN_ID_BYTES, PieceTokenizer, pack_ids
-from recipes.records.layouts import Layout, UnfitRecord, read_tools
+from recipes.preparation.tokenization.rewritten_turns import Span
+from recipes.records.record_layouts import Layout, UnfitRecord, read_tools
 
 TOKEN_FIELDS = (
     ("input_ids", pa.list_(pa.int32())),

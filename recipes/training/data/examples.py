@@ -13,7 +13,7 @@ from recipes.contracts.parameters import TokenizeParameters
 from recipes.contracts.quantities import pluralize
 from recipes.preparation.tokenization.frozen_tokenizer import write_tokenizer_files
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
-from recipes.records.layouts import UnfitRecord
+from recipes.records.record_layouts import UnfitRecord
 from recipes.records.record_reader import Record
 from recipes.runner import log_line
 

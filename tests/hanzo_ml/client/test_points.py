@@ -7,8 +7,7 @@ import pytest
 
 from hanzo_ml.client.points import Point, ResumeFilter, drop_known_points, newest_repeated_step, parse_newest_steps
 from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps
-from hanzo_ml.client.retry import MAX_RETRY_SECONDS, is_refusal, retry_delay
-from hanzo_ml.client.run import MAX_ATTEMPTS
+from hanzo_ml.client.retry import MAX_ATTEMPTS, MAX_RETRY_SECONDS, is_refusal, retry_delay
 
 
 @pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])

@@ -39,7 +39,7 @@ from recipes.preparation.split_stage import SPLIT_STAGE
 from recipes.preparation.text_filters import ToxicityFilter
 from recipes.preparation.workers import Pods, Workers
 from recipes.prepare import TABLES_VERSION
-from recipes.records.layouts import Layout, detect_layout, read_question
+from recipes.records.record_layouts import Layout, detect_layout, read_question
 from recipes.records.record_reader import normalize_text
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import canonical_json

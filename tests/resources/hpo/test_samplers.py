@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resources.hpo.search_space import sample_params
-from resources.hpo.suggestions import suggest_trials
+from resources.hpo.strategies import suggest_trials
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Status, Trial
 from tests.resources.hpo.sweep_files import sweep

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from resources.hpo.early_stopping import TrialHistory, find_stops
 from resources.hpo.search_space import Params
-from resources.hpo.suggestions import generation_steps, suggest_trials
+from resources.hpo.strategies import generation_steps, suggest_trials
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.sweep_plots import history_page, parallel_coordinates_page
 from resources.hpo.sweep_step import Step, decide_next_step

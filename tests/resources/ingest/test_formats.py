@@ -412,7 +412,7 @@ def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Pl
 
 
 def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("column_schema", "csv_records", "columnar"):
+    for module in ("column_schema", "record_writer", "csv_records", "columnar"):
         monkeypatch.setattr(f"resources.ingest.{module}.MAX_COLUMNS", 100)
     lines = "".join(json.dumps({f"user-{number}": number}) + "\n" for number in range(150))
     assert "raw.jsonl, record 101: brings the dataset to more than 100 columns" in place.refusal(lines)

@@ -9,7 +9,7 @@ import pytest
 from recipes.contracts.job import BadConfiguration
 from recipes.preparation.read_stage import digest_record
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, UnfitRecord
+from recipes.records.record_layouts import Layout, UnfitRecord
 from recipes.records.record_reader import parse_record
 from recipes.training.data.examples import prompt_tokens, tokenize_records
 from tests.recipes.preparation.preparation_workspace import Place, questions

@@ -13,7 +13,7 @@ from recipes.contracts.parameters import TokenizeParameters
 from recipes.preparation.tokenization.frozen_tokenizer import export_tokenizer
 from recipes.preparation.tokenization.piece_tokenizer import pack_ids
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
-from recipes.records.layouts import Layout, UnfitRecord
+from recipes.records.record_layouts import Layout, UnfitRecord
 from recipes.training.data.examples import prompt_tokens
 from tests.recipes.preparation.preparation_workspace import BUCKETS
 from tests.recipes.tiny_model import CHAT_TEMPLATE, SENTENCES, make_tokenizer

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.preparation.tokenization.assistant_turns import BEFORE_MARK, OWN_MARK
 from recipes.preparation.tokenization.chat_template import ChatTemplate
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.layouts import Layout, UnfitRecord
+from recipes.preparation.tokenization.rewritten_turns import BEFORE_MARK, OWN_MARK
+from recipes.records.record_layouts import Layout, UnfitRecord
 from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
 

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from recipes.contracts.job import BadConfiguration
-from recipes.records.layouts import Layout, UnfitRecord, detect_layout, read_question, read_record_text, require_one_layout
+from recipes.records.record_layouts import (
+    Layout,
+    UnfitRecord,
+    detect_layout,
+    read_question,
+    read_record_text,
+    require_one_layout,
+)
 
 ASKED = {"role": "user", "content": "Who?"}
 ANSWERED = {"role": "assistant", "content": "She."}
