@@ -1073,7 +1073,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "Slice": ("column", "value", "records", "mean_characters", "labels"),
     "Slices": ("columns", "label"),
     "SplitParameters": ("seed", "validation", "test", "group_by", "column"),
-    "Start": ("attempt", "faults", "used", "detail", "code"),
+    "Start": ("attempt", "faults", "used", "detail", "reason"),
     "Statistics": ("format", "records", "sampled", "columns", "layouts", "characters", "words", "vocabulary",
         "languages", "duplicates", "near_duplicates", "personal_data", "newest", "slices", "examples"),
     "Storage": ("datasets", "checkpoints"),

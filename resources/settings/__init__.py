@@ -1,8 +1,12 @@
-"""Settings: the sections of config.yaml and their environment variables.
+"""Settings: the sections of config.yaml and their environment variables."""
 
-`Settings` is importable from here as well, because existing manifests do so.
-"""
+from typing import Any
 
-from resources.settings.settings import Settings
 
-__all__ = ["Settings"]
+def __getattr__(name: str) -> Any:
+    """`from resources.settings import Settings`, as existing manifests write it, without loading it for others."""
+    if name == "Settings":
+        from resources.settings.settings import Settings
+
+        return Settings
+    raise AttributeError(name)

@@ -123,7 +123,7 @@ def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
     assert python_path({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
 
 
-@pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])
+@pytest.mark.parametrize("command", [("stack.lifecycle", "up"), ("metadata.migrate",), ("stack.reset", "--yes")])
 def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = program(tmp_path / "file" / "home", *command)
@@ -221,7 +221,7 @@ def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> 
 @pytest.mark.parametrize("command", ["status", "down"])
 def test_where_no_state_folder_can_be_nothing_runs(command: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = program(tmp_path / "file", "stack", command)
+    done = program(tmp_path / "file", "stack.lifecycle", command)
     assert (done.returncode, done.stderr) == (0, "")
 
 
