@@ -160,7 +160,7 @@ class Relay:
         Where one is not delivered, fewer are sent at once until all are again: else the others would be sent anew each time.
 
         Raises:
-            Undelivered, SQLAlchemyError: what was not noted comes first the next time.
+            DeliveryError, SQLAlchemyError: what was not noted comes first the next time.
         """
         with self._database.read() as connection:
             events = read_after(connection, read_position(connection, READER_NAME), limit=self._batch)

@@ -6,7 +6,6 @@ from pathlib import Path
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.planning import parallel_layout
-from recipes.planning import parallel_layout as tensor_parallel
 from recipes.planning.architecture import Architecture
 from recipes.planning.parallel_layout import trains_shards, zero_stage
 
@@ -110,7 +109,7 @@ def find_contradiction(recipe: Recipe, shape: Architecture | None) -> str | None
         return f"{distributed.strategy} {problem}"
     unknown_target = find_unknown_target(recipe, shape) if shape else None
     return (
-        tensor_parallel.find_tensor_parallel_problem(recipe, shape)
+        parallel_layout.find_tensor_parallel_problem(recipe, shape)
         or parallel_layout.find_pipeline_problem(recipe, shape)
         or unknown_target
     )

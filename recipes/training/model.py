@@ -14,7 +14,6 @@ from transformers.distributed import DistributedConfig
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.planning import parallel_layout
-from recipes.planning import parallel_layout as tensor_parallel
 from recipes.planning.architecture import Architecture
 from recipes.planning.memory_budget import uses_autocast
 from recipes.planning.parallel_layout import fsdp_config, saves_by_name, zero_stage
@@ -94,7 +93,7 @@ def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
 def check_parallel_layout(folder: Path, recipe: Recipe) -> None:
     if recipe.model_parallel_size > 1:
         shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
-        if problem := tensor_parallel.find_tensor_parallel_problem(recipe, shape) or parallel_layout.find_pipeline_problem(
+        if problem := parallel_layout.find_tensor_parallel_problem(recipe, shape) or parallel_layout.find_pipeline_problem(
             recipe, shape
         ):
             raise BadConfiguration(f"recipe '{recipe.name}': {problem}")

@@ -1,9 +1,8 @@
-"""Connect to the metadata database, migrate it, and keep planner statistics fresh."""
+"""Connect to the metadata database, and keep planner statistics fresh."""
 
 import select
 import sqlite3
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -13,10 +12,6 @@ from sqlalchemy.exc import DisconnectionError
 from resources.settings.sections import CONNECT_SECONDS
 
 # Connections and transactions. SQLite in WAL mode by default, PostgreSQL in production, through one interface.
-
-MIGRATIONS = Path(__file__).parent / "migrations"
-MIGRATION_LOCK_ID = 0x48616E7A6F
-"""PostgreSQL's number of the lock that who migrates holds: replicas of a server that start together all do."""
 
 
 class Database:
@@ -45,20 +40,9 @@ class Database:
 
     def migrate(self) -> None:
         """Bring the schema to the newest revision."""
-        # A tenth of a second that a server, which never migrates, need not wait for.
-        import alembic.command
-        import alembic.config
+        from resources.metadata.migrate import migrate_database
 
-        parsed = make_url(self.url)
-        if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        config = alembic.config.Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with self.write() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK_ID})")
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, "head")
+        migrate_database(self)
 
     def close(self) -> None:
         self.engine.dispose()

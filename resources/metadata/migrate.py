@@ -10,14 +10,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql import column
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.metadata.database import MIGRATIONS, Database
+from resources.metadata.database import Database
 from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
 
-# Which tables a database has: none, those of this release, or those of an earlier one.
+MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATION_LOCK_ID = 0x48616E7A6F
+"""PostgreSQL's advisory lock: replicas of a server that start together migrate one after the other."""
 
 
 class Revision(Enum):
+    """Which tables a database has."""
+
     NONE = auto()
     EARLIER = auto()
     CURRENT = auto()
@@ -56,7 +60,22 @@ def read_revision(database: Database) -> Revision:
     return Revision.EARLIER if found in earlier else Revision.CURRENT
 
 
-# `python -m resources.metadata.migrate`: bring the metadata database to this release. It keeps what it has.
+def migrate_database(database: Database) -> None:
+    """Bring the schema to the newest revision, in one transaction. It keeps what the database has."""
+    # A tenth of a second that a server, which never migrates, need not wait for.
+    import alembic.command
+    import alembic.config
+
+    parsed = make_url(database.url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with database.write() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK_ID})")
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
 
 
 def main() -> int:

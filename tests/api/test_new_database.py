@@ -16,8 +16,8 @@ import pytest
 from alembic.config import Config
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION
-from resources.metadata.database import MIGRATIONS, Database
-from resources.metadata.migrate import Revision, read_revision
+from resources.metadata.database import Database
+from resources.metadata.migrate import MIGRATIONS, Revision, read_revision
 from resources.settings.settings import Settings
 from tests.api.conftest import answering
 from tests.free_ports import free_port

@@ -12,7 +12,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
-from resources.metadata.database import MIGRATIONS, Database
+from resources.metadata.database import Database
+from resources.metadata.migrate import MIGRATIONS
 from resources.metadata.tables import schema
 from resources.metadata.tracking.tracking import Tracking
 
