@@ -29,7 +29,7 @@ FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 
 def begin_asked(asked: int, micro_batch: int, described: str, rank: int, size: int, port: int) -> None:
     """As `begin`; the process of that rank gets SIGTERM in that micro-batch, and writes down how many it began."""
-    load = vars(program)["load_for_training"]
+    load = vars(program)["load_model"]
     begun = 0
 
     def count(module: torch.nn.Module, given: Any) -> None:
