@@ -27,7 +27,7 @@ from resources.errors import HanzoError
 from resources.metadata.datasets import DatasetVersion, dataset_folder
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-from resources.object_store.chunks import ChunkClaims
+from resources.object_store.chunk_claims import ChunkClaims
 
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""

@@ -50,13 +50,13 @@ from recipes.training.metrics.tracking import TrackingCallback, open_metric_buff
 from recipes.training.metrics.usage import UsageMeter, UsageWriter, count_held_gpus, peak_memory_bytes, token_cost
 from recipes.training.model import load_model, load_starting_weights
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.optimizer import training_arguments
 from recipes.training.packed_attention import use_packed_attention_if_supported
 from recipes.training.parallel.pipeline import PipelineTrainer
 from recipes.training.publishing import publish_weights, save_selected_weights, training_facts
 from recipes.training.recovery import DIVERGENCES_FACT, discard_local_checkpoints, recover_from_error, roll_back
 from recipes.training.run_setup import RunInputs, RunState, load_inputs, prepare_run
 from recipes.training.stopping import StopCallbacks, StopForReplay, StopOnSignal
+from recipes.training.training_arguments import training_arguments
 
 METRICS_GRACE_SECONDS = 60
 """How long a finished run waits for a tracking server that is down, before its last points go with its result."""

@@ -38,7 +38,7 @@ from resources.metadata.ownership import Reference
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 if TYPE_CHECKING:
-    from api.auth.user_tokens import Tokens
+    from api.auth.token_verification import Tokens
 
 log = logging.getLogger(__name__)
 

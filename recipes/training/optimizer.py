@@ -1,15 +1,8 @@
 """Choose the optimizer and learning-rate schedule; keep paged moments paged after a resume."""
 
-from math import ceil
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
-
-from recipes.contracts.recipe import Recipe
-from recipes.planning.parallel_layout import trains_shards
-from recipes.training.parallel import zero
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
@@ -33,47 +26,3 @@ def restore_paged_moments(optimizer: Any) -> None:
         for key in PAGED_MOMENTS:
             room = optimizer.get_state_buffer(weight, dtype=state[key].dtype)
             state[key] = room.copy_(state[key])
-
-
-def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_on_resume: bool) -> TrainingArguments:
-    micro_batches_per_call = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
-    hf_arguments = TrainingArguments(
-        output_dir=str(work / "trainer"),
-        max_steps=recipe.max_steps,
-        per_device_train_batch_size=recipe.batch_size * micro_batches_per_call,
-        per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation // micro_batches_per_call,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=LR_SCHEDULES[recipe.lr_scheduler],
-        warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),  # as transformers does: of a share, 0.29 of 100 was 28
-        weight_decay=recipe.weight_decay,
-        optim=OPTIMIZERS[recipe.optimizer],
-        activation_checkpointing=recipe.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
-        max_grad_norm=recipe.max_grad_norm,
-        eval_strategy="steps" if recipe.eval_steps else "no",
-        eval_steps=recipe.eval_steps,
-        eval_on_start=evaluate_on_resume,
-        prediction_loss_only=True,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
-        save_strategy="no",  # `SaveOnSchedule` asks for checkpoints
-        seed=recipe.seed,
-        data_seed=recipe.seed,
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,  # all are used; to look for them costs a copy of the logits
-        ddp_broadcast_buffers=False,  # none changes: they would be sent around before each step
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-        disable_tqdm=True,
-        report_to=[],
-        # Else FSDP2 holds whole gradients in every process until the last micro-batch of a step (72B: 144 GB and more).
-        accelerator_config={
-            "gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)},
-            "non_blocking": torch.cuda.is_available(),  # rows are pinned: no copy of them is waited for
-        },
-        **zero.deepspeed_arguments(recipe, model),
-    )
-    # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.
-    hf_arguments._n_gpu = min(hf_arguments.n_gpu, 1)
-    return hf_arguments

@@ -29,7 +29,7 @@ from resources.metadata.datasets import (
     new_id,
 )
 from resources.metadata.tables import artifacts, dataset_versions, jobs, lineage_edges
-from resources.object_store.chunks import ChunkClaims
+from resources.object_store.chunk_claims import ChunkClaims
 
 MAX_SHOWN = 5
 

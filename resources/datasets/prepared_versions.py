@@ -19,7 +19,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, dataset_folder, lock_for_derivation, new_id
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.outbox import now_ms
-from resources.object_store.chunks import ChunkClaims
+from resources.object_store.chunk_claims import ChunkClaims
 
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"

@@ -16,7 +16,7 @@ from resources.ingest.formats import read_records
 from resources.ingest.problems import CHANGED_WHILE_READ, Problem, Problems
 from resources.ingest.raw_file import DamagedFile, TeeStream, UnclosedStream, decompress
 from resources.ingest.source_files import SourceFile
-from resources.object_store.chunks import ChunkedFile, ChunkStore
+from resources.object_store.chunk_upload import ChunkedFile, ChunkStore
 
 # The index of records (`recipes.records.record_index`) on its way into the store, while the records are.
 

@@ -20,7 +20,8 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, dataset_folder, new_id
 from resources.metadata.field_rules import checked_dataset_metadata, checked_dataset_name, checked_dataset_tags
 from resources.metadata.outbox import now_ms
-from resources.object_store.chunks import ChunkClaims, open_chunk_store
+from resources.object_store.chunk_claims import ChunkClaims
+from resources.object_store.chunk_upload import open_chunk_store
 
 # A dataset version: every record is checked while source and records are stored, and the version appears last of all.
 #

@@ -1,49 +1,15 @@
-"""Detect stalled runs, stale checkpoints and silent services; record alerts once."""
+"""Detect stalled runs and stale checkpoints; record alerts once."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from recipes.contracts.recovery_log import RecoveryEvent
-from resources.metadata.database import Database
-from resources.metadata.outbox import emit, now_ms
-from resources.metadata.tables import heartbeats as table
+from resources.metadata.outbox import emit
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.run_data import require_active, write_tags
-from resources.metadata.transactions import insert_into
-
-# When those were last at work who take up what stands in this database: nobody asks them, so they say so themselves.
-
-SENSORS_NAME = "sensors"
-"""Dagster's daemon looks at the sensors: without it, no job is started and no version is checked."""
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """`beat_at` in milliseconds."""
-
-    name: str
-    beat_at: int
-
-
-class Heartbeats:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def beat(self, name: str) -> None:
-        """Say that `name` is at work now."""
-        values = {"beat_at": now_ms()}
-        with self._database.write() as connection:
-            row = insert_into(connection, table).values(name=name, **values)
-            connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=values))
-
-    def list(self) -> Sequence[Heartbeat]:
-        """Everybody who was ever heard, and when last."""
-        with self._database.read() as connection:
-            return [Heartbeat(**row) for row in connection.execute(select(table).order_by(table.c.name)).mappings()]
-
 
 # Whether a running training run, or a command, does what it should: metrics come, checkpoints come (rows I4, Y5). Pure.
 

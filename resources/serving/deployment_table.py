@@ -16,8 +16,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type
 from recipes.contracts.job import BadConfiguration
 from recipes.storage.retry import after_pauses
 from resources.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
-from resources.serving.backend_process import Backend, LoadedModel, load_model
 from resources.serving.client import DeployRequest, Served
+from resources.serving.llama_process import Backend, LoadedModel, load_model
 
 # What the gateway was asked to serve, on disk: one JSON file, replaced whole, that only one gateway may use.
 

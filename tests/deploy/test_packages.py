@@ -62,7 +62,7 @@ main(program)
 START_MODEL = """
 import asyncio
 from pathlib import Path
-from resources.serving.backend_process import Backend
+from resources.serving.llama_process import Backend
 asyncio.run(Backend.start("support", Path("support.gguf")))
 """
 

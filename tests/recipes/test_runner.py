@@ -11,7 +11,7 @@ import pytest
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import Job, Program, Result, StoreAddress
 from recipes.storage.artifact_store import Store
-from resources.compute.local.backend import NO_ROOM, read_exit
+from resources.compute.local.restarts import NO_ROOM, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

@@ -1,6 +1,6 @@
 """The local backend: each job is a process group on this machine, which outlives its supervisor.
 
 `backend` implements the contract, `admission` decides which job starts next and leases GPUs by lock files (`leases`),
-`capacity` counts slots and GPUs, `command` builds the command line, `work_folder` keeps a job's files and attempts and
-enforces `schedule.max_duration`.
+`capacity` counts slots and GPUs, `restarts` decides whether another attempt follows, `command` builds the command line,
+`work_folder` keeps a job's files and enforces `schedule.max_duration`.
 """

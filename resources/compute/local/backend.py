@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from recipes.contracts.exit_reason import ExitDocument, ExitReason
-from recipes.contracts.job import EXIT_FILE, OUT_OF_MEMORY_FILE, BadConfiguration, Job, Program
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Program
 from recipes.extras import TRAIN, lacking
 from recipes.job_processes import kill_job_processes
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, JobKey, Observation, Phase
@@ -18,17 +17,15 @@ from resources.compute.local.admission import Admission
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.command import command, environment
 from resources.compute.local.leases import Leases
+from resources.compute.local.restarts import Start, next_start, read_exit, record_exit, record_kill, record_memory_kills
 from resources.compute.local.work_folder import (
     ATTEMPT_FILE,
     FAILED_ATTEMPTS_FILE,
     JOB_FILE,
-    MEMORY_KILLS_FILE,
     QUEUED_START_FILE,
     QUEUED_UNTIL_FILE,
-    Start,
     follow_clock_change,
     is_time_over,
-    made_progress,
     read_number,
     read_start,
     record_start,
@@ -47,26 +44,7 @@ from resources.stack.detached_process import (
     write_json_atomic,
 )
 
-# The kernel's count of processes that it killed because memory ran out.
-#
-# It counts the whole machine, also kills by a cgroup's limit. So it is evidence only about a process that was killed
-# without writing an exit reason.
-
-VMSTAT = Path("/proc/vmstat")
-
-
-def memory_kills(vmstat: Path = VMSTAT) -> int:
-    """Number of out-of-memory kills since boot; 0 where the kernel does not report it (before Linux 4.13)."""
-    counts = dict(line.split() for line in vmstat.read_text().splitlines()) if vmstat.is_file() else {}
-    return int(counts.get("oom_kill", 0))
-
-
 TORCH_PROGRAMS = (Program.TRAIN, Program.EVALUATE, Program.CONVERT)
-NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
-KILL_MESSAGES = {
-    ExitReason.KILLED: "killed",
-    ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
-}
 
 
 class LocalCompute(Compute):
@@ -149,12 +127,10 @@ class LocalCompute(Compute):
                 record_exit(work, ExitReason.TIMED_OUT, detail)
                 return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
             ended = read_exit(work) or record_kill(work)
-            before = 0 if made_progress(work) else read_number(work / FAILED_ATTEMPTS_FILE)
-            faults = before + ended.reason.counts
+            begin = next_start(ended, attempt, work, self.max_restarts)
             terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then
-            if not ended.reason.restarts or faults > self.max_restarts:
+            if begin is None:
                 return Observation(Phase.FAILED, attempt, ended.message, ended.reason)
-            begin = Start(attempt=attempt + 1, faults=faults, detail=ended.message, reason=ended.reason)
             return self._start(job, work, descriptor, begin)
 
     def cancel(self, job: JobKey) -> None:
@@ -211,7 +187,7 @@ class LocalCompute(Compute):
                 queued.unlink()
             (work / EXIT_FILE).unlink(missing_ok=True)
             write_json_atomic(work / ATTEMPT_FILE, begin.attempt)
-            write_json_atomic(work / MEMORY_KILLS_FILE, memory_kills())
+            record_memory_kills(work)
             start_detached(
                 command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, inherited_descriptors=lease.locks
             )
@@ -245,34 +221,7 @@ def write_document(job: Job, path: Path) -> None:
     write_json_atomic(path, job.model_dump(mode="json"))
 
 
-def record_kill(work: Path) -> ExitDocument:
-    """The exit document of an attempt that was killed before it could write one. After OOM, recovery is asked for."""
-    counted = work / MEMORY_KILLS_FILE
-    if not counted.is_file() or memory_kills() <= int(counted.read_text()):
-        return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
-    (work / OUT_OF_MEMORY_FILE).touch()
-    return record_exit(work, ExitReason.OOM_KILLED, KILL_MESSAGES[ExitReason.OOM_KILLED])
-
-
-def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
-    """Write why the supervisor counts the newest attempt as ended. On a full disk the answer alone has it."""
-    document = ExitDocument(code=None, message=message, reason=reason)
-    with suppress(OSError):
-        write_json_atomic(work / EXIT_FILE, document.model_dump(mode="json"))
-    return document
-
-
 def terminate_leftovers(job: JobKey) -> None:
     """Kill processes of a user's command that outlived its program, because that was killed."""
     if job.program is Program.COMMAND:
         kill_job_processes(job.id)
-
-
-def read_exit(work: Path) -> ExitDocument | None:
-    """How the newest attempt ended; None where it was killed before it could write that down."""
-    try:
-        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)

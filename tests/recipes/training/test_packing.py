@@ -25,9 +25,9 @@ from recipes.training.metrics.usage import UsageMeter
 from recipes.training.model import load_model
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives.sft import Sft
-from recipes.training.optimizer import training_arguments
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.stopping import StopOnSignal
+from recipes.training.training_arguments import training_arguments
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0

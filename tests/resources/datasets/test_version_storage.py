@@ -27,7 +27,7 @@ from resources.lineage.proof import Prover
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import artifacts, chunk_claims, dataset_holders, dataset_versions
-from resources.object_store.chunks import ChunkClaims
+from resources.object_store.chunk_claims import ChunkClaims
 from tests.postgres_server import until_one_waits
 from tests.resources.ingest.test_version_creation import BUCKETS
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url

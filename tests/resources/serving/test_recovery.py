@@ -9,10 +9,10 @@ import pytest
 
 from recipes.storage.artifact_store import hash_file
 from resources.errors import BadRequest, EngineError
-from resources.serving import backend_process
-from resources.serving.backend_process import Backend
+from resources.serving import llama_process
 from resources.serving.client import DeployRequest, Served
 from resources.serving.deployment_table import DeploymentState, DeploymentTable
+from resources.serving.llama_process import Backend
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_file_that_is_deleted_while_it_is_loaded_is_named(asked: DeployRequest
 
     async def load() -> None:
         async with httpx.AsyncClient() as http:
-            await backend_process.load_model(asked, http)
+            await llama_process.load_model(asked, http)
 
     with pytest.raises(BadRequest, match=r"cannot read .*model\.gguf"):
         asyncio.run(load())

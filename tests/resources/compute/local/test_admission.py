@@ -22,7 +22,8 @@ from resources.compute.local.admission import Admission
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.leases import Leases
-from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, Start, work_folder
+from resources.compute.local.restarts import Start
+from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
 from resources.settings.sections import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic

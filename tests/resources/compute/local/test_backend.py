@@ -33,8 +33,9 @@ from recipes.preparation.split_assignment import SPLITS
 from recipes.storage.artifact_store import Store
 from resources.compute import base
 from resources.compute.base import Follower, JobFailed, JobRef, Observation, Phase, truncate_lines
-from resources.compute.local import backend, command
-from resources.compute.local.backend import LocalCompute, memory_kills
+from resources.compute.local import command, restarts
+from resources.compute.local.backend import LocalCompute
+from resources.compute.local.restarts import memory_kills
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE, work_folder
 from resources.stack.detached_process import LOG_FILE, PID_FILE, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
@@ -327,7 +328,7 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
     """The kernel counts it, on a machine on which such a thing had happened before."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 12\noom_kill 3\n")
-    monkeypatch.setattr(backend, "memory_kills", lambda: memory_kills(vmstat))
+    monkeypatch.setattr(restarts, "memory_kills", lambda: memory_kills(vmstat))
     job = job_that("wait")
     compute.submit(job)
     for counted, detail, reason in (
