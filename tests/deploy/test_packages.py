@@ -46,10 +46,10 @@ print(read_environment(SOURCE).model_dump_json())
 """
 SUBMIT_TRAINING = """
 from pathlib import Path
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.installation import SOURCE
 from recipes.contracts.job import Job
-LocalCompute(source=SOURCE).submit(Job.model_validate_json(Path("train.json").read_bytes()))
+LocalCompute(Path("jobs"), source=SOURCE).submit(Job.model_validate_json(Path("train.json").read_bytes()))
 """
 RUN_PREPARATION = """
 from recipes.runner import main
