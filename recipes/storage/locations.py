@@ -12,7 +12,13 @@ from recipes.storage import uris
 #
 # What belongs here: names, and which of them there can be. What does not: bytes (`recipes.storage.object_store`).
 
-KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints", "artifacts": "checkpoints"}
+KIND_BUCKETS = {
+    "datasets": "datasets",
+    "checkpoints": "checkpoints",
+    "runs": "checkpoints",
+    "artifacts": "checkpoints",
+    "jobs": "checkpoints",
+}
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """What no object's name can hold: control characters (a rule of obstore), and halves of characters, which no UTF-8 has."""
 

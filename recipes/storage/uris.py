@@ -17,6 +17,7 @@ DATASETS = f"{PRODUCT}/datasets"
 CHECKPOINTS = f"{PRODUCT}/checkpoints"
 RUNS = f"{PRODUCT}/runs"
 ARTIFACTS = f"{PRODUCT}/artifacts"
+JOBS = f"{PRODUCT}/jobs"
 
 CheckpointTemplate = Literal["s3://hanzo-ml/checkpoints/{run_id}/"]
 """The only value that a recipe may give for `checkpoint.storage`."""
@@ -33,6 +34,16 @@ def run_record(run_id: str) -> str:
 def run_result(run_id: str, program: str) -> str:
     """The result of a program that worked for a run, such as `train`."""
     return f"{RUNS}/{run_id}/{program}.json"
+
+
+def program_folder(job_id: str, program: str) -> str:
+    """What the pods of a program on a cluster leave: logs and exit documents, for every attempt."""
+    return f"{JOBS}/{quote(job_id, safe='')}/{program}"
+
+
+def attempt_folder(job_id: str, program: str, attempt: int) -> str:
+    """Of one attempt; the numbers are padded, so that names sort as the attempts do."""
+    return f"{program_folder(job_id, program)}/{attempt:06d}"
 
 
 def run_artifacts(run_id: str, *path: str) -> str:

@@ -1,6 +1,7 @@
 """Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
 
 from resources.metadata.tables.base import SEQUENCE, schema
+from resources.metadata.tables.cluster import cluster_jobs, job_attempts, program_tokens
 from resources.metadata.tables.datasets import (
     artifact_files,
     artifacts,
@@ -47,6 +48,7 @@ __all__ = [
     "artifacts",
     "call_tallies",
     "chunk_claims",
+    "cluster_jobs",
     "dataset_holders",
     "dataset_problems",
     "dataset_validations",
@@ -59,6 +61,7 @@ __all__ = [
     "experiments",
     "heartbeats",
     "inputs",
+    "job_attempts",
     "job_tokens",
     "jobs",
     "latest_metrics",
@@ -72,6 +75,7 @@ __all__ = [
     "model_version_tags",
     "model_versions",
     "params",
+    "program_tokens",
     "registered_model_tags",
     "registered_models",
     "run_inputs",
