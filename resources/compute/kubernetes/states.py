@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from resources.compute.kubernetes.cluster import JOB
 from resources.compute.kubernetes.gang import GENERATION_ANNOTATION, JOB_LABEL
 
 Condition = Mapping[str, Any]
@@ -38,7 +39,10 @@ def job_name(item: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class GangState:
-    """A JobSet, or an Indexed Job. `message` is why it ended, of one that did."""
+    """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
+
+    A JobSet restarts its pods by itself; an Indexed Job of several is created again.
+    """
 
     uid: str
     name: str
@@ -48,7 +52,9 @@ class GangState:
     suspended: bool
     deleting: bool
     ended: Literal["succeeded", "failed"] | None
+    reason: str
     message: str
+    restarts_itself: bool
 
 
 def read_gang(item: Mapping[str, Any]) -> GangState:
@@ -66,7 +72,9 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         suspended=bool(item["spec"].get("suspend", False)),
         deleting="deletionTimestamp" in metadata,
         ended="succeeded" if done else "failed" if failed else None,
+        reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
+        restarts_itself=item.get("kind") != JOB.name,
     )
 
 
@@ -132,6 +140,8 @@ class PodState:
     deleting_since: int
     phase: str
     running: bool
+    image: str
+    memory_limit: str
     waiting: str
     unschedulable: str
     exit_code: int | None
@@ -151,6 +161,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     metadata, status = item["metadata"], item.get("status", {})
     containers = status.get("containerStatuses") or [{}]
     state = containers[0].get("state") or {}
+    container = item["spec"]["containers"][0]
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
@@ -169,6 +180,8 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         deleting_since=milliseconds(metadata.get("deletionTimestamp")),
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
+        image=str(container.get("image", "")),
+        memory_limit=str(((container.get("resources") or {}).get("limits") or {}).get("memory", "")),
         waiting=str(waiting.get("reason", "")),
         unschedulable=str(unscheduled.get("message", "")) if unscheduled else "",
         exit_code=terminated.get("exitCode"),
