@@ -66,7 +66,7 @@ class Snapshot:
     @property
     def current_pods(self) -> list[PodState]:
         """Pods of the newest generation that are not being deleted."""
-        return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting_since]
+        return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
 
 
 def used_ms(snapshot: Snapshot) -> int:
@@ -165,7 +165,7 @@ def find_hold(snapshot: Snapshot) -> Hold | None:
         return next((found for found in held if found.is_final), held[0])
     if len(pods) >= snapshot.limits.nodes:
         return None
-    ending = sum(bool(pod.deleting_since) for pod in snapshot.pods)
+    ending = sum(bool(pod.deleting) for pod in snapshot.pods)
     if ending:
         return Hold(f"waits until {pluralize(ending, 'pod')} of the attempt before have ended")
     about_gang = [warning for warning in snapshot.warnings if warning.about.startswith(gang.name)]

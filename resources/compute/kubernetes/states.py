@@ -137,7 +137,7 @@ class PodState:
     node: str
     created_at: int
     scheduled_at: int
-    deleting_since: int
+    deleting: bool
     phase: str
     running: bool
     image: str
@@ -177,7 +177,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         node=str(item["spec"].get("nodeName", "")),
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
-        deleting_since=milliseconds(metadata.get("deletionTimestamp")),
+        deleting="deletionTimestamp" in metadata,
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),

@@ -1,0 +1,107 @@
+"""Create and delete the objects of a job in the cluster, in an order in which a crash at any point leaves nothing unknown.
+
+The ConfigMap comes first and goes last: whatever else exists of a generation, its ConfigMap does too. So the controller
+watches no Secrets, and needs no permission to read them.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from recipes.contracts.job import Job
+from resources.compute.credentials import Credentials
+from resources.compute.kubernetes.cluster import (
+    CONFIG_MAP,
+    JOB,
+    JOB_SET,
+    SECRET,
+    SERVICE,
+    AlreadyExists,
+    Cluster,
+    ClusterUnavailable,
+    InvalidObject,
+    Item,
+    Kind,
+    NotFound,
+)
+from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
+from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.token_secret import KEY, token_name
+from resources.jobs.job_tokens import TOKEN_VARIABLE
+from resources.settings.sections import Scheduler
+
+log = logging.getLogger(__name__)
+
+IDENTITY = (DIGEST_ANNOTATION, GENERATION_ANNOTATION)
+"""Annotations that are equal where an object is of the same work and generation."""
+
+
+def gang_kind(scheduler: Scheduler) -> Kind:
+    return JOB_SET if scheduler.gang_backend == "kueue" else JOB
+
+
+def create_objects(
+    cluster: Cluster, job: Job, scheduler: Scheduler, generation: int, used_seconds: float, credentials: Credentials
+) -> Sequence[Item]:
+    """Create what a generation of a job lacks (idempotent). Returns its objects as the cluster has them, but for Secrets.
+
+    Raises:
+        BadConfiguration: the job cannot be rendered with these settings.
+        InvalidObject: an object is refused, or its name belongs to other work.
+        RequestDenied: the installation does not allow it.
+        ClusterUnavailable: no answer, or an object of that name is still being deleted.
+    """
+    found = []
+    for item in render(job, scheduler, generation, used_seconds):
+        if item["kind"] == SECRET.name:
+            create_secret(cluster, item, job, credentials)
+        else:
+            found.append(create_or_attach(cluster, item))
+    return found
+
+
+def create_secret(cluster: Cluster, item: Item, job: Job, credentials: Credentials) -> None:
+    """Create the Secret with a token of the job. One that exists stays: pods have read it, and its token is renewed."""
+    token = credentials.issue(job).get(TOKEN_VARIABLE, "")
+    try:
+        cluster.create(item | {"stringData": {KEY: token}})
+    except AlreadyExists:
+        log.info("Secret %s exists, its token stays", item["metadata"]["name"])
+
+
+def create_or_attach(cluster: Cluster, item: Item) -> Item:
+    """Create an object, or return the one that an interrupted creation left."""
+    metadata = item["metadata"]
+    try:
+        return cluster.create(item)
+    except AlreadyExists:
+        pass
+    kind = {CONFIG_MAP.name: CONFIG_MAP, SERVICE.name: SERVICE, JOB.name: JOB, JOB_SET.name: JOB_SET}[item["kind"]]
+    try:
+        found = cluster.read(kind, metadata["namespace"], metadata["name"])
+    except NotFound:
+        raise ClusterUnavailable(f"{kind.name} {metadata['name']} was just deleted") from None
+    if "deletionTimestamp" in found["metadata"]:
+        raise ClusterUnavailable(f"{kind.name} {metadata['name']} is being deleted")
+    theirs = found["metadata"].get("annotations") or {}
+    if any(theirs.get(name) != metadata["annotations"][name] for name in IDENTITY):
+        command = f"kubectl -n {metadata['namespace']} delete {kind.plural} {metadata['name']}"
+        raise InvalidObject(f"{kind.name} {metadata['name']} exists and belongs to other work: delete it with `{command}`")
+    return found
+
+
+def delete_gang(cluster: Cluster, kind: Kind, config_map: Item) -> None:
+    """Delete the gang of a generation; its pods end within their grace period."""
+    cluster.delete(kind, *place(config_map))
+
+
+def delete_rest(cluster: Cluster, config_map: Item) -> None:
+    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap."""
+    namespace, name = place(config_map)
+    cluster.delete(SECRET, namespace, token_name(name))
+    cluster.delete(SERVICE, namespace, name)
+    cluster.delete(CONFIG_MAP, namespace, name)
+
+
+def place(item: Item) -> tuple[str, Any]:
+    return item["metadata"]["namespace"], item["metadata"]["name"]
