@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.quantities import pluralize
-from resources.compute.base import MAX_RESTARTS, Phase
+from recipes.contracts.job import Job
+from recipes.contracts.quantities import parse_duration, pluralize
+from resources.compute.base import Phase
 from resources.compute.kubernetes.exits import explain_gang
 from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, PodState, Warning, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
@@ -29,8 +31,14 @@ class Limits:
     nodes: int
     max_ms: int
     max_duration: str
-    max_restarts: int = MAX_RESTARTS
+    retries: int
     start_ms: int = START_LIMIT_MS
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        limit = job.schedule.max_duration
+        nodes = job.distributed.num_nodes if job.distributed else job.pods
+        return cls(nodes=nodes, max_ms=round(parse_duration(limit) * 1000), max_duration=limit, retries=job.schedule.retries)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def find_end(snapshot: Snapshot) -> End | None:
         detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
         return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True)
     failures = count_failures(snapshot.attempts)
-    if last is not None and failures > snapshot.limits.max_restarts:
+    if last is not None and failures > snapshot.limits.retries:
         return End(last.reason or ExitReason.UNKNOWN, f"{last.message} ({pluralize(failures, 'attempt')} failed)")
     if needs_recreation(snapshot):
         return None

@@ -6,16 +6,17 @@ watches no Secrets, and needs no permission to read them.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from recipes.contracts.job import Job
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import (
     CONFIG_MAP,
+    COSCHEDULING_GROUP,
     JOB,
     JOB_SET,
     SECRET,
     SERVICE,
+    VOLCANO_GROUP,
     AlreadyExists,
     Cluster,
     ClusterUnavailable,
@@ -23,6 +24,7 @@ from resources.compute.kubernetes.cluster import (
     Item,
     Kind,
     NotFound,
+    kind_of,
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
 from resources.compute.kubernetes.job_manifest import render
@@ -36,8 +38,13 @@ IDENTITY = (DIGEST_ANNOTATION, GENERATION_ANNOTATION)
 """Annotations that are equal where an object is of the same work and generation."""
 
 
-def gang_kind(scheduler: Scheduler) -> Kind:
-    return JOB_SET if scheduler.gang_backend == "kueue" else JOB
+GANG_KINDS: dict[str, tuple[Kind, ...]] = {
+    "kueue": (JOB_SET,),
+    "indexed_job": (JOB, SERVICE),
+    "coscheduling": (JOB_SET, COSCHEDULING_GROUP),
+    "volcano": (JOB_SET, VOLCANO_GROUP),
+}
+"""What each gang backend creates for a job: first what owns its pods."""
 
 
 def create_objects(
@@ -76,7 +83,7 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
         return cluster.create(item)
     except AlreadyExists:
         pass
-    kind = {CONFIG_MAP.name: CONFIG_MAP, SERVICE.name: SERVICE, JOB.name: JOB, JOB_SET.name: JOB_SET}[item["kind"]]
+    kind = kind_of(item)
     try:
         found = cluster.read(kind, metadata["namespace"], metadata["name"])
     except NotFound:
@@ -90,18 +97,20 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
     return found
 
 
-def delete_gang(cluster: Cluster, kind: Kind, config_map: Item) -> None:
-    """Delete the gang of a generation; its pods end within their grace period."""
-    cluster.delete(kind, *place(config_map))
+def delete_gang(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
+    """Delete what owns the pods of a generation; they end within their grace period."""
+    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place(config_map))
 
 
-def delete_rest(cluster: Cluster, config_map: Item) -> None:
+def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
     """Delete what is left of a generation whose pods are gone, last of all its ConfigMap."""
     namespace, name = place(config_map)
+    for kind in GANG_KINDS[scheduler.gang_backend]:
+        cluster.delete(kind, namespace, name)
     cluster.delete(SECRET, namespace, token_name(name))
-    cluster.delete(SERVICE, namespace, name)
     cluster.delete(CONFIG_MAP, namespace, name)
 
 
-def place(item: Item) -> tuple[str, Any]:
+def place(item: Item) -> tuple[str, str]:
+    """Namespace and name."""
     return item["metadata"]["namespace"], item["metadata"]["name"]
