@@ -192,14 +192,13 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     for volume in gang.volumes:
         mount = {"name": volume_name(volume.claim), "mountPath": volume.path, "readOnly": volume.read_only}
         mounts.append(mount | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+    secrets = (*([gang.secret] if gang.secret else []), *gang.job.pod.secrets)
     return {
         "name": CONTAINER,
         "image": gang.image,
         "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
-        "envFrom": [
-            {"secretRef": {"name": name}} for name in (*([gang.secret] if gang.secret else ()), *gang.job.pod.secrets)
-        ],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}),
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
