@@ -92,6 +92,7 @@ class WorkloadState:
     waits_for: str
     evicted: str
     timed_out: bool
+    finished: bool
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -116,6 +117,7 @@ def read_workload(item: Mapping[str, Any]) -> WorkloadState:
         waits_for=str(waiting.get("message", "")) if waiting else "",
         evicted=str(evicted.get("message", "")) if evicted else "",
         timed_out=any(MAX_EXECUTION_TIME in reason for reason in reasons),
+        finished=find_condition(item, "Finished") is not None,
     )
 
 
