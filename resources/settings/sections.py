@@ -324,6 +324,7 @@ class Scheduler(Section):
         "nodes gets one, unless distributed.rdma is disabled; none when unset",
     )
     job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
+    kubeconfig: str | None = Field(None, description="file that names the cluster; the one that this pod runs in when unset")
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
     volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")

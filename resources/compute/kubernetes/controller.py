@@ -202,7 +202,7 @@ class Controller:
     def _create(self, job: ClusterJob, snapshot: Snapshot, decided: JobState) -> JobState:
         """Create what the job lacks, once no pod of an earlier attempt is left. Returns its state, with what prevents it."""
         if snapshot.gang is None and snapshot.pods:
-            waits = f"waits until {pluralize(len(snapshot.pods), 'pod')} of the attempt before have ended"
+            waits = f"waits for {pluralize(len(snapshot.pods), 'pod')} of the attempt before to end"
             return replace(decided, detail=waits)
         if time.monotonic() < self._create_after:
             return replace(decided, detail=job.detail)

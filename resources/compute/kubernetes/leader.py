@@ -62,10 +62,9 @@ class LeaderDatabase(Database):
 
     def close(self) -> None:
         if self._session is not None:
-            self._session.detach()  # else the pool would keep the session, and with it the lock
             self._session.close()
             self._session = None
-        super().close()
+        super().close()  # of the pool's sessions too, and with them the lock
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

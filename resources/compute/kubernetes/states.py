@@ -167,9 +167,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
-    messages = (terminated.get("message"), status.get("message"), waiting.get("message"))
-    if disruption and not status.get("message"):
-        messages = (*messages, disruption.get("message"))
+    messages = [found.get("message") for found in (terminated, status, waiting, disruption or {})]
     return PodState(
         name=metadata["name"],
         namespace=metadata["namespace"],
