@@ -287,6 +287,9 @@ CPU_FLAVOR = "cpu"
 
 class Scheduler(Section):
     backend: str = Field("local", description="what runs jobs: a folder of resources/compute")
+    kubeconfig: str | None = Field(
+        None, description="file that leads to the cluster; the service account of this process's pod when unset"
+    )
     namespace: str = "hanzo-ml"
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
@@ -323,7 +326,9 @@ class Scheduler(Section):
         description="of InfiniBand or RoCE devices, as their plugin calls it, such as rdma/hca: a pod of a job on several "
         "nodes gets one, unless distributed.rdma is disabled; none when unset",
     )
-    job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
+    job_secret: ObjectName | None = Field(
+        None, description="Secret whose keys every pod gets as variables, such as HF_TOKEN; none when unset"
+    )
     kubeconfig: str | None = Field(None, description="file that names the cluster; the one that this pod runs in when unset")
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")

@@ -4,9 +4,10 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from recipes.contracts.command_job import Script
-from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.job import BadConfiguration, Distributed, Job, Program, StoreAddress
 from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
@@ -94,7 +95,7 @@ class Gang:
     coscheduler: str
     priority_class: str
     namespace: str
-    secret: str
+    secret: str | None
     image_pull_secrets: tuple[str, ...]
     tolerations: tuple[Toleration, ...]
     volumes: tuple[VolumeClaim, ...]
@@ -195,14 +196,21 @@ def job_image(job: Job) -> str | None:
 
 def api_address(job: Job, scheduler: Scheduler) -> str:
     """Base address of the API for the job's pods: the specification's Service, unless the settings name another."""
-    if scheduler.tracking_uri is not None:
-        return scheduler.tracking_uri
-    return job.tracking.uri if job.tracking else DEFAULT_API
+    uri = scheduler.tracking_uri or (job.tracking.uri if job.tracking else DEFAULT_API)
+    return uri.rstrip("/")
 
 
 def in_pod(job: Job, scheduler: Scheduler) -> Job:
-    """The same work with a pod's folders and the API's address inside the cluster; its `work_digest` does not change."""
-    tracking = job.tracking
-    if tracking is not None and scheduler.tracking_uri is not None:
-        tracking = tracking.model_copy(update={"uri": scheduler.tracking_uri})
-    return job.model_copy(update={"work_dir": f"{WORK}/job", "cache_dir": f"{WORK}/cache", "tracking": tracking})
+    """The same work with a pod's folders and addresses; its `work_digest` does not change.
+
+    Objects are reached through the API, by signed addresses: a pod holds no keys of the object store.
+    """
+    api = api_address(job, scheduler)
+    objects = f"api+{api}/v1/jobs/{quote(job.id, safe='')}/programs/{job.program}/objects"
+    changed = {
+        "work_dir": f"{WORK}/job",
+        "cache_dir": f"{WORK}/cache",
+        "tracking": job.tracking and job.tracking.model_copy(update={"uri": api}),
+        "store": StoreAddress(root=objects, buckets=job.store.buckets),
+    }
+    return job.model_copy(update=changed)

@@ -30,13 +30,10 @@ def render(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: fl
 
 def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:
     """What a pod of this job could not reach with these settings, each with what to set."""
-    job = plan_gang(job, scheduler).job
-    found = []
-    if urlparse(job.store.root).scheme == "file":
-        found.append(f"the object store {job.store.root}, a folder of this machine (set storage.endpoint)")
-    if job.tracking is not None and urlparse(job.tracking.uri).hostname in LOOPBACK:
-        found.append(f"the tracking server {job.tracking.uri}, which there is the pod itself (set scheduler.tracking_uri)")
-    return found
+    api = plan_gang(job, scheduler).api
+    if urlparse(api).hostname not in LOOPBACK:
+        return []
+    return [f"the API at {api}, which there is the pod itself (set scheduler.tracking_uri)"]
 
 
 class _Dumper(yaml.SafeDumper):

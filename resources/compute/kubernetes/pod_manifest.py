@@ -15,7 +15,7 @@ from resources.jobs.job_tokens import TOKEN_VARIABLE
 # loses a pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
 
 JOB_FILE = "/job/job.json"
-RENDEZVOUS_PORT = 29500
+HEARTBEAT_PORT, RENDEZVOUS_PORT = 29400, 29500
 RENDEZVOUS_SECONDS = 900
 """More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
 
@@ -198,8 +198,7 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
         "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
         "envFrom": [
-            {"secretRef": {"name": gang.secret, "optional": True}},
-            *({"secretRef": {"name": name}} for name in gang.job.pod.secrets),
+            {"secretRef": {"name": name}} for name in (*([gang.secret] if gang.secret else ()), *gang.job.pod.secrets)
         ],
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.

@@ -78,7 +78,9 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
     assert read.work_digest == a_job().work_digest
     assert (read.work_dir, read.cache_dir) == ("/work/job", "/work/cache")
     assert read.tracking == Tracking(uri="http://hanzo-ml.hanzo-ml.svc:8057", run_id="r")
-    moved = {"work_dir", "cache_dir", "tracking"}
+    assert read.store.root == f"api+http://hanzo-ml.hanzo-ml.svc:8057/v1/jobs/{a_job().id}/programs/train/objects"
+    assert read.store.buckets == a_job().store.buckets
+    moved = {"work_dir", "cache_dir", "tracking", "store"}
     assert read.model_dump(exclude=moved) == a_job().model_dump(exclude=moved)
     assert launched(a_job()) == ["python", "-m", "recipes.train", "/job/job.json"]
     mounted = {mount["mountPath"]: mount["name"] for mount in program(a_job())["volumeMounts"]}
@@ -181,7 +183,6 @@ CHANGES = {
     "nodes": {"distributed": Distributed(num_nodes=2)},
     "priority": {"schedule": Schedule(priority="high")},
     "duration": {"schedule": Schedule(max_duration="1h")},
-    "store": {"store": StoreAddress(root="http://elsewhere:9000", buckets={})},
 }
 
 
@@ -198,9 +199,9 @@ def test_what_a_pod_cannot_reach_is_said() -> None:
     here = a_job(
         store=StoreAddress(root="file:///objects", buckets={}), tracking=Tracking(uri="http://0.0.0.0:8057", run_id="r")
     )
-    store, tracking = out_of_reach(here, KUEUE)
-    assert "set storage.endpoint" in store and "set scheduler.tracking_uri" in tracking
-    assert len(out_of_reach(here, Scheduler(tracking_uri="http://ml:8057"))) == 1
+    [tracking] = out_of_reach(here, KUEUE)
+    assert "set scheduler.tracking_uri" in tracking
+    assert out_of_reach(here, Scheduler(tracking_uri="http://ml:8057")) == [], "objects come through the API"
 
 
 def test_nothing_here_loads_dagster_or_torch() -> None:

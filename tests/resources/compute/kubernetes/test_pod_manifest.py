@@ -64,9 +64,9 @@ def test_pods_keep_to_the_restricted_profile(job: Job, scheduler: Scheduler) -> 
 
 
 def test_secrets_come_as_environment_and_only_by_name() -> None:
-    assert program(a_job(), KUEUE)["envFrom"] == [{"secretRef": {"name": "hanzo-ml-job", "optional": True}}]
+    assert program(a_job(), KUEUE)["envFrom"] == [], "a pod holds no key of the object store"
     [named] = [item for item in render(a_job(), Scheduler(job_secret="mine")) if item["kind"] == "JobSet"]
-    assert json.dumps(named).count('"secretRef": {"name": "mine", "optional": true}') == 1
+    assert json.dumps(named).count('"secretRef": {"name": "mine"}') == 1
 
 
 TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
@@ -148,7 +148,7 @@ EVERYTHING = JOBS["everything that a pod may have"]
 @pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 def test_secrets_volumes_and_nodes_of_a_job_reach_its_pods(scheduler: Scheduler) -> None:
     spec, container, found = pod(EVERYTHING, scheduler), program(EVERYTHING, scheduler), variables(EVERYTHING, scheduler)
-    assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["hanzo-ml-job", "wandb", "hub-token"]
+    assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["wandb", "hub-token"]
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["nodeSelector"] == {
         "topology.kubernetes.io/zone": "zone-a",
