@@ -72,7 +72,7 @@ class JobAttempts:
         """The attempt of a gang whose first pod has this uid; a new uid is the next attempt.
 
         Raises:
-            HanzoError: 404 without such a program; 409 where it is cancelled or over, or a newer generation replaces its pods.
+            HanzoError: 404 without such a program; 409 where it is cancelled or over, or has newer pods.
         """
         with self._database.write() as connection:
             self._refuse_unwanted(connection, job, claim.generation)
