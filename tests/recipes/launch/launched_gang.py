@@ -179,6 +179,11 @@ class LaunchedGang:
         """The launcher alone, as a container ends."""
         self.pods[rank].kill()
 
+    def freeze(self, rank: int) -> None:
+        """A node that hangs: its connections stay open, and nothing on it answers."""
+        for process_id in session(self.pods[rank].pid):
+            os.kill(process_id, signal.SIGSTOP)
+
     def kill_all(self) -> None:
         """Whatever still runs, so that no test leaves anything behind."""
         for pod in self.pods.values():
