@@ -64,6 +64,8 @@ MAX_LINES_PER_POLL = 200
 kept its run busy for over an hour.
 """
 MAX_LINE_CHARACTERS = 10_000
+LINE_SEARCH_BYTES = 65_536
+"""Read at a time to find the last end of a line: the log of weeks is not read whole for it."""
 GRACE_SECONDS = 300
 """Time from SIGTERM to SIGKILL (row J3)."""
 SHUTDOWN_SECONDS = 270
@@ -81,12 +83,16 @@ RETRY_SECONDS = 1.0
 class Phase(StrEnum):
     """State of a job."""
 
-    PENDING = "pending"  # not admitted, or not scheduled yet
+    PENDING = "pending"  # not admitted: waits for capacity
+    STARTING = "starting"  # admitted, and its first attempt has not begun
     SUSPENDED = "suspended"  # had to give its nodes back; will be resumed
     RUNNING = "running"
     RESTARTING = "restarting"  # killed or preempted; resumes from its last checkpoint
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+ENDED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks while a job runs: for each new line of its log, and for each change of its phase."""
+    """Callbacks while a job runs: for each new line of its log, and for each change of its phase.
+
+    `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
+    evicted is interrupted just as one whose run is cancelled.
+    """
 
     line: Callable[[str], None]
     phase: Callable[[Observation], None]
+    is_cancelled: Callable[[], bool] = lambda: True
 
 
 class JobFailed(Exception):
@@ -157,12 +168,25 @@ class Compute(ABC):
     def queued_until(self, job: JobKey) -> int:
         """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
 
+    def acknowledge_end(self, job: JobKey) -> None:  # noqa: B027 - only a backend whose jobs end unwatched needs it
+        """Note that the end of the job was reported to its supervisor: the next `submit` starts it again."""
+
     def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
         """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
         offset = min(offset, self.log_size(job))  # its work folder may have been deleted meanwhile
         data = self.read_log(job, offset)
         whole = data[: data.rfind(b"\n") + 1]
         return whole.decode(errors="replace"), offset + len(whole)
+
+    def last_line_end(self, job: JobKey) -> int:
+        """Where the last whole line of the log ends."""
+        end = self.log_size(job)
+        while end > 0:
+            start = max(0, end - LINE_SEARCH_BYTES)
+            if (found := self.read_log(job, start, end - start).rfind(b"\n")) >= 0:
+                return start + found + 1
+            end = start
+        return 0
 
     def result(self, job: Job) -> Result | None:
         """The job's result once it has succeeded; None for the result of different work under the same id."""
@@ -185,7 +209,7 @@ class Compute(ABC):
             follower.line(f"{job.program} {job.id} was done before")
             self.credentials.revoke(job)
             return done
-        _, offset = self.read_lines(job, 0)
+        offset = self.last_line_end(job)
         self.submit(job)
         progress = Progress(offset)
         last_poll = time.monotonic()
@@ -209,9 +233,10 @@ class Compute(ABC):
         except (BadConfiguration, JobFailed):
             raise
         except BaseException:
-            # Dagster cancels a run by raising an exception in its worker: the job is no longer wanted.
-            self.cancel(job)
-            self.credentials.revoke(job)
+            # Dagster cancels a run by raising an exception in its worker.
+            if follower.is_cancelled():
+                self.cancel(job)
+                self.credentials.revoke(job)
             raise
 
     def _poll(self, job: Job, follower: Follower, progress: "Progress") -> Result | None:
@@ -228,6 +253,7 @@ class Compute(ABC):
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
         if done or observation.phase is Phase.FAILED:
+            self.acknowledge_end(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
