@@ -5,8 +5,8 @@ from urllib.parse import urlparse
 
 import yaml
 
-from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Job
-from resources.compute.base import MAX_RESTARTS
+from recipes.contracts.exit_reason import EXIT_ERROR
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, Job
 from resources.compute.kubernetes.gang import Gang, labels, plan_gang
 from resources.compute.kubernetes.pod_manifest import CONTAINER, job_document, metadata, pod_template
 from resources.compute.kubernetes.token_secret import token_secret
@@ -18,8 +18,12 @@ from resources.settings.sections import Scheduler
 # them. So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall
 # 2), and one whose pods find in the store what they need of each other.
 
-EXIT_RULE, DISRUPTION_RULE = 0, 1
-"""Places of the two rules below; the reason of a failed Job names the place of the rule that failed it."""
+FINAL_EXIT_CODES = [EXIT_ERROR, EXIT_BAD_CONFIGURATION]
+"""Exit codes that no restart would change. In ascending order: else the API server refuses the child of a JobSet."""
+FINAL_RULE, DISRUPTION_RULE, PREEMPTED_RULE = 0, 1, 2
+"""Places of the rules below; the message of a failed Job names the place of the rule that failed it."""
+MAX_JOB_RESTARTS = 100_000
+"""The controller enforces the limit of counted attempts, which JobSet cannot tell from others: its own is never reached."""
 
 
 def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
@@ -29,25 +33,29 @@ def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bo
         "completionMode": "Indexed",
         "completions": gang.nodes,
         "parallelism": gang.nodes,
-        "backoffLimit": MAX_RESTARTS if by_itself else 0,
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_BAD_CONFIGURATION]},
-                },
-                {
-                    "action": "Ignore" if by_itself else "FailJob",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                },
-            ]
-        },
+        "backoffLimit": MAX_JOB_RESTARTS if by_itself else 0,
+        "podFailurePolicy": pod_failure_policy("Ignore" if by_itself else "FailJob"),
         "template": pod_template(gang, rank_0, subdomain),
     }
     if alone:
         # Without Kueue nobody counts over restarts. This clock starts again with each of them.
         spec["activeDeadlineSeconds"] = gang.max_seconds
     return spec
+
+
+def pod_failure_policy(interrupted: str) -> dict[str, Any]:
+    """Final errors fail the Job, whatever else; `interrupted` is the action for evicted pods and those that saved."""
+    return {
+        "rules": [
+            {"action": "FailJob", "onExitCodes": exit_codes(FINAL_EXIT_CODES)},
+            {"action": interrupted, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": interrupted, "onExitCodes": exit_codes([EXIT_PREEMPTED])},
+        ]
+    }
+
+
+def exit_codes(values: list[int]) -> dict[str, Any]:
+    return {"containerName": CONTAINER, "operator": "In", "values": values}
 
 
 def without_crds(gang: Gang) -> list[dict[str, Any]]:
@@ -113,12 +121,13 @@ def kueue_labels(gang: Gang) -> dict[str, str]:
 
 
 def failure_policy() -> dict[str, Any]:
-    """Bad configuration ends the job, an evicted pod costs nothing, any other failure one restart of the whole gang."""
+    """Final errors fail the job at once; anything else restarts the whole gang, for interruptions without counting it."""
     return {
-        "maxRestarts": MAX_RESTARTS,
+        "maxRestarts": MAX_JOB_RESTARTS,
         "rules": [
-            rule("badConfiguration", "FailJobSet", EXIT_RULE),
+            rule("finalError", "FailJobSet", FINAL_RULE),
             rule("disruption", "RestartJobSetAndIgnoreMaxRestarts", DISRUPTION_RULE),
+            rule("preempted", "RestartJobSetAndIgnoreMaxRestarts", PREEMPTED_RULE),
         ],
     }
 
@@ -142,16 +151,15 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 """Hosts that name the pod itself when a pod asks for them."""
 
 
-def render(job: Job, scheduler: Scheduler) -> list[dict[str, Any]]:
-    """What is applied for a job: exactly this, but for the token in its Secret, which is made then and never printed.
+def render(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> list[dict[str, Any]]:
+    """What is created for a job: exactly this, but for the token in its Secret, which is made then and never printed.
 
     Raises:
         BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
     """
-    gang = plan_gang(job, scheduler)
+    gang = plan_gang(job, scheduler, generation, used_seconds)
     runs = [job_set(gang)] if scheduler.gang_backend == "kueue" else without_crds(gang)
-    tokens = [token_secret(gang)] if gang.job.tracking else []
-    return [job_document(gang), *tokens, *runs]
+    return [job_document(gang), token_secret(gang), *runs]
 
 
 def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:

@@ -83,6 +83,10 @@ USER_ID = 10001
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 CONTAINER = "program"
+LOST_NODE_SECONDS = 5
+"""How long pods stay on a node that does not answer, once the cluster has noticed (40 s): 300 s by default."""
+FORCE_DELETE = {"kueue.x-k8s.io/safe-to-forcefully-delete": "true"}
+"""Lets Kueue remove pods of a lost node, which stay `Terminating` for ever otherwise. Attempts fence off what still runs."""
 
 
 def job_document(gang: Gang) -> dict[str, Any]:
@@ -102,7 +106,7 @@ def metadata(gang: Gang, **more_labels: str) -> dict[str, Any]:
         "name": gang.name,
         "namespace": gang.namespace,
         "labels": labels(gang.job) | more_labels,
-        "annotations": annotations(gang.job),
+        "annotations": annotations(gang.job, gang.generation),
     }
 
 
@@ -121,6 +125,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "tolerations": tolerations(gang),
         "containers": [container(gang, rank_0)],
         "volumes": [
             {"name": "job", "configMap": {"name": gang.name}},
@@ -133,11 +138,25 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
     if gang.processes:
         # NCCL and data loaders share memory, and 64 MiB is what a container gets otherwise.
         spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-    if gang.gpus:
-        spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if gang.node_labels:
         spec["nodeSelector"] = gang.node_labels
-    return {"metadata": {"labels": labels(gang.job), "annotations": annotations(gang.job)}, "spec": spec}
+    pod_annotations = annotations(gang.job, gang.generation) | FORCE_DELETE
+    return {"metadata": {"labels": labels(gang.job), "annotations": pod_annotations}, "spec": spec}
+
+
+def tolerations(gang: Gang) -> list[dict[str, Any]]:
+    """Taints that the pods accept: those of GPU nodes, and for a moment those of nodes that were lost."""
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": LOST_NODE_SECONDS,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    return [*lost, gpu] if gang.gpus else lost
 
 
 def container(gang: Gang, rank_0: str) -> dict[str, Any]:
@@ -151,9 +170,9 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": gang.image,
-        "command": command(gang, rank_0),
+        "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
-        "envFrom": [{"secretRef": {"name": gang.secret}}],
+        "envFrom": [{"secretRef": {"name": gang.secret, "optional": True}}],
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -167,18 +186,26 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
 
 
 def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
+    """Variables of the launcher, which starts the program with them. `HANZO_ML_PROCESSES` is 0 without torchrun."""
     # No image knows our user id: libraries that ask for the user's name or home find them here.
     values = {} if gang.job.program is Program.COMMAND else PROGRAM_ENVIRONMENT
     values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | rendezvous(gang, rank_0)
-    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
-    if gang.job.tracking is not None:
-        # Optional: a job that is applied by hand has no token, and runs all the same.
-        token = {"name": secret_name(gang), "key": KEY, "optional": True}
-        variables.append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": token}})
-    if gang.processes or gang.shares:
-        name = "PET_NODE_RANK" if gang.job.program is Program.COMMAND else "NODE_RANK"
-        variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
-    return variables
+    values |= {
+        "HANZO_ML_API": gang.api,
+        "HANZO_ML_GENERATION": str(gang.generation),
+        "HANZO_ML_RANK_0": rank_0 if gang.nodes > 1 else "127.0.0.1",
+        "HANZO_ML_NODES": str(gang.nodes),
+        "HANZO_ML_PROCESSES": "0" if gang.job.program is Program.COMMAND else str(gang.processes or 0),
+    }
+    fields = {"NODE_RANK": RANK, "POD_UID": "metadata.uid", "POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+    if gang.processes and gang.job.program is Program.COMMAND:
+        fields["PET_NODE_RANK"] = RANK
+    token = {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret_name(gang), "key": KEY}}}
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        token,
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+    ]
 
 
 def resources(gang: Gang) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def token_secret(gang: Gang, token: str = MASKED) -> dict[str, Any]:
             "name": secret_name(gang),
             "namespace": gang.namespace,
             "labels": labels(gang.job),
-            "annotations": annotations(gang.job),
+            "annotations": annotations(gang.job, gang.generation),
         },
         "type": "Opaque",
         "stringData": {KEY: token},

@@ -6,7 +6,9 @@ from pydantic import JsonValue
 
 from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress, Tracking
 from recipes.storage.manifest import Artifact
+from resources.compute.kubernetes.gang import plan_gang
 from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.pod_manifest import command
 from resources.settings.sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
@@ -69,3 +71,13 @@ def pod(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
 def program(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
     [container] = pod(job, scheduler)["containers"]
     return dict(container)
+
+
+def variables(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    """Environment of the program's container: the value, or where Kubernetes takes it from."""
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in program(job, scheduler)["env"]}
+
+
+def launched(job: Job, scheduler: Scheduler = KUEUE) -> list[str]:
+    """The command line that the launcher of a pod starts."""
+    return command(plan_gang(job, scheduler), variables(job, scheduler)["HANZO_ML_RANK_0"])

@@ -20,6 +20,7 @@ from tests.resources.compute.kubernetes.jobs import (
     PLAIN,
     a_job,
     child,
+    launched,
     of_kind,
     pod,
     program,
@@ -50,7 +51,6 @@ def test_what_is_applied_in_which_order() -> None:
     assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "Secret", "JobSet"]
     assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Secret", "Service", "Job"]
     assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Secret", "Job"]
-    assert [item["kind"] for item in render(a_job(tracking=None), PLAIN)] == ["ConfigMap", "Job"]
 
 
 def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
@@ -62,7 +62,7 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
     assert read.tracking == Tracking(uri="http://hanzo-ml.hanzo-ml.svc:8057", run_id="r")
     moved = {"work_dir", "cache_dir", "tracking"}
     assert read.model_dump(exclude=moved) == a_job().model_dump(exclude=moved)
-    assert program(a_job())["command"] == ["python", "-m", "recipes.train", "/job/job.json"]
+    assert launched(a_job()) == ["python", "-m", "recipes.train", "/job/job.json"]
     mounted = {mount["mountPath"]: mount["name"] for mount in program(a_job())["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod(a_job())["volumes"]}
     assert volumes[mounted["/job"]]["configMap"]["name"] == of_kind("ConfigMap", a_job())["metadata"]["name"]
@@ -80,20 +80,36 @@ def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, 
     assert "activeDeadlineSeconds" not in child(a_job())
 
 
-def test_evicted_pods_restart_the_gang_and_bad_configuration_ends_it() -> None:
+def test_interrupted_gangs_restart_uncounted_and_final_errors_end_the_job() -> None:
     spec, policy = child(DISTRIBUTED), of_kind("JobSet", DISTRIBUTED)["spec"]["failurePolicy"]
     assert spec["backoffLimit"] == 0 and pod(DISTRIBUTED)["restartPolicy"] == "Never"
-    assert policy["maxRestarts"] == 11
-    actions = {}
+    assert policy["maxRestarts"] > 10_000, "the controller counts: JobSet's own limit is never reached"
+    actions: dict[str, list[Any]] = {}
     for rule in policy["rules"]:
         [pattern] = rule["onJobFailureMessagePatterns"]
         place = int(pattern.removeprefix("matching FailJob rule at index ").removesuffix("$"))
         assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
-        assert spec["podFailurePolicy"]["rules"][place]["action"] == "FailJob"
-        actions[rule["action"]] = spec["podFailurePolicy"]["rules"][place]
-    assert actions["FailJobSet"]["onExitCodes"]["values"] == [78]
-    disrupted = actions["RestartJobSetAndIgnoreMaxRestarts"]["onPodConditions"]
-    assert disrupted == [{"type": "DisruptionTarget", "status": "True"}]
+        failing = spec["podFailurePolicy"]["rules"][place]
+        assert failing["action"] == "FailJob"
+        actions.setdefault(rule["action"], []).append(failing.get("onPodConditions") or failing["onExitCodes"]["values"])
+    assert actions == {
+        "FailJobSet": [[1, 78]],
+        "RestartJobSetAndIgnoreMaxRestarts": [[{"type": "DisruptionTarget", "status": "True"}], [143]],
+    }, "75, and what was killed, restart the gang by JobSet's default"
+
+
+def test_a_later_generation_is_other_objects_of_the_same_job_with_the_time_that_is_left() -> None:
+    first, second = render(a_job(), KUEUE), render(a_job(), KUEUE, generation=2, used_seconds=3600.5)
+    assert not {item["metadata"]["name"] for item in first} & {item["metadata"]["name"] for item in second}
+    for one, other in zip(first, second, strict=True):
+        check(other)
+        job = "ml.hanzo.ai/job"
+        assert one["metadata"]["labels"][job] == other["metadata"]["labels"][job]
+        assert one["metadata"]["annotations"]["ml.hanzo.ai/generation"] == "1"
+        assert other["metadata"]["annotations"]["ml.hanzo.ai/generation"] == "2"
+    assert second[-1]["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == str(47 * 3600)
+    spent = render(a_job(), KUEUE, generation=2, used_seconds=1e9)[-1]
+    assert spent["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == "1"
 
 
 def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() -> None:
@@ -102,19 +118,20 @@ def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() ->
         spec = child(job, scheduler)
         assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
         (container,) = spec["template"]["spec"]["containers"]
-        assert container["command"][1:] == ["-m", "recipes.prepare", "/job/job.json", "$(NODE_RANK)"]
+        assert launched(job, scheduler)[1:] == ["-m", "recipes.prepare", "/job/job.json", "$(NODE_RANK)"]
         (number,) = [variable for variable in container["env"] if variable["name"] == "NODE_RANK"]
         assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
-    assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Job"]
+    assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Secret", "Job"]
     rules = child(job, PLAIN)["podFailurePolicy"]["rules"]
-    assert (child(job, PLAIN)["backoffLimit"], rules[1]["action"]) == (11, "Ignore")
+    assert child(job, PLAIN)["backoffLimit"] > 10_000
+    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore"]
 
 
 def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
     gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
-    assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 11
-    assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
-    assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
+    assert gang["backoffLimit"] == 0 and single["backoffLimit"] > 10_000
+    assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob", "FailJob"]
+    assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore", "Ignore"]
     assert gang["activeDeadlineSeconds"] == 48 * 3600
     assert "suspend" not in gang  # nobody would start it again
 
