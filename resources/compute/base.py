@@ -54,10 +54,6 @@ class JobRef:
 
 log = logging.getLogger(__name__)
 
-MAX_RESTARTS = 11
-"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two
-kinds, and one of two others); the rest is for killed processes and lost nodes.
-"""
 POLL_SECONDS = 0.2
 MAX_LINES_PER_POLL = 200
 """Each line becomes a Dagster event, which takes up to 40 ms: a script that printed 100,000 lines in two seconds otherwise

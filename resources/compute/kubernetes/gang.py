@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from recipes.contracts.command_job import Script
 from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
 from resources.settings.sections import Scheduler
@@ -90,14 +91,23 @@ class Gang:
     memory: str | None
     max_seconds: int
     queue: str
+    coscheduler: str
     priority_class: str
     namespace: str
     secret: str
+    image_pull_secrets: tuple[str, ...]
+    tolerations: tuple[Toleration, ...]
+    volumes: tuple[VolumeClaim, ...]
 
     @property
     def shares(self) -> bool:
         """Whether its pods need only the store to find each other."""
         return self.processes is None and self.nodes > 1
+
+    @property
+    def minimum_pods(self) -> int:
+        """How many of its pods must start together."""
+        return 1 if self.shares else self.nodes
 
 
 def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> Gang:
@@ -115,7 +125,8 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
     # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
     on_gpus = distributed is not None and distributed.backend == "nccl"
     gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus
-    node_labels = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    gpu_label = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    spot = scheduler.spot_tolerations if job.schedule.preemptible else ()
     return Gang(
         name=object_name(job, generation),
         generation=generation,
@@ -126,15 +137,31 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
         rdma=choose_rdma_resource(distributed, scheduler) if distributed and on_gpus else None,
-        node_labels=node_labels,
+        node_labels=job.pod.node_selector | gpu_label,
         cpu=hardware.cpu,
         memory=hardware.memory,
         max_seconds=max(1, math.ceil(parse_duration(job.schedule.max_duration) - used_seconds)),
         queue=scheduler.queue,
+        coscheduler=scheduler.coscheduler,
         priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
         namespace=scheduler.namespace,
         secret=scheduler.job_secret,
+        image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
+        tolerations=(*spot, *job.pod.tolerations),
+        volumes=merge_volumes(scheduler.volumes, job.pod.volumes),
     )
+
+
+def merge_volumes(common: tuple[VolumeClaim, ...], own: tuple[VolumeClaim, ...]) -> tuple[VolumeClaim, ...]:
+    """The claims of every job, then the job's own.
+
+    Raises:
+        BadConfiguration: both mount one at the same path.
+    """
+    paths = {volume.path for volume in common}
+    if twice := next((volume for volume in own if volume.path in paths), None):
+        raise BadConfiguration(f"pod.volumes: {twice.path} is mounted in every job already: choose another path")
+    return (*common, *own)
 
 
 def choose_rdma_resource(distributed: Distributed, scheduler: Scheduler) -> str | None:

@@ -1,9 +1,10 @@
 """Pod template: security profile, volumes, environment and the torchrun command."""
 
+import hashlib
 from typing import Any
 
 from recipes.contracts.job import Distributed, Program
-from resources.compute.base import GRACE_SECONDS, PROGRAM_ENVIRONMENT, SHUTDOWN_SECONDS
+from resources.compute.base import PROGRAM_ENVIRONMENT
 from resources.compute.kubernetes.gang import WORK, Gang, annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.jobs.job_tokens import TOKEN_VARIABLE
@@ -40,7 +41,7 @@ def command(gang: Gang, rank_0: str) -> list[str]:
         f"--master-addr={rank_0 if gang.nodes > 1 else '127.0.0.1'}",
         f"--master-port={RENDEZVOUS_PORT}",
         "--max-restarts=0",
-        f"--shutdown-timeout={SHUTDOWN_SECONDS}",
+        f"--shutdown-timeout={gang.job.schedule.shutdown_seconds}",
         *program,
     ]
 
@@ -60,7 +61,7 @@ def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
         "PET_RDZV_CONF": f"timeout={RENDEZVOUS_SECONDS}",
         "PET_MASTER_ADDR": rank_0 if gang.nodes > 1 else "127.0.0.1",
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
-        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+        "PET_SHUTDOWN_TIMEOUT": str(gang.job.schedule.shutdown_seconds),
     }
 
 
@@ -114,7 +115,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
     """The pods of a gang; `subdomain` is the Service that gives them host names, where nobody else sets it."""
     spec: dict[str, Any] = {
         "restartPolicy": "Never",  # a restart is the whole gang's
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": gang.job.schedule.grace_seconds,
         "automountServiceAccountToken": False,
         "shareProcessNamespace": True,  # a process with the id 1 hears no SIGTERM that it has not asked for
         "enableServiceLinks": False,  # else every Service of the namespace would put its variables into the pod
@@ -131,8 +132,11 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
             {"name": "job", "configMap": {"name": gang.name}},
             {"name": "work", "emptyDir": {}},
             {"name": "tmp", "emptyDir": {}},
+            *claims(gang),
         ],
     }
+    if gang.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in gang.image_pull_secrets]
     if subdomain:
         spec["subdomain"] = subdomain
     if gang.processes:
@@ -144,8 +148,25 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
     return {"metadata": {"labels": labels(gang.job), "annotations": pod_annotations}, "spec": spec}
 
 
+def claims(gang: Gang) -> list[dict[str, Any]]:
+    """The volumes of the job's claims: one for each claim, however many paths it is mounted at."""
+    read_only = {
+        claim: all(volume.read_only for volume in gang.volumes if volume.claim == claim)
+        for claim in dict.fromkeys(volume.claim for volume in gang.volumes)
+    }
+    return [
+        {"name": volume_name(claim), "persistentVolumeClaim": {"claimName": claim, "readOnly": is_read_only}}
+        for claim, is_read_only in read_only.items()
+    ]
+
+
+def volume_name(claim: str) -> str:
+    """A DNS-1123 label, which has fewer characters than the name of a claim may have."""
+    return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:10]}"
+
+
 def tolerations(gang: Gang) -> list[dict[str, Any]]:
-    """Taints that the pods accept: those of GPU nodes, and for a moment those of nodes that were lost."""
+    """Taints that the pods accept: those of GPU nodes and the job's own, and for a moment those of nodes that were lost."""
     lost = [
         {
             "key": f"node.kubernetes.io/{taint}",
@@ -156,7 +177,8 @@ def tolerations(gang: Gang) -> list[dict[str, Any]]:
         for taint in ("not-ready", "unreachable")
     ]
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    return [*lost, gpu] if gang.gpus else lost
+    own = [toleration.model_dump(exclude_none=True) for toleration in gang.tolerations]
+    return [*lost, *([gpu] if gang.gpus else []), *own]
 
 
 def container(gang: Gang, rank_0: str) -> dict[str, Any]:
@@ -167,12 +189,18 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     ]
     if gang.processes:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    for volume in gang.volumes:
+        mount = {"name": volume_name(volume.claim), "mountPath": volume.path, "readOnly": volume.read_only}
+        mounts.append(mount | ({"subPath": volume.sub_path} if volume.sub_path else {}))
     return {
         "name": CONTAINER,
         "image": gang.image,
         "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
-        "envFrom": [{"secretRef": {"name": gang.secret, "optional": True}}],
+        "envFrom": [
+            {"secretRef": {"name": gang.secret, "optional": True}},
+            *({"secretRef": {"name": name}} for name in gang.job.pod.secrets),
+        ],
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -189,8 +217,8 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
     """Variables of the launcher, which starts the program with them. `HANZO_ML_PROCESSES` is 0 without torchrun."""
     # No image knows our user id: libraries that ask for the user's name or home find them here.
     values = {} if gang.job.program is Program.COMMAND else PROGRAM_ENVIRONMENT
-    values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | rendezvous(gang, rank_0)
-    values |= {
+    values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | gang.job.env
+    values |= rendezvous(gang, rank_0) | {
         "HANZO_ML_API": gang.api,
         "HANZO_ML_GENERATION": str(gang.generation),
         "HANZO_ML_RANK_0": rank_0 if gang.nodes > 1 else "127.0.0.1",
@@ -202,7 +230,7 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
         fields["PET_NODE_RANK"] = RANK
     token = {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret_name(gang), "key": KEY}}}
     return [
-        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "value": value} for name, value in values.items() if name not in {TOKEN_VARIABLE, *fields}),
         token,
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
     ]

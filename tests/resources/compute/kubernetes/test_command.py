@@ -5,10 +5,20 @@ import pytest
 from recipes.contracts.job import Distributed, Hardware, Program
 from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
-from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, launched, of_kind, program, variables
+from tests.resources.compute.kubernetes.jobs import (
+    BACKENDS,
+    COMMAND,
+    JOBS,
+    KUEUE,
+    a_job,
+    launched,
+    of_kind,
+    program,
+    variables,
+)
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(scheduler: Scheduler) -> None:
     job = JOBS["a command on four nodes"]
     container = program(job, scheduler)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import ValidationError
@@ -13,6 +14,7 @@ from recipes.contracts.job import Distributed, Job, Program, Schedule, StoreAddr
 from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
+    BACKENDS,
     DISTRIBUTED,
     GPUS,
     JOBS,
@@ -30,7 +32,7 @@ from tests.resources.compute.kubernetes.schemas import check
 ROOT = Path(__file__).resolve().parents[4]
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_the_api_server_takes_every_object(job: Job, scheduler: Scheduler) -> None:
     objects = render(job, scheduler)
@@ -40,17 +42,33 @@ def test_the_api_server_takes_every_object(job: Job, scheduler: Scheduler) -> No
     assert list(yaml.safe_load_all(to_yaml(objects))) == objects
 
 
-def test_the_check_finds_a_key_that_nobody_knows() -> None:
+def test_schema_check_finds_unknown_keys_in_every_kind() -> None:
     broken = of_kind("JobSet", a_job())
     broken["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["restartPolice"] = "Never"
     with pytest.raises(ValidationError, match="restartPolice"):
         check(broken)
+    for kind, backend, match in (
+        ("JobSet", "kueue", "maxRestart"),
+        ("PodGroup", "volcano", "maxRestart"),
+        ("PodGroup", "coscheduling", "maxRestart"),
+    ):
+        broken = of_kind(kind, a_job(), BACKENDS[backend])
+        broken["spec"]["maxRestart"] = 1
+        with pytest.raises(jsonschema.ValidationError, match=match):
+            check(broken)
 
 
 def test_what_is_applied_in_which_order() -> None:
     assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "Secret", "JobSet"]
     assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Secret", "Service", "Job"]
     assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Secret", "Job"]
+    for backend in ("coscheduling", "volcano"):
+        assert [item["kind"] for item in render(DISTRIBUTED, BACKENDS[backend])] == [
+            "ConfigMap",
+            "Secret",
+            "PodGroup",
+            "JobSet",
+        ]
 
 
 def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
@@ -136,6 +154,25 @@ def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restart
     assert "suspend" not in gang  # nobody would start it again
 
 
+def test_pod_groups_wait_for_every_node_and_restart_as_a_whole() -> None:
+    for backend, scheduler_name in (("coscheduling", "scheduler-plugins-scheduler"), ("volcano", "volcano")):
+        group, job_set = render(DISTRIBUTED, BACKENDS[backend])[-2:]
+        name = group["metadata"]["name"]
+        assert group["spec"]["minMember"] == 4
+        assert render(JOBS["a preparation in three pods"], BACKENDS[backend])[-2]["spec"]["minMember"] == 1
+        job = child(DISTRIBUTED, BACKENDS[backend])
+        template = job["template"]
+        places = template["metadata"]["labels"] | template["metadata"]["annotations"]
+        key = {"coscheduling": "scheduling.x-k8s.io/pod-group", "volcano": "scheduling.k8s.io/group-name"}[backend]
+        assert places[key] == name
+        assert (template["spec"]["schedulerName"], template["spec"]["priorityClassName"]) == (scheduler_name, "batch")
+        assert "suspend" not in job_set["spec"] and not [key for key in job_set["metadata"]["labels"] if "kueue" in key]
+        assert job["activeDeadlineSeconds"] == 48 * 3600
+        rules = {rule["name"]: rule for rule in job_set["spec"]["failurePolicy"]["rules"]}
+        assert rules["timedOut"]["action"] == "FailJobSet"
+    assert render(DISTRIBUTED, BACKENDS["volcano"])[-2]["spec"]["queue"] == "hanzo-ml"
+
+
 CHANGES = {
     "id": {"id": "other"},
     "program": {"program": Program.EVALUATE},
@@ -148,7 +185,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_job_is_another_text_and_the_same_job_the_same(change: dict[str, Any], scheduler: Scheduler) -> None:
     text = to_yaml(render(a_job(), scheduler))
