@@ -17,13 +17,14 @@ from api.idempotency import JobIdFromKey
 from api.json_bodies import Deleted, TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
 from api.routing import Router
-from api.schemas.v1.jobs import Job, JobWithLogs, job_json
+from api.schemas.v1.jobs import Job, JobWithLogs, cluster_json, job_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
 from resources.compute.base import Compute, JobKey
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_record import MASK
 from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, Jobs
@@ -169,7 +170,10 @@ def list_jobs(
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return json_response({**job_json(job), "logs": read_last_lines(compute, job)})
+    whole: JobWithLogs = {**job_json(job), "logs": read_last_lines(compute, job)}
+    if states := ClusterJobs(database).of_job(job_id):
+        whole["cluster"] = [cluster_json(state) for state in states]
+    return json_response(whole)
 
 
 @router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)
