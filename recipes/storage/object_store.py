@@ -216,17 +216,22 @@ class ObjectStore:
         with translate_store_errors(uri, store):
             return str(obstore.sign(store, "GET", key, expires_in=timedelta(seconds=seconds)))
 
-    def entries(self, uri: str) -> list[ObjectEntry]:
-        """All objects below `uri`, in the order of their names; one that lies at `uri` itself is not among them."""
+    def entries(self, uri: str, after: str | None = None) -> list[ObjectEntry]:
+        """All objects below `uri`, in the order of their names; one that lies at `uri` itself is not among them.
+
+        With `after`, the URI of an object, only those that follow it: the store lists no others.
+        """
         store, key = self._resolve(uri)
         logical = uri.removeprefix("s3://").partition("/")[0]
         if self._root is not None:
             bucket = self._root / self._location(uri).bucket
             with translate_listing_errors(uri, store):
                 found = [(path.relative_to(bucket).as_posix(), size) for path, size in walk_files(bucket / key)]
-            return sorted((ObjectEntry(f"s3://{logical}/{path}", size) for path, size in found), key=lambda entry: entry.uri)
+            listed = (ObjectEntry(f"s3://{logical}/{path}", size) for path, size in found)
+            return sorted((entry for entry in listed if after is None or entry.uri > after), key=lambda entry: entry.uri)
         with translate_store_errors(uri, store):
-            metas = [meta for batch in obstore.list(store, prefix=key) for meta in batch]
+            offset = None if after is None else self._resolve(after)[1]
+            metas = [meta for batch in obstore.list(store, prefix=key, offset=offset) for meta in batch]
         below = (ObjectEntry(f"s3://{logical}/{meta['path']}", meta["size"]) for meta in metas if meta["path"] != key)
         return sorted(below, key=lambda entry: entry.uri)
 

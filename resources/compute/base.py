@@ -200,11 +200,7 @@ class Compute(ABC):
 
     def result(self, job: Job) -> Result | None:
         """The job's result once it has succeeded; None for the result of different work under the same id."""
-        try:
-            result = Result.model_validate_json(Store(job.store).get_bytes(job.result_uri))
-        except (FileNotFoundError, ValidationError):
-            return None
-        return result if result.work_digest == job.work_digest else None
+        return read_result(Store(job.store), job)
 
     def run(self, job: Job, follower: Follower) -> Result:
         """Run the job to its end, or attach to it where an earlier supervisor was interrupted.
@@ -262,12 +258,23 @@ class Compute(ABC):
             follower.phase(observation)
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
-        if done or observation.phase is Phase.FAILED:
+        if observation.phase in ENDED_PHASES:
             self.acknowledge_end(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
+        if observation.phase is Phase.SUCCEEDED and not done:
+            raise JobFailed(f"{job.program} {job.id} ended without a result at {job.result_uri}", ExitReason.UNKNOWN)
         return done
+
+
+def read_result(store: Store, job: Job) -> Result | None:
+    """The result that a job left in a store; None for the result of different work under the same id."""
+    try:
+        result = Result.model_validate_json(store.get_bytes(job.result_uri))
+    except (FileNotFoundError, ValidationError):
+        return None
+    return result if result.work_digest == job.work_digest else None
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:

@@ -41,7 +41,15 @@ CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SECRET = Kind("v1", "Secret", "secrets")
 SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
-KINDS = {kind.name: kind for kind in (JOB_SET, WORKLOAD, JOB, POD, NODE, CONFIG_MAP, SECRET, SERVICE, EVENT)}
+COSCHEDULING_GROUP = Kind("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
+VOLCANO_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
+ALL_KINDS = (JOB_SET, WORKLOAD, JOB, POD, NODE, CONFIG_MAP, SECRET, SERVICE, EVENT, COSCHEDULING_GROUP, VOLCANO_GROUP)
+KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
+
+
+def kind_of(item: Mapping[str, Any]) -> Kind:
+    """The kind of an object that is to be created."""
+    return KINDS[item["apiVersion"], item["kind"]]
 
 
 class ClusterError(Exception):
@@ -107,7 +115,7 @@ class Cluster:
 
     def create(self, item: Mapping[str, Any]) -> Item:
         """Create an object. Raises AlreadyExists, InvalidObject, RequestDenied or ClusterUnavailable."""
-        kind = KINDS[str(item["kind"])]
+        kind = kind_of(item)
         try:
             return self._request("POST", kind.path(item["metadata"].get("namespace")), body=item)
         except NotFound as problem:  # of the namespace, or of the kind

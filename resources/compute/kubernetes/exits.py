@@ -42,7 +42,7 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
         return Exit(ExitReason.OOM_KILLED, f"{who} was killed by the kernel for lack of memory{limit}", pod.finished_at)
     if pod.status_reason == "Evicted":
         return Exit(eviction_reason(pod.message), f"{who} was evicted: {pod.message}", pod.finished_at)
-    was_lost = pod.eviction in LOST_NODE_EVICTIONS or (pod.deleting_since and pod.node in lost_nodes)
+    was_lost = pod.eviction in LOST_NODE_EVICTIONS or (pod.deleting and pod.node in lost_nodes)
     if was_lost and pod.exit_code != EXIT_PREEMPTED:
         return Exit(ExitReason.NODE_LOST, f"node {pod.node} was lost, with pod {pod.name}", pod.finished_at)
     if pod.exit_code is None and pod.phase != "Failed":

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.quantities import pluralize
-from resources.compute.base import MAX_RESTARTS, Phase
+from recipes.contracts.job import Job
+from recipes.contracts.quantities import parse_duration, pluralize
+from resources.compute.base import Phase
 from resources.compute.kubernetes.exits import explain_gang
 from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, PodState, Warning, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
@@ -29,8 +31,14 @@ class Limits:
     nodes: int
     max_ms: int
     max_duration: str
-    max_restarts: int = MAX_RESTARTS
+    retries: int
     start_ms: int = START_LIMIT_MS
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        limit = job.schedule.max_duration
+        nodes = job.distributed.num_nodes if job.distributed else job.pods
+        return cls(nodes=nodes, max_ms=round(parse_duration(limit) * 1000), max_duration=limit, retries=job.schedule.retries)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Snapshot:
     @property
     def current_pods(self) -> list[PodState]:
         """Pods of the newest generation that are not being deleted."""
-        return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting_since]
+        return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
 
 
 def used_ms(snapshot: Snapshot) -> int:
@@ -108,7 +116,7 @@ def find_end(snapshot: Snapshot) -> End | None:
         detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
         return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True)
     failures = count_failures(snapshot.attempts)
-    if last is not None and failures > snapshot.limits.max_restarts:
+    if last is not None and failures > snapshot.limits.retries:
         return End(last.reason or ExitReason.UNKNOWN, f"{last.message} ({pluralize(failures, 'attempt')} failed)")
     if needs_recreation(snapshot):
         return None
@@ -165,7 +173,7 @@ def find_hold(snapshot: Snapshot) -> Hold | None:
         return next((found for found in held if found.is_final), held[0])
     if len(pods) >= snapshot.limits.nodes:
         return None
-    ending = sum(bool(pod.deleting_since) for pod in snapshot.pods)
+    ending = sum(bool(pod.deleting) for pod in snapshot.pods)
     if ending:
         return Hold(f"waits until {pluralize(ending, 'pod')} of the attempt before have ended")
     about_gang = [warning for warning in snapshot.warnings if warning.about.startswith(gang.name)]

@@ -92,6 +92,7 @@ class WorkloadState:
     waits_for: str
     evicted: str
     timed_out: bool
+    finished: bool
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -116,6 +117,7 @@ def read_workload(item: Mapping[str, Any]) -> WorkloadState:
         waits_for=str(waiting.get("message", "")) if waiting else "",
         evicted=str(evicted.get("message", "")) if evicted else "",
         timed_out=any(MAX_EXECUTION_TIME in reason for reason in reasons),
+        finished=find_condition(item, "Finished") is not None,
     )
 
 
@@ -137,7 +139,7 @@ class PodState:
     node: str
     created_at: int
     scheduled_at: int
-    deleting_since: int
+    deleting: bool
     phase: str
     running: bool
     image: str
@@ -177,7 +179,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         node=str(item["spec"].get("nodeName", "")),
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
-        deleting_since=milliseconds(metadata.get("deletionTimestamp")),
+        deleting="deletionTimestamp" in metadata,
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),
