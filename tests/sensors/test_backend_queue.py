@@ -11,8 +11,9 @@ from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job, Program
-from resources.compute.base import Compute, JobKey, Observation, Phase
+from resources.compute.base import Compute, JobKey, JobRef, Observation, Phase
 from resources.jobs.command import submit_command
+from resources.metadata.cluster_jobs import ClusterJobs, JobState
 from resources.metadata.job_record import ResumeHistory
 from resources.metadata.outbox import now_ms
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -210,3 +211,51 @@ def test_cancelled_job_leaves_the_queue(house: House, compute: QueueCompute) -> 
     house.tick(stop_cancelled_jobs)
     assert job not in compute.states
     assert tick(house) == []
+
+
+# The same through the backend of a cluster, whose controller is a test that writes rows.
+
+
+def test_cluster_job_waits_as_a_row_and_starts_its_run_at_admission(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    assert tick(house) == []
+    assert rows.get(key).is_queued
+    rows.set_state(rows.get(key), JobState(Phase.PENDING, "quota: 16 more GPUs needed", queue_position=3))
+    assert tick(house) == []
+    assert reason(house, job) == "quota: 16 more GPUs needed"
+    rows.set_state(rows.get(key), JobState(Phase.STARTING, admitted_at=now_ms()))
+    assert tick(house) == [job]
+
+
+def test_cluster_job_that_failed_unwatched_gets_a_run_and_after_its_report_a_new_generation(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    tick(house)
+    rows.set_state(rows.get(key), JobState(Phase.FAILED, "the image is missing", ExitReason.BAD_CONFIGURATION))
+    assert tick(house) == [job]
+    house.plane.compute.acknowledge_end(key)  # as its run does
+    house.plane.jobs.fail(job, "the image is missing")
+    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(house) == []
+    assert (rows.get(key).generation, rows.get(key).phase) == (2, Phase.PENDING)
+    assert tick(house) == [] and rows.get(key).wanted == "run"
+
+
+def test_resumed_cluster_job_waits_for_the_end_of_what_is_being_cancelled(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    tick(house)
+    rows.set_state(rows.get(key), JobState(Phase.RUNNING, attempt=1, admitted_at=now_ms() - 60_000))
+    house.plane.jobs.start(job)
+    house.plane.jobs.cancel(job)
+    house.tick(stop_cancelled_jobs)
+    assert rows.get(key).wanted == "cancel"
+    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(house) == [] and rows.get(key).generation == 1
+    assert reason(house, job) == "waits until what ran before it was resumed has ended"
+    rows.set_state(rows.get(key), JobState(Phase.FAILED, "cancelled", attempt=1))
+    assert tick(house) == [] and rows.get(key).generation == 2

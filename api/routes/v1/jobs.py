@@ -17,7 +17,7 @@ from api.idempotency import JobIdFromKey
 from api.json_bodies import Deleted, TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
 from api.routing import Router
-from api.schemas.v1.jobs import Job, JobWithLogs, cluster_json, job_json
+from api.schemas.v1.jobs import Job, JobWithLogs, job_json, job_with_logs_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
 from resources.compute.base import Compute, JobKey
@@ -170,10 +170,8 @@ def list_jobs(
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    whole: JobWithLogs = {**job_json(job), "logs": read_last_lines(compute, job)}
-    if states := ClusterJobs(database).of_job(job_id):
-        whole["cluster"] = [cluster_json(state) for state in states]
-    return json_response(whole)
+    states = ClusterJobs(database).of_job(job_id)
+    return json_response(job_with_logs_json(job, read_last_lines(compute, job), states))
 
 
 @router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)

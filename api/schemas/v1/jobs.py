@@ -1,5 +1,6 @@
 """Jobs and runs of pipelines as JSON (rows G1, G6, G9)."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -86,6 +87,12 @@ class PipelineRun(Job):
 def job_json(job: JobRecord) -> Job:
     """`type` as it was submitted; variables of a job with a command have no values."""
     return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": mask_config(job.config)})
+
+
+def job_with_logs_json(job: JobRecord, logs: list[str], states: Sequence[ClusterJob]) -> JobWithLogs:
+    """`states` are those of its programs on a cluster."""
+    cluster = {"cluster": [cluster_json(state) for state in states]} if states else {}
+    return cast(JobWithLogs, {**job_json(job), "logs": logs, **cluster})
 
 
 def cluster_json(job: ClusterJob) -> ClusterState:
