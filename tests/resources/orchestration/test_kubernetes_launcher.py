@@ -14,8 +14,11 @@ from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from resources.orchestration import kubernetes_launcher
 from resources.orchestration.kubernetes_instance import kubernetes_instance
 from resources.orchestration.kubernetes_launcher import KubernetesRunLauncher
+from resources.orchestration.launcher_role import launcher_objects
+from resources.settings.sections import RunPods
 from resources.settings.settings import Settings
 from sensors.recover_run_workers import recover_run_workers
+from tests.resources.compute.kubernetes.schemas import check
 from tests.resources.orchestration.job_api import JobApi, job_api
 
 SETTINGS = {
@@ -190,3 +193,9 @@ def test_checks_of_many_runs_share_a_listing(house: House, monkeypatch: pytest.M
     house.api.requests.clear()
     assert {house.health(run) for run in runs} == {WorkerStatus.RUNNING}
     assert len(house.api.requests) == 2
+
+
+@pytest.mark.parametrize("item", launcher_objects(RunPods()), ids=lambda item: str(item["kind"]))
+def test_accounts_and_permissions_of_the_launcher_are_valid_objects(item: dict[str, Any]) -> None:
+    check(item)
+    assert item["metadata"]["namespace"] == RunPods().namespace
