@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pydantic import ValidationError
 
@@ -128,6 +128,9 @@ class JobFailed(Exception):
 class Compute(ABC):
     """A compute backend. Implementations keep no state in memory that a restarted supervisor would miss."""
 
+    queues_jobs: ClassVar[bool] = False
+    """Whether submitted jobs wait in a queue of the backend. Their supervisors then start at admission, not before."""
+
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
         self.credentials: Credentials = credentials or NoCredentials()
@@ -139,6 +142,17 @@ class Compute(ABC):
     @abstractmethod
     def observe(self, job: JobKey) -> Observation:
         """Return the state of a submitted job. Restarts its program where that is allowed."""
+
+    def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
+        """Return the state of each job. None: it is not submitted, or has ended and its end was reported."""
+
+        def find(job: JobKey) -> Observation | None:
+            try:
+                return self.observe(job)
+            except FileNotFoundError:
+                return None
+
+        return [find(job) for job in jobs]
 
     @abstractmethod
     def cancel(self, job: JobKey) -> None:

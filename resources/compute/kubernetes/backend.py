@@ -4,6 +4,8 @@ It talks to the database and the object store alone. Only the controller calls t
 permission there, do not load its client, and go on while it is away.
 """
 
+from collections.abc import Sequence
+
 from recipes.contracts.job import Job, Result
 from recipes.storage.artifact_store import Store
 from resources.compute.base import Compute, JobKey, Observation, Phase, read_result
@@ -27,6 +29,8 @@ class KubernetesCompute(Compute):
         store: with the control plane's own keys; a job's document holds none.
     """
 
+    queues_jobs = True
+
     def __init__(self, database: Database, store: Store, scheduler: Scheduler, poll_seconds: float = POLL_SECONDS) -> None:
         # The controller issues, renews and revokes tokens: they outlive supervisors, and pods still need them to save a
         # checkpoint after a cancellation.
@@ -47,6 +51,11 @@ class KubernetesCompute(Compute):
     def observe(self, job: JobKey) -> Observation:
         """Raises FileNotFoundError: the job was never submitted."""
         return self._jobs.get(job).observation
+
+    def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
+        """One query for all."""
+        rows = {(row.job_id, row.program): row for row in self._jobs.list_wanted({job.id for job in jobs})}
+        return [row.observation if (row := rows.get((job.id, job.program))) else None for job in jobs]
 
     def cancel(self, job: JobKey) -> None:
         """Returns at once: the controller ends the job within its grace period."""

@@ -1,7 +1,7 @@
 """Log of a job on a cluster: the segments that the launchers of its first node uploaded, as one text over all attempts.
 
-A segment never changes once it is there, so offsets are stable: sizes are listed once, and bytes read where they are asked
-for.
+Segments never change and are numbered from 0 without gaps (`recipes.launch.log_segments`), so offsets are stable, and a
+look for more of a long log asks for one number instead of a listing.
 """
 
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from resources.compute.base import JobKey
 
 @dataclass
 class AttemptLog:
-    """Segments of one attempt, as far as they were listed. `complete`: a later attempt exists, so none is added."""
+    """Segments of one attempt, as far as they were found. `is_complete`: a later attempt exists, so none is added."""
 
+    folder: str
     segments: list[ObjectEntry] = field(default_factory=list)
-    complete: bool = False
+    is_complete: bool = False
 
     @property
     def size(self) -> int:
@@ -53,9 +54,18 @@ class JobLogs:
     def _list(self, job: JobKey, attempts: int) -> list[AttemptLog]:
         logs = self._logs.setdefault((job.id, job.program), {})
         for number in range(1, attempts + 1):
-            log = logs.setdefault(number, AttemptLog())
-            if not log.complete:
-                last = log.segments[-1].uri if log.segments else None
-                log.segments += self._store.entries(uris.node_log(job.id, job.program, number, 0), after=last)
-                log.complete = number < attempts
+            if number not in logs:
+                folder = uris.node_log(job.id, job.program, number, 0)
+                logs[number] = AttemptLog(folder, self._store.entries(folder))
+            if not logs[number].is_complete:
+                self._find_more(logs[number])
+                logs[number].is_complete = number < attempts
         return [logs[number] for number in range(1, attempts + 1)]
+
+    def _find_more(self, log: AttemptLog) -> None:
+        while True:
+            uri = f"{log.folder}/{len(log.segments):06d}.log"
+            try:
+                log.segments.append(ObjectEntry(uri, self._store.size(uri)))
+            except FileNotFoundError:
+                return
