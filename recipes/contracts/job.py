@@ -262,6 +262,9 @@ EXIT_FILE = "exit.json"
 OUT_OF_MEMORY_FILE = "memory_ran_out"
 """In the work folder of a job: the kernel ended its program for want of memory, so that the program could not say so."""
 
+FAILED_FILE = "failed"
+"""In the work folder of a job: its program has failed on this node, and stores what it leaves together with other nodes."""
+
 EXIT_BAD_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: restarting would not help (facts: Kubernetes fails such a job at once)."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pydantic import ValidationError
 
@@ -128,6 +128,9 @@ class JobFailed(Exception):
 class Compute(ABC):
     """A compute backend. Implementations keep no state in memory that a restarted supervisor would miss."""
 
+    queues_jobs: ClassVar[bool] = False
+    """Whether submitted jobs wait in a queue of the backend. Their supervisors then start at admission, not before."""
+
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
         self.credentials: Credentials = credentials or NoCredentials()
@@ -139,6 +142,17 @@ class Compute(ABC):
     @abstractmethod
     def observe(self, job: JobKey) -> Observation:
         """Return the state of a submitted job. Restarts its program where that is allowed."""
+
+    def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
+        """Return the state of each job. None: it is not submitted, or has ended and its end was reported."""
+
+        def find(job: JobKey) -> Observation | None:
+            try:
+                return self.observe(job)
+            except FileNotFoundError:
+                return None
+
+        return [find(job) for job in jobs]
 
     @abstractmethod
     def cancel(self, job: JobKey) -> None:
@@ -186,11 +200,7 @@ class Compute(ABC):
 
     def result(self, job: Job) -> Result | None:
         """The job's result once it has succeeded; None for the result of different work under the same id."""
-        try:
-            result = Result.model_validate_json(Store(job.store).get_bytes(job.result_uri))
-        except (FileNotFoundError, ValidationError):
-            return None
-        return result if result.work_digest == job.work_digest else None
+        return read_result(Store(job.store), job)
 
     def run(self, job: Job, follower: Follower) -> Result:
         """Run the job to its end, or attach to it where an earlier supervisor was interrupted.
@@ -248,12 +258,23 @@ class Compute(ABC):
             follower.phase(observation)
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
-        if done or observation.phase is Phase.FAILED:
+        if observation.phase in ENDED_PHASES:
             self.acknowledge_end(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
+        if observation.phase is Phase.SUCCEEDED and not done:
+            raise JobFailed(f"{job.program} {job.id} ended without a result at {job.result_uri}", ExitReason.UNKNOWN)
         return done
+
+
+def read_result(store: Store, job: Job) -> Result | None:
+    """The result that a job left in a store; None for the result of different work under the same id."""
+    try:
+        result = Result.model_validate_json(store.get_bytes(job.result_uri))
+    except (FileNotFoundError, ValidationError):
+        return None
+    return result if result.work_digest == job.work_digest else None
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 `KubernetesCompute` writes what is wanted of a job, the cluster's controller how it stands; everybody else reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,10 @@ class ClusterJobs:
     def active(self, connection: Connection | None = None) -> list[ClusterJob]:
         """All jobs that have not ended, oldest first."""
         return self._list(select(*COLUMNS).where(NOT_ENDED).order_by(table.c.created_at, table.c.job_id), connection)
+
+    def list_wanted(self, job_ids: Collection[str], connection: Connection | None = None) -> list[ClusterJob]:
+        """All programs of these jobs that are wanted: neither cancelled nor reported as ended."""
+        return self._list(select(*COLUMNS).where(table.c.job_id.in_(job_ids), table.c.wanted == RUN), connection)
 
     def of_job(self, job_id: str, connection: Connection | None = None) -> list[ClusterJob]:
         """All programs of one job id, oldest first."""

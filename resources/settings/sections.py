@@ -47,10 +47,28 @@ class Server(Section):
     )
 
 
+class RunPods(Section):
+    """Pods of Dagster's runs on a cluster: each supervises a job, or records what one has made."""
+
+    namespace: str = Field("hanzo", description="of the control plane, which runs Dagster's daemon")
+    image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
+    service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
+    config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
+    secrets: tuple[str, ...] = Field(("hanzo-ml-secrets",), description="Secrets whose keys become environment variables")
+    env: dict[str, str] = Field({}, description="further environment variables, such as PYTHONPATH")
+    memory: str = Field("250M", description="memory limit; a run pod loads neither PyTorch nor data")
+    max_launched: int = Field(
+        20,
+        ge=1,
+        description="runs launched in the Dagster UI at a time: they wait for admission in their pods",
+    )
+
+
 class Dagster(Section):
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=1, le=65535)
     code_server_port: int = Field(3030, ge=1, le=65535)
+    run_pods: RunPods = RunPods()
 
     @field_validator("host")
     @classmethod

@@ -53,7 +53,7 @@ def sign(
     scopes: ProgramScopesDep,
     database: DatabaseDep,
     attempt: Attempt = 0,
-) -> TypedResponse[schemas.Addresses]:
+) -> TypedResponse[schemas.SignedAddresses]:
     """Addresses to read and to write whole objects. Whether they exist is not checked."""
     reads = [normalize_uri(store, uri) for uri in body.reads]
     for uri in reads:
@@ -61,7 +61,7 @@ def sign(
     scope = program_scope(grant.job)
     for new in body.writes:
         check_write(scope, store, database, grant, normalize_uri(store, new.uri), attempt)
-    writes: list[schemas.Address | None] = []
+    writes: list[schemas.SignedAddress | None] = []
     for new in body.writes:
         uri = normalize_uri(store, new.uri)
         if scope.is_committed(uri):
@@ -70,7 +70,7 @@ def sign(
             writes.append(signed(transfers.put_request(uri, new.sha256, WRITE_SECONDS)))
         else:
             writes.append(content_address(uri, new.sha256))
-    return json_response(schemas.Addresses(reads=[read_address(store, uri) for uri in reads], writes=writes))
+    return json_response(schemas.SignedAddresses(reads=[read_address(store, uri) for uri in reads], writes=writes))
 
 
 @router.post("/head", PROGRAM, read_only=True)
@@ -115,7 +115,7 @@ def list_objects(
 @router.post("/delete", PROGRAM, audit=Audit.COUNTED)
 def delete(
     body: schemas.DeleteBody, grant: ProgramGrantDep, store: StoreDep, database: DatabaseDep, attempt: Attempt = 0
-) -> TypedResponse[schemas.Written]:
+) -> TypedResponse[schemas.WrittenObjects]:
     """Delete objects, if they are there, in the order of the request."""
     scope, uris = program_scope(grant.job), [normalize_uri(store, uri) for uri in body.uris]
     for uri in uris:
@@ -123,7 +123,7 @@ def delete(
     with hold_attempt(database, grant, attempt):
         for uri in uris:
             store.remove(uri)
-    return json_response(schemas.Written(uris=uris))
+    return json_response(schemas.WrittenObjects(uris=uris))
 
 
 @router.post("/copy", PROGRAM, audit=Audit.COUNTED)
@@ -134,7 +134,7 @@ def copy(
     scopes: ProgramScopesDep,
     database: DatabaseDep,
     attempt: Attempt = 0,
-) -> TypedResponse[schemas.Written]:
+) -> TypedResponse[schemas.WrittenObjects]:
     """Copy an object within the store: its bytes do not pass here."""
     source, uri = normalize_uri(store, body.source), normalize_uri(store, body.uri)
     scopes.check_read(grant.job, source)
@@ -143,8 +143,8 @@ def copy(
         try:
             store.copy(source, uri)
         except FileNotFoundError:
-            raise nothing_at(source) from None
-    return json_response(schemas.Written(uris=[uri]))
+            raise missing_object(source) from None
+    return json_response(schemas.WrittenObjects(uris=[uri]))
 
 
 @router.post("/uploads", PROGRAM, audit=Audit.NOTED)
@@ -155,13 +155,13 @@ def begin_upload(
     transfers: SignedTransfersDep,
     database: DatabaseDep,
     attempt: Attempt = 0,
-) -> TypedResponse[schemas.Upload]:
+) -> TypedResponse[schemas.ObjectUpload]:
     """Begin an upload in parts. Nobody sees the object before the upload is complete."""
     uri, scope = normalize_uri(store, body.uri), program_scope(grant.job)
     check_write(scope, store, database, grant, uri, attempt)
     if scope.is_committed(uri) or not transfers.is_available:
-        return json_response(schemas.Upload(upload_id=None))
-    return json_response(schemas.Upload(upload_id=transfers.begin_with_checksums(uri)))
+        return json_response(schemas.ObjectUpload(upload_id=None))
+    return json_response(schemas.ObjectUpload(upload_id=transfers.begin_with_checksums(uri)))
 
 
 @router.post("/uploads/parts", PROGRAM, audit=Audit.NOTED)
@@ -187,7 +187,7 @@ def complete_upload(
     transfers: SignedTransfersDep,
     database: DatabaseDep,
     attempt: Attempt = 0,
-) -> TypedResponse[schemas.Written]:
+) -> TypedResponse[schemas.WrittenObjects]:
     """Make one object of the parts. Repeating a call whose answer was lost succeeds."""
     uri = check_upload(body.uri, grant, store, transfers, database, attempt)
     parts = [UploadedPart(part.number, part.etag, part.sha256) for part in body.parts]
@@ -199,20 +199,20 @@ def complete_upload(
         except FileNotFoundError:
             if not is_assembled_from(store, uri, parts):
                 raise not_found(f"{uri}: this upload was aborted, or is of another object: begin it again") from None
-    return json_response(schemas.Written(uris=[uri]))
+    return json_response(schemas.WrittenObjects(uris=[uri]))
 
 
 @router.post("/uploads/abort", PROGRAM, audit=Audit.NOTED)
 def abort_upload(
     body: schemas.AbortBody, grant: ProgramGrantDep, store: StoreDep, transfers: SignedTransfersDep, attempt: Attempt = 0
-) -> TypedResponse[schemas.Written]:
+) -> TypedResponse[schemas.WrittenObjects]:
     """Drop the parts that arrived."""
     uri = normalize_uri(store, body.uri)
     program_scope(grant.job).check_write(uri, attempt)
     if transfers.is_available:
         with suppress(FileNotFoundError):
             transfers.abort(uri, body.upload_id)
-    return json_response(schemas.Written(uris=[uri]))
+    return json_response(schemas.WrittenObjects(uris=[uri]))
 
 
 @router.put("/content", PROGRAM, audit=Audit.COUNTED, streams_body=True)
@@ -224,7 +224,7 @@ async def put_content(
     uri: Annotated[str, Query(min_length=1, max_length=4096)],
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="of the body; nothing else is stored")],
     attempt: Attempt = 0,
-) -> TypedResponse[schemas.Written]:
+) -> TypedResponse[schemas.WrittenObjects]:
     """Commit an object: its bytes are checked, and stored as long as no newer attempt has begun."""
     uri, scope = normalize_uri(store, uri), program_scope(grant.job)
     await run_in_threadpool(check_write, scope, store, database, grant, uri, attempt)
@@ -236,7 +236,7 @@ async def put_content(
     else:
         data = b"".join([chunk async for chunk in verified(request.stream(), sha256, uri)])
         await run_in_threadpool(commit, scope, store, database, grant, uri, data, attempt)
-    return json_response(schemas.Written(uris=[uri]))
+    return json_response(schemas.WrittenObjects(uris=[uri]))
 
 
 @router.get("/content", PROGRAM, produces="application/octet-stream", ranges=True)
@@ -264,7 +264,7 @@ def get_content(
         headers["Content-Length"] = str(stop - start)
         chunks = stored.chunks(start, stop)
     except FileNotFoundError:
-        raise nothing_at(uri) from None
+        raise missing_object(uri) from None
     return StreamingResponse(chunks, 206 if part else 200, media_type="application/octet-stream", headers=headers)
 
 
@@ -307,19 +307,19 @@ async def verified(body: AsyncIterator[bytes], sha256: str, uri: str) -> AsyncIt
         raise HanzoError(ErrorCode.CHECKSUM_MISMATCH, f"{uri}: the body has SHA-256 {digest.hexdigest()}, not {sha256}")
 
 
-def read_address(store: Store, uri: str) -> schemas.Address:
+def read_address(store: Store, uri: str) -> schemas.SignedAddress:
     url = store.signed_url(uri, READ_SECONDS)
-    return content_address(uri) if url is None else schemas.Address(url=url, headers={}, expires_in=READ_SECONDS)
+    return content_address(uri) if url is None else schemas.SignedAddress(url=url, headers={}, expires_in=READ_SECONDS)
 
 
-def content_address(uri: str, sha256: str | None = None) -> schemas.Address:
+def content_address(uri: str, sha256: str | None = None) -> schemas.SignedAddress:
     """An address of this server, relative to that of the program's objects."""
     query = urlencode({"uri": uri, **({"sha256": sha256} if sha256 else {})})
-    return schemas.Address(url=f"content?{query}", headers={}, expires_in=READ_SECONDS)
+    return schemas.SignedAddress(url=f"content?{query}", headers={}, expires_in=READ_SECONDS)
 
 
-def signed(request: SignedRequest) -> schemas.Address:
-    return schemas.Address(url=request.url, headers=dict(request.headers), expires_in=WRITE_SECONDS)
+def signed(request: SignedRequest) -> schemas.SignedAddress:
+    return schemas.SignedAddress(url=request.url, headers=dict(request.headers), expires_in=WRITE_SECONDS)
 
 
 def is_assembled_from(store: Store, uri: str, parts: list[UploadedPart]) -> bool:
@@ -330,5 +330,5 @@ def is_assembled_from(store: Store, uri: str, parts: list[UploadedPart]) -> bool
         return False
 
 
-def nothing_at(uri: str) -> HanzoError:
+def missing_object(uri: str) -> HanzoError:
     return not_found(f"nothing lies at {uri}")

@@ -17,13 +17,14 @@ from api.idempotency import JobIdFromKey
 from api.json_bodies import Deleted, TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, allow_pod_settings, queue_job, refuse_masks, refuse_zero_durations
 from api.routing import Router
-from api.schemas.v1.jobs import Job, JobWithLogs, job_json
+from api.schemas.v1.jobs import Job, JobWithLogs, job_json, job_with_logs_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
 from resources.compute.base import Compute, JobKey
 from resources.errors import ErrorCode, HanzoError
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, Jobs
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
@@ -167,7 +168,8 @@ def list_jobs(
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return json_response({**job_json(job), "logs": read_last_lines(compute, job)})
+    states = ClusterJobs(database).of_job(job_id)
+    return json_response(job_with_logs_json(job, read_last_lines(compute, job), states))
 
 
 @router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)

@@ -74,7 +74,7 @@ class AbortBody(Body):
     upload_id: str
 
 
-class Address(TypedDict):
+class SignedAddress(TypedDict):
     """Where to send a request, with which headers, for `expires_in` seconds.
 
     A URL without a scheme is relative to the address of the program's objects, and needs the program's token.
@@ -85,11 +85,11 @@ class Address(TypedDict):
     expires_in: int
 
 
-class Addresses(TypedDict):
+class SignedAddresses(TypedDict):
     """In the order of the request. A write without an address goes through `PUT content`, which checks the attempt."""
 
-    reads: list[Address]
-    writes: list[Address | None]
+    reads: list[SignedAddress]
+    writes: list[SignedAddress | None]
 
 
 class StoredObjectHead(TypedDict):
@@ -99,7 +99,7 @@ class StoredObjectHead(TypedDict):
     size: int
     version: str
     modified_ms: int
-    address: Address
+    address: SignedAddress
 
 
 class ObjectHeads(TypedDict):
@@ -120,7 +120,7 @@ class ObjectListing(TypedDict):
     folders: list[str]
 
 
-class Upload(TypedDict):
+class ObjectUpload(TypedDict):
     """An upload in parts; without an id the store takes the whole object in one `PUT content`."""
 
     upload_id: str | None
@@ -129,10 +129,10 @@ class Upload(TypedDict):
 class PartAddresses(TypedDict):
     """In the order of the request."""
 
-    parts: list[Address]
+    parts: list[SignedAddress]
 
 
-class Written(TypedDict):
+class WrittenObjects(TypedDict):
     """What was changed."""
 
     uris: list[str]

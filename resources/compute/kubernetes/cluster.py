@@ -234,7 +234,8 @@ def open_cluster(kubeconfig: str | None = None) -> Cluster:
     Raises:
         ClusterError: there is no such file, and this is no pod; the message says what to set.
     """
-    from kubernetes import client, config  # takes a second, which only the controller pays
+    # Takes a second, which only the controller pays.
+    from kubernetes import client, config  # type: ignore[import-untyped]
 
     configuration = client.Configuration()
     try:

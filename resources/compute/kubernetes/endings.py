@@ -48,7 +48,9 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
         if not is_open:
             if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS:
                 yield Ending(attempt.attempt, seen.reason, seen.message)
-        elif is_over(first, attempt, snapshot) or (seen is not None and seen.reason in SEEN_BY_CLUSTER):
+        elif (seen is not None and seen.reason in SEEN_BY_CLUSTER) or is_over(first, attempt, snapshot):
+            if seen is None and first is not None and first.exit_code == 0:
+                continue  # the other pods still work
             found = seen or explain_absence(first, snapshot)
             yield Ending(attempt.attempt, found.reason, found.message)
 

@@ -7,10 +7,11 @@ answer. On SQLite all processes share a machine, and a locked file does.
 
 import fcntl
 import logging
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import IO
 
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
@@ -61,10 +62,9 @@ class LeaderDatabase(Database):
 
     def close(self) -> None:
         if self._session is not None:
-            self._session.detach()  # else the pool would keep the session, and with it the lock
             self._session.close()
             self._session = None
-        super().close()
+        super().close()  # of the pool's sessions too, and with them the lock
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -80,11 +80,15 @@ class LeaderDatabase(Database):
 
 
 @contextmanager
-def lead(url: str, connect_seconds: int, lock_file: Path) -> Iterator[Database]:
-    """Wait until this process leads. Yields the database to write through, whose use raises LeadershipLost when it ends."""
+def lead(url: str, connect_seconds: int, lock_file: Path, stopped: threading.Event) -> Iterator[Database]:
+    """Wait until this process leads. Yields the database to write through.
+
+    Raises:
+        LeadershipLost: `stopped` was set before; by the database in use, that its session has ended.
+    """
     if make_url(url).get_backend_name() == "sqlite":
         with lock_file.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for(lambda: lock(file), stopped)
             database = Database(url, connect_seconds)
             try:
                 yield database
@@ -93,17 +97,26 @@ def lead(url: str, connect_seconds: int, lock_file: Path) -> Iterator[Database]:
         return
     leader = LeaderDatabase(url, connect_seconds)
     try:
-        wait_for_lock(leader)
+        wait_for(leader.acquire, stopped)
         yield leader
     finally:
         leader.close()
 
 
-def wait_for_lock(database: LeaderDatabase) -> None:
-    while True:
+def lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_for(acquire: Callable[[], bool], stopped: threading.Event) -> None:
+    while not stopped.is_set():
         try:
-            if database.acquire():
+            if acquire():
                 return
         except DBAPIError as problem:
             log.warning("cannot ask for leadership, will retry: %s", problem.orig)
-        time.sleep(RETRY_SECONDS)
+        stopped.wait(RETRY_SECONDS)
+    raise LeadershipLost("stopped")

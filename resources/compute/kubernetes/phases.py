@@ -175,7 +175,7 @@ def find_hold(snapshot: Snapshot) -> Hold | None:
         return None
     ending = sum(bool(pod.deleting) for pod in snapshot.pods)
     if ending:
-        return Hold(f"waits until {pluralize(ending, 'pod')} of the attempt before have ended")
+        return Hold(f"waits for {pluralize(ending, 'pod')} of the attempt before to end")
     about_gang = [warning for warning in snapshot.warnings if warning.about.startswith(gang.name)]
     if about_gang:
         newest = about_gang[-1]
@@ -235,12 +235,17 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang.suspended:
         words = describe_queue(snapshot.workload)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
-    if newest is not None and newest.ended_at is None and newest.generation == snapshot.job.generation:
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
         return Phase.RUNNING, ""
     hold = find_hold(snapshot)
     if not snapshot.attempts:
         return Phase.STARTING, hold.detail if hold else "its pods run, and have not reported yet"
     return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
+
+
+def is_running(attempt: Attempt) -> bool:
+    """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 
 def describe_queue(workload: WorkloadState | None) -> str:

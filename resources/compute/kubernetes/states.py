@@ -92,6 +92,7 @@ class WorkloadState:
     waits_for: str
     evicted: str
     timed_out: bool
+    finished: bool
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -116,6 +117,7 @@ def read_workload(item: Mapping[str, Any]) -> WorkloadState:
         waits_for=str(waiting.get("message", "")) if waiting else "",
         evicted=str(evicted.get("message", "")) if evicted else "",
         timed_out=any(MAX_EXECUTION_TIME in reason for reason in reasons),
+        finished=find_condition(item, "Finished") is not None,
     )
 
 
@@ -165,9 +167,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
-    messages = (terminated.get("message"), status.get("message"), waiting.get("message"))
-    if disruption and not status.get("message"):
-        messages = (*messages, disruption.get("message"))
+    messages = [found.get("message") for found in (terminated, status, waiting, disruption or {})]
     return PodState(
         name=metadata["name"],
         namespace=metadata["namespace"],

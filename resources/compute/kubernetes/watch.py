@@ -100,14 +100,19 @@ class Mirror:
     def follow(self) -> None:
         """List where that is needed, then follow one watch to its end. Raises ClusterError."""
         if self._version is None:
-            items, self._version = self._cluster.list(self.kind, **self._selectors)
-            self._replace(items)
-        self._note_contact()
+            self.refresh()
+        assert self._version is not None
         stream = self._cluster.watch(self.kind, self._version, WATCH_SECONDS, SILENCE_SECONDS, **self._selectors)
         for event, item in stream:
             self._apply(event, item)
             self._version = item["metadata"]["resourceVersion"]
             self._note_contact()
+        self._note_contact()
+
+    def refresh(self) -> None:
+        """List all. Raises ClusterError."""
+        items, self._version = self._cluster.list(self.kind, **self._selectors)
+        self._replace(items)
         self._note_contact()
 
     def _note_contact(self) -> None:

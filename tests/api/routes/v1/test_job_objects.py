@@ -330,7 +330,7 @@ Store(StoreAddress.model_validate_json(sys.argv[1])).put_file(sys.argv[2], Path(
 
 def test_killed_upload_leaves_nothing_visible(pod: Pod, tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        file.truncate(4 << 30)
+        file.truncate(1 << 30)
     code = [sys.executable, "-c", UPLOAD, pod.store.address.model_dump_json(), f"{OUTPUT}/large", str(tmp_path / "large")]
     uploader = subprocess.Popen(code, env={**os.environ, "MLFLOW_TRACKING_TOKEN": pod.token})
     try:
