@@ -8,7 +8,7 @@ A route without a declaration is refused by the access control, and ends the sta
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
@@ -27,6 +27,16 @@ class Public(Enum):
 
 
 PUBLIC = Public.PUBLIC
+
+
+class ProgramOnly(Enum):
+    """In place of a permission: the pods of a program call the route, with their token and no other."""
+
+    PROGRAM = "program"
+
+
+PROGRAM = ProgramOnly.PROGRAM
+Access: TypeAlias = Permission | Public | ProgramOnly
 
 
 class Audit(StrEnum):
@@ -54,7 +64,7 @@ class AlsoAnswers:
 class Declaration:
     """What holds for a route besides its path and its types. The parameters of `Router.route` explain the fields."""
 
-    permission: Permission | Public
+    permission: Access
     audit: Audit
     writes: bool
     checks_ownership: bool = False
@@ -101,26 +111,26 @@ class Router:
         if self._has_aliases:
             app.include_router(self._aliases, prefix=prefix)
 
-    def get(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def get(self, path: str, permission: Access, **options: Any) -> Callable[[Endpoint], Endpoint]:
         return self.route("GET", path, permission, **options)
 
-    def post(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def post(self, path: str, permission: Access, **options: Any) -> Callable[[Endpoint], Endpoint]:
         return self.route("POST", path, permission, **options)
 
-    def put(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def put(self, path: str, permission: Access, **options: Any) -> Callable[[Endpoint], Endpoint]:
         return self.route("PUT", path, permission, **options)
 
-    def patch(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def patch(self, path: str, permission: Access, **options: Any) -> Callable[[Endpoint], Endpoint]:
         return self.route("PATCH", path, permission, **options)
 
-    def delete(self, path: str, permission: Permission | Public, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def delete(self, path: str, permission: Access, **options: Any) -> Callable[[Endpoint], Endpoint]:
         return self.route("DELETE", path, permission, **options)
 
     def route(
         self,
         method: str,
         path: str,
-        permission: Permission | Public,
+        permission: Access,
         *,
         audit: Audit | None = None,
         read_only: bool = False,

@@ -21,17 +21,24 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.audit_log import AuditLog, Call, begin_call
-from api.auth.authentication import Authenticator
+from api.auth.authentication import Authenticator, authorization_header
 from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
 from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
 from api.auth.ownership import check_ownership, references
 from api.auth.permissions import LOCAL, OWN_ONLY, Caller, Permission, required_permission
+from api.auth.program_tokens import (
+    ProgramTokens,
+    check_same_program,
+    no_program_token,
+    not_a_program,
+    program_caller,
+)
 from api.auth.route_matching import Match, Routes
 from api.errors import error_response, method_not_allowed, no_such_route
 from api.middleware import request_body as bodies
 from api.middleware.request_normalization import respond_to_head
 from api.routes.ui import sign_in
-from api.routing import PUBLIC, Audit, Declaration
+from api.routing import PROGRAM, PUBLIC, Audit, Declaration
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.ownership import Reference
@@ -63,6 +70,7 @@ class AccessControl:
         self._app = app
         self._routes = routes
         self._authenticator = Authenticator(tokens, database) if tokens is not None else None
+        self._programs = ProgramTokens(database)
         self._database = database
         self._audit_log = audit_log
         self._max_body = max_body_bytes
@@ -88,7 +96,9 @@ class AccessControl:
                 await too_large(bodies.too_large(self._max_body))(scope, receive, send)
                 return
         state = scope.setdefault("state", {})
-        if self._authenticator is None:
+        if declared is not None and declared.permission is PROGRAM:
+            await self._with_sign_in(self._authenticator, match, declared, scope, receive, send)
+        elif self._authenticator is None:
             state["caller"] = LOCAL
             if match is None or declared is None or declared.audit is Audit.NONE:
                 await self._app(scope, receive, send)
@@ -123,7 +133,7 @@ class AccessControl:
 
     async def _with_sign_in(
         self,
-        authenticator: Authenticator,
+        authenticator: Authenticator | None,
         match: Match | None,
         declared: Declaration | None,
         scope: Scope,
@@ -133,15 +143,20 @@ class AccessControl:
         call, headers = begin_call(scope, match), Headers(scope=scope)
         scope["state"]["call"] = call
         try:
-            accepts_cookie = declared is not None and not declared.writes
-            call.caller = await authenticator.caller(headers, accepts_cookie=accepts_cookie)
-            if match is None:
-                raise no_such_route(scope["method"], scope["path"])
-            if declared is None or not isinstance(declared.permission, Permission):
-                log.error("%s declares no permission and is refused to everybody", match.route.shape)
-                raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
-            call.audit = declared.audit
-            receive = await self._authorize(call, match, declared, scope, receive)
+            if match is not None and declared is not None and declared.permission is PROGRAM:
+                await self._authorize_program(call, authenticator, match, headers, scope)
+                call.audit = declared.audit
+            else:
+                assert authenticator is not None
+                accepts_cookie = declared is not None and not declared.writes
+                call.caller = await authenticator.caller(headers, accepts_cookie=accepts_cookie)
+                if match is None:
+                    raise no_such_route(scope["method"], scope["path"])
+                if declared is None or not isinstance(declared.permission, Permission):
+                    log.error("%s declares no permission and is refused to everybody", match.route.shape)
+                    raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
+                call.audit = declared.audit
+                receive = await self._authorize(call, match, declared, scope, receive)
         except HanzoError as refusal:
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
@@ -162,6 +177,21 @@ class AccessControl:
             await self._app(scope, receive, send)
         else:
             await self._answer_on_record(call, scope, receive, send)
+
+    async def _authorize_program(
+        self, call: Call, authenticator: Authenticator | None, match: Match, headers: Headers, scope: Scope
+    ) -> None:
+        """Let the pods of the program in that the path names, or raise: 401 for nobody, 403 for everybody else."""
+        grant = await self._programs.find(authorization_header(headers))
+        if grant is None:
+            if authenticator is None:
+                raise no_program_token()
+            call.caller = await authenticator.caller(headers, accepts_cookie=False)
+            raise not_a_program()
+        call.caller = program_caller(grant)
+        call.references = references(match.route.shape, match.parameters, {})
+        check_same_program(grant, match.parameters)
+        scope["state"]["program_grant"] = grant
 
     async def _authorize(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
         """Let the caller in, or raise. Returns what the endpoint will read its body from."""

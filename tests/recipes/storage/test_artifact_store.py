@@ -32,13 +32,19 @@ from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
 from recipes.storage.object_store import ObjectEntry
 from tests.s3_server import VARIABLES, S3Server
+from tests.server_process import ServerProcess
+from tests.signed_store import program_job, store_in_pod, submit
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 URI = "s3://hanzo-ml/datasets/d/1/records"
+PLACES = [
+    *(f"s3://hanzo-ml/{kind}" for kind in ("datasets", "checkpoints", "runs")),
+    *(f"s3://hanzo-models/{name}" for name in ("m", "names", "place", "a", "b")),
+]
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "pod"])
 def store(request: pytest.FixtureRequest) -> Store:
     return request.getfixturevalue(f"in_{request.param}")
 
@@ -51,6 +57,13 @@ def in_folder(tmp_path: Path) -> Store:
 @pytest.fixture
 def in_s3(s3: S3Server) -> Store:
     return Store(s3.address, VARIABLES)
+
+
+@pytest.fixture
+def in_pod(s3: S3Server, server_of_pods: ServerProcess) -> Store:
+    """The same S3 behind the API, for a program that may write all that these tests do."""
+    job = program_job(server_of_pods, {str(number): uri for number, uri in enumerate(PLACES)})
+    return store_in_pod(server_of_pods, job, submit(server_of_pods, job))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from recipes.contracts.job import Distributed
 from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
-from tests.resources.compute.kubernetes.jobs import KUEUE, PLAIN, a_job, of_kind, program
+from tests.resources.compute.kubernetes.jobs import KUEUE, PLAIN, a_job, launched, of_kind, program
 
 GANG = a_job(distributed=Distributed(num_nodes=2, gpus_per_node=1, backend="gloo"))
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -31,7 +31,7 @@ def value(command: list[str], flag: str) -> str:
 def test_every_rank_is_told_its_place_and_where_rank_0_is() -> None:
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK}}}
     for scheduler in (KUEUE, PLAIN):
-        command = program(GANG, scheduler)["command"]
+        command = launched(GANG, scheduler)
         assert value(command, "nnodes") == "2" and value(command, "node-rank") == "$(NODE_RANK)"
         assert rank in program(GANG, scheduler)["env"]
         assert command[-3:] == ["-m", "recipes.train", "/job/job.json"]
@@ -42,20 +42,18 @@ def test_rank_0_has_the_name_that_the_cluster_gives_it() -> None:
     name, network = job_set["metadata"]["name"], job_set["spec"]["network"]
     assert network["enableDNSHostnames"] and network["publishNotReadyAddresses"]
     first = f"{name}-{job_set['spec']['replicatedJobs'][0]['name']}-0-0.{network['subdomain']}"
-    assert value(program(GANG)["command"], "master-addr") == first
+    assert value(launched(GANG), "master-addr") == first
 
     service, job = of_kind("Service", GANG, PLAIN), of_kind("Job", GANG, PLAIN)
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
-    assert (
-        value(program(GANG, PLAIN)["command"], "master-addr") == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    )
+    assert value(launched(GANG, PLAIN), "master-addr") == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
 
 
 def test_waiting_is_longer_than_the_grace_and_ending_shorter() -> None:
     """A gang that preempts another waits up to 300 s for its room (facts/kubernetes.md, pitfall 1)."""
-    command = program(GANG)["command"]
+    command = launched(GANG)
     assert int(value(command, "rdzv-conf").removeprefix("timeout=")) > 300 > int(value(command, "shutdown-timeout")) >= 240
 
 
@@ -71,7 +69,7 @@ def test_two_pods_form_one_world_and_tell_the_exit_code_of_their_program(tmp_pat
         changed: dict[str, Any] = {"--master-addr": "127.0.0.1", "--master-port": port, "--node-rank": rank}
         command = [
             f"{word.partition('=')[0]}={changed[word.partition('=')[0]]}" if word.partition("=")[0] in changed else word
-            for word in program(GANG)["command"][1:]
+            for word in launched(GANG)[1:]
         ]
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *command]
