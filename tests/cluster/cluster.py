@@ -135,6 +135,11 @@ class Cluster:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         self.apply(namespace, *dependencies.manifests(name, folder))
 
+    def delete_namespace(self, name: str) -> None:
+        self.kubectl("delete", "namespace", name, "--timeout=120s")
+        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
+        shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
+
     def add_node(self, number: int, gpus: int = GPUS) -> Node:
         """Start another node, or one that was killed."""
         self._node(number).connect(list(self.nodes.values()))
@@ -219,6 +224,7 @@ class Cluster:
             processes.kill(set(network.processes(namespace)) - ourselves)
             cgroups.remove(namespace)
             network.delete_network(namespace)
+        unmount_all(self.state)
         shutil.rmtree(self.state, ignore_errors=True)
 
     @contextmanager
@@ -237,3 +243,10 @@ def mount_dependencies(node: Node, folder: Path) -> None:
     checkout = Path((folder / "checkout.path").read_text())
     for name, source in dependencies.sources(checkout).items():
         node.mount(source, folder / name)
+
+
+def unmount_all(folder: Path) -> None:
+    """Nodes mount in namespaces of their own. A mount that is here all the same must not be deleted with its folder."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed([point for point in points if Path(point).is_relative_to(folder)]):
+        subprocess.run(["umount", "--lazy", point], check=True)
