@@ -51,7 +51,8 @@ class S3:
         objects.mkdir(exist_ok=True)
         keys = {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
         address = f"{network.GATEWAY}:{S3_PORT}"
-        command = [*network.inside(self.namespace), self.cache.program("versitygw"), "--port", address, "posix", objects]
+        server = [str(self.cache.program("versitygw")), "--port", address, "posix", str(objects)]
+        command = [*network.inside(self.namespace), *server]
         processes.start("s3", command, self.folder, variables=keys)
 
     def create_buckets(self) -> None:
@@ -100,29 +101,45 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, on a new data folder if there is none."""
-        binaries, owner, data = postgres_server.binaries(), postgres_server.unprivileged_user(), self._data
-        if not data.exists():
-            password = self.folder / "postgres.password"
-            password.write_text(secrets.token_hex(16))
-            data.parent.mkdir()
-            shutil.chown(data.parent, owner)
-            shutil.chown(password, owner)
-            command = [binaries / "initdb", "-D", data, "-U", self.user, "-A", "scram-sha-256", f"--pwfile={password}",
-                       "-E", "UTF8", "--locale=C", "--no-sync"]  # fmt: skip
-            subprocess.run(command, user=owner, cwd=data.parent, check=True, capture_output=True)
-            with (data / "pg_hba.conf").open("a") as rules:
-                rules.write("host all all 10.0.0.0/8 scram-sha-256\n")
+        binaries, owner = postgres_server.binaries(), postgres_server.unprivileged_user()
+        assert owner is not None, "only root enters the namespace"
+        if not self._data.exists():
+            self._initialize(binaries, owner)
         settings = {
             "listen_addresses": f"{network.GATEWAY},127.0.0.1",
             "port": POSTGRES_PORT,
-            "unix_socket_directories": data.parent,
+            "unix_socket_directories": self._data.parent,
             "max_connections": 200,
             "fsync": "off",
         }
-        command = [binaries / "postgres", "-D", data, *(f"--{name}={value}" for name, value in settings.items())]
-        # Entering a namespace needs root, and PostgreSQL refuses to be root.
-        unprivileged = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--init-groups"] if owner else []
-        processes.start("postgres", [*network.inside(self.namespace), *unprivileged, *command], self.folder)
+        server = [
+            str(binaries / "postgres"),
+            "-D",
+            str(self._data),
+            *(f"--{name}={value}" for name, value in settings.items()),
+        ]
+        # It refuses to be root, which is needed to enter the namespace.
+        unprivileged = ["setpriv", f"--reuid={owner}", f"--regid={owner}", "--init-groups"]
+        command = [*network.inside(self.namespace), *unprivileged, *server]
+        processes.start("postgres", command, self.folder)
+
+    def _initialize(self, binaries: Path, owner: str) -> None:
+        password = self.folder / "postgres.password"
+        password.write_text(secrets.token_hex(16))
+        self._data.parent.mkdir()
+        for path in (password, self._data.parent):
+            shutil.chown(path, owner)
+        options = {"pgdata": self._data, "username": self.user, "auth": "scram-sha-256", "pwfile": password, "locale": "C"}
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        subprocess.run(
+            [binaries / "initdb", *arguments, "--encoding=UTF8", "--no-sync"],
+            user=owner,
+            cwd=self._data.parent,
+            check=True,
+            capture_output=True,
+        )
+        with (self._data / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all 10.0.0.0/8 scram-sha-256\n")
 
     def wait_until_ready(self) -> None:
         with network.entered(self.namespace):

@@ -69,7 +69,7 @@ def test_queued_gang_runs_on_two_nodes_and_finds_each_other_by_name(cluster: Clu
         "spec": {"clusterIP": "None", "selector": {"job-name": name}, "publishNotReadyAddresses": True},
     }
     rank = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    variables = [
+    variables: list[dict[str, Any]] = [
         {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": rank}}},
         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "RANK_0", "value": f"{name}-0.{name}"},
