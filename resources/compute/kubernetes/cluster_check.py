@@ -10,7 +10,7 @@ from typing import Any
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, open_cluster
 from resources.compute.kubernetes.cluster_facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
-from resources.compute.kubernetes.permissions import CONTROL_NAMESPACE, SERVICE_ACCOUNT
+from resources.compute.kubernetes.permissions import SERVICE_ACCOUNT
 from resources.compute.kubernetes.queues import GPU, render_queues
 from resources.settings.sections import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
@@ -77,8 +77,8 @@ def check_permissions(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Fin
         place = "in all namespaces" if permission.cluster_wide else f"in {scheduler.namespace}"
         lacking.setdefault(f"{permission.resource} {place}", []).append(verb)
     words = "; ".join(f"{', '.join(verbs)} {resource}" for resource, verbs in lacking.items())
-    account = f"kubectl auth can-i --list --as=system:serviceaccount:{CONTROL_NAMESPACE}:{SERVICE_ACCOUNT}"
-    yield Finding("permissions", words and f"denied: {words}", f"{RENDER}    # then see {account}")
+    mend = f"{RENDER}    # then run this check as the service account {SERVICE_ACCOUNT}"
+    yield Finding("permissions", words and f"denied: {words}", mend)
 
 
 def check_queues(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
