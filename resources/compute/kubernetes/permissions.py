@@ -8,8 +8,8 @@ from resources.compute.kubernetes.submission import GANG_KINDS
 from resources.settings.sections import Scheduler
 
 ROLE = "hanzo-ml-scheduler"
-CONTROL_NAMESPACE, SERVICE_ACCOUNT = "hanzo", "hanzo-ml"
-"""Where the control plane runs, and as what."""
+SERVICE_ACCOUNT = "hanzo-ml"
+"""Of the control plane, in the namespace `dagster.run_pods.namespace` (row U2)."""
 RBAC = "rbac.authorization.k8s.io"
 
 
@@ -47,19 +47,19 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
     ]
 
 
-def render_roles(scheduler: Scheduler) -> list[dict[str, Any]]:
+def render_roles(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
     """Both namespaces, the service account of the control plane, and the two roles that it is bound to."""
     needed = required_permissions(scheduler)
-    subject = {"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": CONTROL_NAMESPACE}
+    subject = {"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": control_namespace}
     # Every pod of a job keeps to the restricted profile: no root, no privileges, no host network or paths (row X6).
     restricted = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     objects: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CONTROL_NAMESPACE}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": control_namespace}},
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": scheduler.namespace, "labels": restricted}},
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": {"name": SERVICE_ACCOUNT, "namespace": CONTROL_NAMESPACE},
+            "metadata": {"name": SERVICE_ACCOUNT, "namespace": control_namespace},
         },
     ]
     for kind, cluster_wide in (("ClusterRole", True), ("Role", False)):

@@ -12,12 +12,13 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.quantities import parse_bytes
 from resources.compute.kubernetes.job_manifest import to_yaml
 from resources.compute.kubernetes.permissions import render_roles
+from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.sections import CPU_FLAVOR, Capacity, Scheduler
 from resources.settings.settings import Settings
 
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
-PRIORITIES = {"low": 1000, "medium": 2000, "high": 3000}
+PRIORITIES = {"low": 100, "medium": 1000, "high": 10_000}
 """By priority of a job; with room for classes in between."""
 LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
 
@@ -131,11 +132,13 @@ def cluster_object(api_version: str, kind: str, name: str) -> dict[str, Any]:
 
 def main() -> None:
     try:
-        scheduler = Settings.load().scheduler
-        objects = render_queues(scheduler)
+        settings = Settings.load()
+        queues = render_queues(settings.scheduler)
     except BadConfiguration as problem:
         sys.exit(f"error: {problem}")
-    print(to_yaml([*render_roles(scheduler), *objects]), end="")
+    run_pods = settings.dagster.run_pods
+    roles = render_roles(settings.scheduler, run_pods.namespace)
+    print(to_yaml([*roles, *launcher_objects(run_pods), *queues]), end="")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.permissions import render_roles, required_permissions
 from resources.compute.kubernetes.queues import main, render_queues
 from resources.compute.kubernetes.submission import GANG_KINDS
-from resources.settings.sections import Capacity, Scheduler
+from resources.orchestration.launcher_role import launcher_objects
+from resources.settings.sections import Capacity, RunPods, Scheduler
 from tests.resources.compute.kubernetes.jobs import BACKENDS, DISTRIBUTED
 from tests.resources.compute.kubernetes.schemas import check
 
@@ -29,7 +30,7 @@ def named(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_api_server_accepts_queues_and_roles(backend: str) -> None:
     scheduler = Scheduler.model_validate({"gang_backend": backend, "capacity": CAPACITY})
-    for item in [*render_roles(scheduler), *render_queues(scheduler)]:
+    for item in [*render_roles(scheduler, "hanzo"), *render_queues(scheduler)]:
         if (item["kind"], item["apiVersion"]) != ("Queue", "scheduling.volcano.sh/v1beta1"):
             check(item)
 
@@ -96,7 +97,7 @@ def test_capacity_is_required_and_checked() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_roles_grant_what_the_controller_does_and_no_more(backend: str) -> None:
     scheduler = Scheduler.model_validate({"gang_backend": backend, "capacity": CAPACITY})
-    objects = render_roles(scheduler)
+    objects = render_roles(scheduler, "hanzo")
     rules = [rule for item in objects if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
     granted = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]}
     needed = {(each.group, each.resource, verb) for each in required_permissions(scheduler) for verb in each.verbs}
@@ -120,7 +121,7 @@ def test_command_prints_all_of_it_or_one_line_of_what_to_set(
     main()
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
     scheduler = Scheduler.model_validate(yaml.safe_load(config.read_text())["scheduler"])
-    assert printed == [*render_roles(scheduler), *render_queues(scheduler)]
+    assert printed == [*render_roles(scheduler, "hanzo"), *launcher_objects(RunPods()), *render_queues(scheduler)]
     config.write_text("scheduler: {}\n")
     with pytest.raises(SystemExit, match=r"error: scheduler\.capacity is empty"):
         main()
