@@ -57,6 +57,7 @@ from api.routes.v1 import (
     features,
     hpo,
     job_estimate,
+    job_objects,
     job_pods,
     jobs,
     models,
@@ -73,6 +74,7 @@ from resources.metadata.database import Database
 from resources.metadata.ownership import file_organization
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter
+from resources.object_store.program_scope import ProgramScopes
 from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ ROUTERS: tuple[Router, ...] = (
     features.router,
     jobs.router,
     job_estimate.router,
+    job_objects.router,
     job_pods.router,
     hpo.router,
     models.router,
@@ -173,6 +176,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.probes = health.make_probes(app, app.state.tracking, database, store)
     app.state.verified_files = VerifiedFiles(store, FileHashes(database), partial(file_organization, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
+    app.state.program_scopes = ProgramScopes(store)
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
     )

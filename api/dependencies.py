@@ -17,6 +17,7 @@ from recipes.storage.signed_urls import SignedTransfers
 from resources.compute.base import Compute
 from resources.metadata.database import Database
 from resources.metadata.tracking.tracking import Tracking
+from resources.object_store.program_scope import ProgramScopes
 from resources.settings.settings import Settings
 
 
@@ -60,6 +61,11 @@ async def signed_transfers(request: Request) -> SignedTransfers:
     return found
 
 
+async def program_scopes(request: Request) -> ProgramScopes:
+    found: ProgramScopes = request.app.state.program_scopes
+    return found
+
+
 async def verified_files(request: Request) -> VerifiedFiles:
     found: VerifiedFiles = request.app.state.verified_files
     return found
@@ -83,6 +89,7 @@ TrackingDep = Annotated[Tracking, Depends(tracking)]
 VerifiedFilesDep = Annotated[VerifiedFiles, Depends(verified_files)]
 RunArtifactsDep = Annotated[RunArtifacts, Depends(run_artifacts)]
 ArtifactLocationsDep = Annotated[ArtifactLocations, Depends(artifact_locations)]
+ProgramScopesDep = Annotated[ProgramScopes, Depends(program_scopes)]
 SignedTransfersDep = Annotated[SignedTransfers, Depends(signed_transfers)]
 CallerDep = Annotated[Caller, Depends(caller)]
 FromOwnUserDep = Annotated[bool, Depends(from_own_user)]

@@ -7,42 +7,19 @@ and in which parts bytes travel (`recipes.storage.object_transfer`).
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-import obstore
-from obstore.exceptions import BaseError
+from typing import Self
 
 from recipes.contracts.job import StoreAddress
-from recipes.storage.buckets import (
-    NO_SUCH_BUCKET,
-    Bucket,
-    ObjectReplaced,
-    StoreUnavailable,
-    list_folder,
-    open_bucket,
-    require_mounted_bucket,
-    translate_listing_errors,
-    translate_store_errors,
-    walk_files,
-)
+from recipes.storage.bucket_operations import BucketOperations, ObjectHead
+from recipes.storage.buckets import ObjectReplaced, StoreUnavailable, open_bucket
 from recipes.storage.locations import Location, local_store_root, refuse_symlinks, resolve_uri
-from recipes.storage.object_transfer import (
-    CONCURRENT_PARTS,
-    MIN_PART_BYTES,
-    PREFETCH_RANGES,
-    RANGE_BYTES,
-    StoredObject,
-    chain_chunks,
-    choose_part_bytes,
-)
-
-if TYPE_CHECKING:
-    from obstore import ObjectMeta
+from recipes.storage.object_transfer import PREFETCH_RANGES, StoredObject
+from recipes.storage.obstore_bucket import ObstoreBucket
+from recipes.storage.signed_bucket import is_api_address, open_signed_bucket
 
 MAX_REPLACEMENTS = 1000
 """Times that an object may be replaced while it is read: a store that takes no version for the one it names never ends."""
@@ -72,30 +49,24 @@ class ObjectStore:
         self.address = address
         self._variables = dict(variables or {})
         self._root = local_store_root(address)
-        self._buckets: dict[str, Bucket] = {}
-        self._existing_buckets: set[str] = set()
+        self._buckets: dict[tuple[str, str], BucketOperations] = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[StoreAddress, Mapping[str, str]]]:
         """To another process goes where it is and with which keys; its buckets it opens itself."""
         return type(self), (self.address, self._variables)
 
     def put_bytes(self, uri: str, data: bytes) -> None:
-        store, key = self._resolve(uri)
-        with translate_store_errors(uri, store, writing=True):
-            obstore.put(store, key, data)
+        bucket, key = self._resolve(uri)
+        bucket.put(uri, key, data)
 
     def put_file(self, uri: str, path: Path, parts_at_once: int = PREFETCH_RANGES) -> None:
-        """Each part that is on its way at once takes 8 MB, of files beyond 72 GB a 9,000th of them."""
-        store, key = self._resolve(uri)
-        parts = max(
-            RANGE_BYTES, choose_part_bytes(path.stat().st_size)
-        )  # asked first: a file that is gone is no bucket that is gone
-        with translate_store_errors(uri, store, writing=True):
-            obstore.put(store, key, path, chunk_size=parts, max_concurrency=parts_at_once)
+        """Store a file, in parts where it is large. Memory: about 8 MB for each concurrent part."""
+        bucket, key = self._resolve(uri)
+        bucket.put_file(uri, key, path, parts_at_once)
 
     @property
     def concurrent_files(self) -> int:
-        """That are best on their way together: a folder is on a disk, and gains nothing by several."""
+        """Number of files to transfer at the same time: a folder is on a disk, and gains nothing by several."""
         return CONCURRENT_FILES if self._root is None else 1
 
     def copy(self, source: str, uri: str) -> None:
@@ -105,11 +76,10 @@ class ObjectStore:
             FileNotFoundError: nothing lies at `source`.
             StoreUnavailable: the store does not answer, or copies nothing so large: S3 more than 5 GB.
         """
-        (store, key), (target, new_key) = self._resolve(source), self._resolve(uri)
-        if store is not target:
+        (bucket, key), (_, new_key) = self._resolve(source), self._resolve(uri)
+        if self._location(source).bucket != self._location(uri).bucket:
             raise StoreUnavailable(f"{uri}: its bucket is not that of {source}")
-        with translate_store_errors(source, store):
-            obstore.copy(store, key, new_key)
+        bucket.copy(source, key, uri, new_key)
 
     async def put_stream(self, uri: str, chunks: AsyncIterator[bytes], size: int | None = None) -> None:
         """Store what arrives, once all of it has: whatever `chunks` raises leaves nothing behind, and is raised here.
@@ -117,21 +87,8 @@ class ObjectStore:
         Args:
             size: how much will arrive, where that is known; else 140 GB is the most that S3 takes.
         """
-        store, key = self._resolve(uri)
-        first: list[bytes] = []
-        length = 0
-        async for chunk in chunks:
-            first.append(chunk)
-            length += len(chunk)
-            if length >= MIN_PART_BYTES:
-                break
-        with translate_store_errors(uri, store, writing=True):
-            if length < MIN_PART_BYTES:  # one request instead of three
-                await obstore.put_async(store, key, b"".join(first))
-                return
-            await obstore.put_async(
-                store, key, chain_chunks(first, chunks), chunk_size=choose_part_bytes(size), max_concurrency=CONCURRENT_PARTS
-            )
+        bucket, key = self._resolve(uri)
+        await bucket.put_stream(uri, key, chunks, size)
 
     def get_bytes(self, uri: str) -> bytes:
         """What lies there now, whole. Raises FileNotFoundError when nothing does.
@@ -143,17 +100,27 @@ class ObjectStore:
                 return b"".join(self.open(uri).chunks())
         return b"".join(self.open(uri).chunks())
 
+    def head(self, uri: str) -> ObjectHead:
+        """What is known of the object at `uri` without reading it. Raises FileNotFoundError."""
+        bucket, key = self._resolve(uri)
+        return bucket.head(uri, key)
+
     def open(self, uri: str) -> StoredObject:
         """The object that lies at `uri` now. Raises FileNotFoundError."""
-        store, key = self._resolve(uri)
-        meta = self._head(uri)
-        return StoredObject(uri, meta["size"], meta["e_tag"] or "", store, key)
+        bucket, key = self._resolve(uri)
+        head = bucket.head(uri, key)
+        return StoredObject(uri, head.size, head.version, bucket, key)
 
     def open_known_size(self, uri: str, size: int) -> StoredObject:
         """The object at `uri` whose size a manifest tells. Nothing is asked: each read takes one request, of what lies there
         then, and raises FileNotFoundError where nothing does."""
-        store, key = self._resolve(uri)
-        return StoredObject(uri, size, "", store, key)
+        bucket, key = self._resolve(uri)
+        return StoredObject(uri, size, "", bucket, key)
+
+    def prepare_reads(self, uris: Sequence[str]) -> None:
+        """A hint: these objects of one bucket will be read soon, one by one. Their URIs are in their one form."""
+        if uris:
+            self._resolve(uris[0])[0].prepare_reads(uris)
 
     def has_content(self, uri: str, data: bytes) -> bool:
         """Whether these bytes lie there already, as far as the store tells without sending them.
@@ -177,32 +144,7 @@ class ObjectStore:
 
     def modified_ms(self, uri: str) -> int:
         """When the object came there, in milliseconds since 1970. Raises FileNotFoundError."""
-        return int(self._head(uri)["last_modified"].timestamp() * 1000)
-
-    def _head(self, uri: str) -> "ObjectMeta":
-        """What is known of an object without reading it. Raises FileNotFoundError."""
-        store, key = self._resolve(uri)
-        with translate_store_errors(uri, store):
-            try:
-                return obstore.head(store, key)
-            except FileNotFoundError:
-                self._require_bucket(uri)
-                raise
-
-    def _require_bucket(self, uri: str) -> None:
-        """Once for each: to a HEAD, S3 says of a bucket that is not there what it says of an object that is not.
-
-        Raises what the library does, which names the bucket, where it is not there.
-        """
-        store, key = self._resolve(uri)
-        name = self._location(uri).bucket
-        if self._root is None and name not in self._existing_buckets:
-            try:
-                next(iter(obstore.list(store, prefix=key)), None)
-            except BaseError as error:  # keys that may not list tell nothing of it
-                if NO_SUCH_BUCKET in str(error):
-                    raise
-            self._existing_buckets.add(name)
+        return self.head(uri).modified_ms
 
     def sha256(self, uri: str) -> str:
         """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
@@ -210,38 +152,21 @@ class ObjectStore:
 
     def signed_url(self, uri: str, seconds: int) -> str | None:
         """An address under which whoever has it reads the object for a while; None where the store is a folder."""
-        store, key = self._resolve(uri)
-        if self._root is not None:
-            return None
-        with translate_store_errors(uri, store):
-            return str(obstore.sign(store, "GET", key, expires_in=timedelta(seconds=seconds)))
+        bucket, key = self._resolve(uri)
+        return bucket.signed_url(uri, key, seconds)
 
     def entries(self, uri: str) -> list[ObjectEntry]:
         """All objects below `uri`, in the order of their names; one that lies at `uri` itself is not among them."""
-        store, key = self._resolve(uri)
-        logical = uri.removeprefix("s3://").partition("/")[0]
-        if self._root is not None:
-            bucket = self._root / self._location(uri).bucket
-            with translate_listing_errors(uri, store):
-                found = [(path.relative_to(bucket).as_posix(), size) for path, size in walk_files(bucket / key)]
-            return sorted((ObjectEntry(f"s3://{logical}/{path}", size) for path, size in found), key=lambda entry: entry.uri)
-        with translate_store_errors(uri, store):
-            metas = [meta for batch in obstore.list(store, prefix=key) for meta in batch]
-        below = (ObjectEntry(f"s3://{logical}/{meta['path']}", meta["size"]) for meta in metas if meta["path"] != key)
+        bucket, key = self._resolve(uri)
+        logical = logical_bucket(uri)
+        below = (ObjectEntry(f"s3://{logical}/{path}", size) for path, size in bucket.entries(uri, key))
         return sorted(below, key=lambda entry: entry.uri)
 
     def list_folder(self, uri: str) -> tuple[list[ObjectEntry], list[str]]:
         """The objects directly below `uri`, and the URIs of the folders there: what lies in those is not listed."""
-        store, key = self._resolve(uri)
+        bucket, key = self._resolve(uri)
+        files, folders = bucket.list_folder(uri, key)
         place = uri.rstrip("/")
-        if self._root is not None:
-            with translate_listing_errors(uri, store):
-                files, folders = list_folder(self._root / self._location(uri).bucket / key)
-        else:
-            with translate_store_errors(uri, store):
-                found = obstore.list_with_delimiter(store, prefix=key)
-            files = [(meta["path"].rpartition("/")[2], meta["size"]) for meta in found["objects"] if meta["path"] != key]
-            folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
         named = [ObjectEntry(f"{place}/{name}", size) for name, size in sorted(files)]
         return named, [f"{place}/{name}" for name in sorted(folders)]
 
@@ -259,13 +184,12 @@ class ObjectStore:
 
     def require_mounted_bucket(self, uri: str) -> None:
         """For whoever reads what lies at `local_path` itself, and did not find it. Raises StoreUnavailable."""
-        require_mounted_bucket(uri, self._resolve(uri)[0])
+        self._resolve(uri)[0].require_mounted(uri)
 
     def remove(self, uri: str) -> None:
         """Delete the object at `uri`, if there is one."""
-        store, key = self._resolve(uri)
-        with suppress(FileNotFoundError), translate_store_errors(uri, store):
-            obstore.delete(store, key)
+        bucket, key = self._resolve(uri)
+        bucket.remove(uri, key)
 
     def remove_empty_folders(self, uri: str) -> None:
         """Where the store is a folder, those at and below `uri`, which nobody may write to meanwhile: deletions leave them.
@@ -289,11 +213,18 @@ class ObjectStore:
             refuse_symlinks(self._root / location.bucket, location.key, uri)
         return location
 
-    def _resolve(self, uri: str) -> tuple[Bucket, str]:
+    def _resolve(self, uri: str) -> tuple[BucketOperations, str]:
         location = self._location(uri)
-        return self._bucket(location.bucket), location.key
+        return self._bucket(location.bucket, logical_bucket(uri)), location.key
 
-    def _bucket(self, name: str) -> Bucket:
-        if name not in self._buckets:
-            self._buckets[name] = open_bucket(name, self.address, self._variables)
-        return self._buckets[name]
+    def _bucket(self, name: str, logical: str) -> BucketOperations:
+        if (name, logical) not in self._buckets:
+            if is_api_address(self.address):
+                self._buckets[name, logical] = open_signed_bucket(logical, self.address, self._variables)
+            else:
+                self._buckets[name, logical] = ObstoreBucket(open_bucket(name, self.address, self._variables))
+        return self._buckets[name, logical]
+
+
+def logical_bucket(uri: str) -> str:
+    return uri.removeprefix("s3://").partition("/")[0]

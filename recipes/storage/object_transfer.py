@@ -5,12 +5,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import obstore
-from obstore.store import LocalStore
-
-from recipes.storage.buckets import Bucket, translate_store_errors
+from recipes.storage.bucket_operations import BucketOperations
 
 # Several things that are done at the same time, and come in the order in which they were asked for.
 
@@ -80,7 +77,7 @@ class StoredObject:
     uri: str
     size: int
     version: str
-    bucket: Bucket
+    bucket: BucketOperations
     key: str
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -92,12 +89,7 @@ class StoredObject:
         stop = self.size if stop is None else min(stop, self.size)
         if start >= stop:
             return iter(())
-        options: dict[str, Any] = {"range": (start, stop)}
-        if self.version:
-            options["if_match"] = self.version
-        with translate_store_errors(self.uri, self.bucket):
-            found = obstore.get(self.bucket, self.key, options=options)
-        return self._streamed(found)
+        return self.bucket.read(self.uri, self.key, start, stop, self.version)
 
     def prefetch_ranges(self) -> Iterator[bytes]:
         """All of it, in parts of which some are fetched at the same time, each over a connection of its own.
@@ -105,15 +97,10 @@ class StoredObject:
         Raises:
             FileNotFoundError: the object is gone, or is another one.
         """
-        if not self.version or self.size <= RANGE_BYTES or isinstance(self.bucket, LocalStore):
+        if not self.version or self.size <= RANGE_BYTES or not self.bucket.reads_in_parallel:
             return self.chunks()
         starts = range(0, self.size, RANGE_BYTES)
         return prefetch(lambda start: b"".join(self.chunks(start, start + RANGE_BYTES)), starts, PREFETCH_RANGES)
-
-    def _streamed(self, found: "obstore.GetResult") -> Iterator[bytes]:
-        with translate_store_errors(self.uri, self.bucket):
-            for chunk in found.stream(min_chunk_size=READ_CHUNK_BYTES):
-                yield bytes(chunk)
 
     def sha256(self) -> str:
         digest = hashlib.sha256()

@@ -5,7 +5,7 @@ Waits that must hear SIGTERM or the end of their owner do not belong here: tenac
 
 from typing import TypedDict
 
-from tenacity import stop_after_attempt, stop_after_delay, wait_chain, wait_fixed
+from tenacity import stop_after_attempt, stop_after_delay, wait_chain, wait_fixed, wait_random_exponential
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
@@ -28,3 +28,12 @@ def after_pauses(*seconds: float) -> Schedule:
 def every(seconds: float, limit_seconds: float) -> Schedule:
     """An attempt after each pause, until the limit since the first one has passed."""
     return Schedule(wait=wait_fixed(seconds), stop=stop_after_delay(limit_seconds), reraise=True)
+
+
+def with_backoff(first_seconds: float, longest_seconds: float, limit_seconds: float) -> Schedule:
+    """Attempts after pauses that double, with jitter, until the limit since the first one has passed."""
+    return Schedule(
+        wait=wait_random_exponential(multiplier=first_seconds, max=longest_seconds),
+        stop=stop_after_delay(limit_seconds),
+        reraise=True,
+    )

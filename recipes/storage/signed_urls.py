@@ -4,6 +4,7 @@ By boto3, because obstore can sign neither a part nor one side of an upload. It 
 that happens when the first client asks.
 """
 
+import base64
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +46,19 @@ class MultipartUpload:
 
 @dataclass(frozen=True)
 class UploadedPart:
+    """A part that arrived; `sha256` is hexadecimal, of uploads that were begun with checksums."""
+
     number: int
     etag: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class SignedRequest:
+    """A URL, and the headers that have to be sent with it because they are signed."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 class SignedTransfers:
@@ -70,19 +82,42 @@ class SignedTransfers:
     def begin(self, uri: str, parts: int) -> MultipartUpload:
         """Raises BrokenArtifact where `uri` is none of this store, StoreUnavailable."""
         place = self._bucket_and_key(uri)
-        encryption: dict[str, str] = {}
-        if self._address.encryption != "none":
-            encryption["ServerSideEncryption"] = self._address.encryption
-        if self._address.kms_key:
-            encryption["SSEKMSKeyId"] = self._address.kms_key
         with translate_s3_errors(uri):
-            begun = self._client.create_multipart_upload(**place, **encryption)
+            begun = self._client.create_multipart_upload(**place, **self._encryption)
         identifier: str = begun["UploadId"]
         urls = (
             self._sign("upload_part", UPLOAD_URL_SECONDS, **place, UploadId=identifier, PartNumber=number)
             for number in range(1, parts + 1)
         )
         return MultipartUpload(identifier, tuple(urls))
+
+    def begin_with_checksums(self, uri: str) -> str:
+        """The id of an upload whose parts are signed one by one (`part_requests`), each with its SHA-256.
+
+        Raises:
+            BrokenArtifact: `uri` is none of this store.
+            StoreUnavailable: the server does not answer.
+        """
+        algorithm = {} if self._address.checksum == "none" else {"ChecksumAlgorithm": self._address.checksum}
+        with translate_s3_errors(uri):
+            begun = self._client.create_multipart_upload(**self._bucket_and_key(uri), **self._encryption, **algorithm)
+        return str(begun["UploadId"])
+
+    def part_request(self, uri: str, upload_id: str, number: int, sha256: str, seconds: int) -> SignedRequest:
+        """The request that uploads one part, good for these bytes only."""
+        headers = self._checksum_headers(sha256)
+        place = {**self._bucket_and_key(uri), "UploadId": upload_id, "PartNumber": number}
+        return SignedRequest(self._sign("upload_part", seconds, **place, **self._checksum(sha256)), headers)
+
+    def put_request(self, uri: str, sha256: str, seconds: int) -> SignedRequest:
+        """The request that stores an object whole, good for these bytes only."""
+        headers = self._checksum_headers(sha256)
+        if self._address.encryption != "none":
+            headers["x-amz-server-side-encryption"] = self._address.encryption
+        if self._address.kms_key:
+            headers["x-amz-server-side-encryption-aws-kms-key-id"] = self._address.kms_key
+        parameters = {**self._bucket_and_key(uri), **self._encryption, **self._checksum(sha256)}
+        return SignedRequest(self._sign("put_object", seconds, **parameters), headers)
 
     def complete(self, uri: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
         """Make one object of the parts.
@@ -91,7 +126,10 @@ class SignedTransfers:
             FileNotFoundError: no such upload is on its way to `uri`.
             UploadRefused: these are not its parts.
         """
-        listed = [{"PartNumber": part.number, "ETag": part.etag} for part in sorted(parts, key=lambda part: part.number)]
+        listed = [
+            {"PartNumber": part.number, "ETag": part.etag, **(self._checksum(part.sha256) if part.sha256 else {})}
+            for part in sorted(parts, key=lambda part: part.number)
+        ]
         made = {"MultipartUpload": {"Parts": listed}, "UploadId": upload_id}
         with translate_s3_errors(uri):
             self._client.complete_multipart_upload(**self._bucket_and_key(uri), **made)
@@ -115,6 +153,21 @@ class SignedTransfers:
         found: Location = resolve_uri(self._address, uri)
         return {"Bucket": found.bucket, "Key": found.key}
 
+    @property
+    def _encryption(self) -> dict[str, str]:
+        encryption: dict[str, str] = {}
+        if self._address.encryption != "none":
+            encryption["ServerSideEncryption"] = self._address.encryption
+        if self._address.kms_key:
+            encryption["SSEKMSKeyId"] = self._address.kms_key
+        return encryption
+
+    def _checksum(self, sha256: str) -> dict[str, str]:
+        return {} if self._address.checksum == "none" else {"ChecksumSHA256": encode_checksum(sha256)}
+
+    def _checksum_headers(self, sha256: str) -> dict[str, str]:
+        return {} if self._address.checksum == "none" else {"x-amz-checksum-sha256": encode_checksum(sha256)}
+
     @cached_property
     def _client(self) -> Any:
         return self._connect(self._address.root)
@@ -137,6 +190,11 @@ class SignedTransfers:
             aws_session_token=known.get("AWS_SESSION_TOKEN"),
             config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
         )
+
+
+def encode_checksum(sha256: str) -> str:
+    """A hexadecimal SHA-256 in base64, as S3 has it."""
+    return base64.b64encode(bytes.fromhex(sha256)).decode()
 
 
 def multipart_etag(parts: Sequence[UploadedPart]) -> str | None:

@@ -2,7 +2,8 @@
 declarations, which have to agree with it.
 
 A line is a route below its first prefix, and who may call it: `a` ml-admin, `r` ml-researcher, `v` ml-viewer, `j` a job with
-its own token, for what is the job's own, `n` whoever has no token. What a role may do, it may do in its own organization.
+its own token, for what is the job's own, `p` the pods of a program on a cluster with their program's token, for that program
+alone, `n` whoever has no token. What a role may do, it may do in its own organization.
 """
 
 PROBES_AND_PAGES = """
@@ -164,6 +165,21 @@ a     DELETE /v1/jobs/{job}
 """
 """A researcher cancels his own only, which `test_routes` tries."""
 
+PROGRAMS = """
+p     POST /v1/jobs/{job}/programs/{program}/objects/addresses
+p     POST /v1/jobs/{job}/programs/{program}/objects/head
+p     POST /v1/jobs/{job}/programs/{program}/objects/list
+p     POST /v1/jobs/{job}/programs/{program}/objects/delete
+p     POST /v1/jobs/{job}/programs/{program}/objects/copy
+p     POST /v1/jobs/{job}/programs/{program}/objects/uploads
+p     POST /v1/jobs/{job}/programs/{program}/objects/uploads/parts
+p     POST /v1/jobs/{job}/programs/{program}/objects/uploads/complete
+p     POST /v1/jobs/{job}/programs/{program}/objects/uploads/abort
+p     PUT /v1/jobs/{job}/programs/{program}/objects/content
+p     GET /v1/jobs/{job}/programs/{program}/objects/content
+"""
+"""Which objects a program reaches is tried in `test_job_objects`."""
+
 MODELS = """
 arvj  GET /api/2.0/mlflow/registered-models/get
 arv   GET /api/2.0/mlflow/registered-models/search
@@ -211,7 +227,7 @@ ar    POST /v1/hpo
 a     POST /v1/hpo/{sweep}/cancel
 """
 
-SECTIONS = (PROBES_AND_PAGES, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, MODELS, SWEEPS)
+SECTIONS = (PROBES_AND_PAGES, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS)
 WHO_MAY: list[tuple[str, str]] = [
     (route.strip(), letters)
     for section in SECTIONS

@@ -27,7 +27,17 @@ from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_token_verification import hmac_with_the_public_key, unsigned
 from tests.api.conformance import named_schemas, operations_of
 
-PARAMETERS_THAT_NAME_NO_OBJECT = {"key", "name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
+PARAMETERS_THAT_NAME_NO_OBJECT = {
+    "key",
+    "name",
+    "number",
+    "version",
+    "path",
+    "tag_key",
+    "artifact_path",
+    "unserved",
+    "program",
+}
 """`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""

@@ -1,0 +1,334 @@
+"""Objects of a program on a cluster: its pods hold no store key, and get a signed address for each object.
+
+Signed addresses serve bytes that nobody reads before a manifest lists them. Whatever makes them visible or changes what is
+there (manifests, results, exit documents, deletions, copies, the end of an upload) goes through this server, because an
+address that was given out cannot be revoked: it refuses attempts older than the newest one.
+
+Where the store is a folder, an address is one of this server (`GET` and `PUT content`), relative to that of the objects.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.artifacts.file_response import SAFE_HEADERS, parse_range, range_bounds
+from api.auth.program_tokens import ProgramGrantDep
+from api.dependencies import DatabaseDep, ProgramScopesDep, SignedTransfersDep, StoreDep
+from api.json_bodies import TypedResponse, json_response
+from api.routing import PROGRAM, Audit, Router
+from api.schemas.v1 import job_objects as schemas
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_urls import SignedRequest, SignedTransfers, UploadedPart, UploadRefused, multipart_etag
+from resources.errors import ErrorCode, HanzoError, conflict, invalid, not_found
+from resources.jobs.program_tokens import ProgramGrant
+from resources.metadata.database import Database
+from resources.object_store.attempt_fence import check_attempt, hold_attempt
+from resources.object_store.program_scope import ProgramScope, normalize_uri, program_scope
+
+router = Router("/v1/jobs/{job_id}/programs/{program}/objects", tag="v1")
+
+READ_SECONDS = 3600
+WRITE_SECONDS = 900
+MAX_COMMIT_BYTES = 64 << 20
+"""Of an object that is written through this server where the store is on S3: manifests of 100,000 files have 20 MB."""
+
+Attempt = Annotated[
+    int,
+    Header(alias="Hanzo-ML-Attempt", ge=0, le=999_999, description="of the caller; writes of older ones are refused"),
+]
+
+
+@router.post("/addresses", PROGRAM, audit=Audit.NOTED)
+def sign(
+    body: schemas.AddressesBody,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    transfers: SignedTransfersDep,
+    scopes: ProgramScopesDep,
+    database: DatabaseDep,
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.SignedAddresses]:
+    """Addresses to read and to write whole objects. Whether they exist is not checked."""
+    reads = [normalize_uri(store, uri) for uri in body.reads]
+    for uri in reads:
+        scopes.check_read(grant.job, uri)
+    scope = program_scope(grant.job)
+    for new in body.writes:
+        check_write(scope, store, database, grant, normalize_uri(store, new.uri), attempt)
+    writes: list[schemas.SignedAddress | None] = []
+    for new in body.writes:
+        uri = normalize_uri(store, new.uri)
+        if scope.is_committed(uri):
+            writes.append(None)
+        elif transfers.is_available:
+            writes.append(signed(transfers.put_request(uri, new.sha256, WRITE_SECONDS)))
+        else:
+            writes.append(content_address(uri, new.sha256))
+    return json_response(schemas.SignedAddresses(reads=[read_address(store, uri) for uri in reads], writes=writes))
+
+
+@router.post("/head", PROGRAM, read_only=True)
+def head(
+    body: schemas.HeadBody, grant: ProgramGrantDep, store: StoreDep, scopes: ProgramScopesDep
+) -> TypedResponse[schemas.ObjectHeads]:
+    """What lies at each URI now, with an address to read it."""
+    uris = [normalize_uri(store, uri) for uri in body.uris]
+    for uri in uris:
+        scopes.check_read(grant.job, uri)
+    found: list[schemas.StoredObjectHead | None] = []
+    for uri in uris:
+        try:
+            known = store.head(uri)
+        except FileNotFoundError:
+            found.append(None)
+            continue
+        found.append(
+            schemas.StoredObjectHead(
+                uri=uri,
+                size=known.size,
+                version=known.version,
+                modified_ms=known.modified_ms,
+                address=read_address(store, uri),
+            )
+        )
+    return json_response(schemas.ObjectHeads(objects=found))
+
+
+@router.post("/list", PROGRAM, read_only=True)
+def list_objects(
+    body: schemas.ListBody, grant: ProgramGrantDep, store: StoreDep, scopes: ProgramScopesDep
+) -> TypedResponse[schemas.ObjectListing]:
+    """Objects below a place."""
+    uri = normalize_uri(store, body.uri)
+    scopes.check_read(grant.job, uri)
+    entries, folders = (store.entries(uri), []) if body.recursive else store.list_folder(uri)
+    objects = [schemas.ListedObject(uri=entry.uri, size=entry.size) for entry in entries]
+    return json_response(schemas.ObjectListing(objects=objects, folders=list(folders)))
+
+
+@router.post("/delete", PROGRAM, audit=Audit.COUNTED)
+def delete(
+    body: schemas.DeleteBody, grant: ProgramGrantDep, store: StoreDep, database: DatabaseDep, attempt: Attempt = 0
+) -> TypedResponse[schemas.WrittenObjects]:
+    """Delete objects, if they are there, in the order of the request."""
+    scope, uris = program_scope(grant.job), [normalize_uri(store, uri) for uri in body.uris]
+    for uri in uris:
+        check_write(scope, store, database, grant, uri, attempt)
+    with hold_attempt(database, grant, attempt):
+        for uri in uris:
+            store.remove(uri)
+    return json_response(schemas.WrittenObjects(uris=uris))
+
+
+@router.post("/copy", PROGRAM, audit=Audit.COUNTED)
+def copy(
+    body: schemas.CopyBody,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    scopes: ProgramScopesDep,
+    database: DatabaseDep,
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.WrittenObjects]:
+    """Copy an object within the store: its bytes do not pass here."""
+    source, uri = normalize_uri(store, body.source), normalize_uri(store, body.uri)
+    scopes.check_read(grant.job, source)
+    check_write(program_scope(grant.job), store, database, grant, uri, attempt)
+    with hold_attempt(database, grant, attempt):
+        try:
+            store.copy(source, uri)
+        except FileNotFoundError:
+            raise missing_object(source) from None
+    return json_response(schemas.WrittenObjects(uris=[uri]))
+
+
+@router.post("/uploads", PROGRAM, audit=Audit.NOTED)
+def begin_upload(
+    body: schemas.UploadBody,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    transfers: SignedTransfersDep,
+    database: DatabaseDep,
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.ObjectUpload]:
+    """Begin an upload in parts. Nobody sees the object before the upload is complete."""
+    uri, scope = normalize_uri(store, body.uri), program_scope(grant.job)
+    check_write(scope, store, database, grant, uri, attempt)
+    if scope.is_committed(uri) or not transfers.is_available:
+        return json_response(schemas.ObjectUpload(upload_id=None))
+    return json_response(schemas.ObjectUpload(upload_id=transfers.begin_with_checksums(uri)))
+
+
+@router.post("/uploads/parts", PROGRAM, audit=Audit.NOTED)
+def sign_parts(
+    body: schemas.PartsBody,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    transfers: SignedTransfersDep,
+    database: DatabaseDep,
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.PartAddresses]:
+    """Addresses to upload parts."""
+    uri = check_upload(body.uri, grant, store, transfers, database, attempt)
+    requests = (transfers.part_request(uri, body.upload_id, part.number, part.sha256, WRITE_SECONDS) for part in body.parts)
+    return json_response(schemas.PartAddresses(parts=[signed(request) for request in requests]))
+
+
+@router.post("/uploads/complete", PROGRAM, audit=Audit.COUNTED)
+def complete_upload(
+    body: schemas.CompleteBody,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    transfers: SignedTransfersDep,
+    database: DatabaseDep,
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.WrittenObjects]:
+    """Make one object of the parts. Repeating a call whose answer was lost succeeds."""
+    uri = check_upload(body.uri, grant, store, transfers, database, attempt)
+    parts = [UploadedPart(part.number, part.etag, part.sha256) for part in body.parts]
+    with hold_attempt(database, grant, attempt):
+        try:
+            transfers.complete(uri, body.upload_id, parts)
+        except UploadRefused:
+            raise invalid(f"{uri}: the parts are not those that were uploaded: upload them again") from None
+        except FileNotFoundError:
+            if not is_assembled_from(store, uri, parts):
+                raise not_found(f"{uri}: this upload was aborted, or is of another object: begin it again") from None
+    return json_response(schemas.WrittenObjects(uris=[uri]))
+
+
+@router.post("/uploads/abort", PROGRAM, audit=Audit.NOTED)
+def abort_upload(
+    body: schemas.AbortBody, grant: ProgramGrantDep, store: StoreDep, transfers: SignedTransfersDep, attempt: Attempt = 0
+) -> TypedResponse[schemas.WrittenObjects]:
+    """Drop the parts that arrived."""
+    uri = normalize_uri(store, body.uri)
+    program_scope(grant.job).check_write(uri, attempt)
+    if transfers.is_available:
+        with suppress(FileNotFoundError):
+            transfers.abort(uri, body.upload_id)
+    return json_response(schemas.WrittenObjects(uris=[uri]))
+
+
+@router.put("/content", PROGRAM, audit=Audit.COUNTED, streams_body=True)
+async def put_content(
+    request: Request,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    database: DatabaseDep,
+    uri: Annotated[str, Query(min_length=1, max_length=4096)],
+    sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="of the body; nothing else is stored")],
+    attempt: Attempt = 0,
+) -> TypedResponse[schemas.WrittenObjects]:
+    """Commit an object: its bytes are checked, and stored as long as no newer attempt has begun."""
+    uri, scope = normalize_uri(store, uri), program_scope(grant.job)
+    await run_in_threadpool(check_write, scope, store, database, grant, uri, attempt)
+    size = int(request.headers.get("content-length") or -1)
+    if size < 0 or (size > MAX_COMMIT_BYTES and store.local_path(uri) is None):
+        raise invalid(f"{uri}: send a body of at most {MAX_COMMIT_BYTES} bytes with a Content-Length, or use uploads")
+    if size > MAX_COMMIT_BYTES:
+        await store.put_stream(uri, verified(request.stream(), sha256, uri), size)
+    else:
+        data = b"".join([chunk async for chunk in verified(request.stream(), sha256, uri)])
+        await run_in_threadpool(commit, scope, store, database, grant, uri, data, attempt)
+    return json_response(schemas.WrittenObjects(uris=[uri]))
+
+
+@router.get("/content", PROGRAM, produces="application/octet-stream", ranges=True)
+def get_content(
+    request: Request,
+    grant: ProgramGrantDep,
+    store: StoreDep,
+    scopes: ProgramScopesDep,
+    uri: Annotated[str, Query(min_length=1, max_length=4096)],
+) -> Response:
+    """The bytes of an object, or a range of it; with If-Match of this version only."""
+    uri = normalize_uri(store, uri)
+    scopes.check_read(grant.job, uri)
+    try:
+        stored = store.open(uri)
+        if request.headers.get("if-match", stored.version) != stored.version:
+            return Response(status_code=412)
+        headers = {**SAFE_HEADERS, "ETag": stored.version, "Accept-Ranges": "bytes"}
+        part = parse_range(request.headers.get("range", ""))
+        start, stop = range_bounds(part, stored.size) if part else (0, stored.size)
+        if part and start >= stop:
+            return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{stored.size}"})
+        if part:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{stored.size}"
+        headers["Content-Length"] = str(stop - start)
+        chunks = stored.chunks(start, stop)
+    except FileNotFoundError:
+        raise missing_object(uri) from None
+    return StreamingResponse(chunks, 206 if part else 200, media_type="application/octet-stream", headers=headers)
+
+
+def check_write(scope: ProgramScope, store: Store, database: Database, grant: ProgramGrant, uri: str, attempt: int) -> None:
+    """Raises HanzoError: 403 for what is no output, 409 for an older attempt and for what is never written again."""
+    scope.check_write(uri, attempt)
+    scope.check_create(uri, store)
+    if not scope.is_own_log(uri, attempt):
+        check_attempt(database, grant, attempt)
+
+
+def check_upload(
+    uri: str, grant: ProgramGrant, store: Store, transfers: SignedTransfers, database: Database, attempt: int
+) -> str:
+    """The URI of an upload in its one form. Raises HanzoError as `check_write` does."""
+    uri, scope = normalize_uri(store, uri), program_scope(grant.job)
+    check_write(scope, store, database, grant, uri, attempt)
+    if scope.is_committed(uri) or not transfers.is_available:
+        raise conflict(f"{uri} is not uploaded in parts: send it whole with PUT content")
+    return uri
+
+
+def commit(
+    scope: ProgramScope, store: Store, database: Database, grant: ProgramGrant, uri: str, data: bytes, attempt: int
+) -> None:
+    if scope.is_own_log(uri, attempt):
+        store.put_bytes(uri, data)
+        return
+    with hold_attempt(database, grant, attempt):
+        store.put_bytes(uri, data)
+
+
+async def verified(body: AsyncIterator[bytes], sha256: str, uri: str) -> AsyncIterator[bytes]:
+    """Raises HanzoError: 409 at the end of a body that has another SHA-256."""
+    digest = hashlib.sha256()
+    async for chunk in body:
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != sha256:
+        raise HanzoError(ErrorCode.CHECKSUM_MISMATCH, f"{uri}: the body has SHA-256 {digest.hexdigest()}, not {sha256}")
+
+
+def read_address(store: Store, uri: str) -> schemas.SignedAddress:
+    url = store.signed_url(uri, READ_SECONDS)
+    return content_address(uri) if url is None else schemas.SignedAddress(url=url, headers={}, expires_in=READ_SECONDS)
+
+
+def content_address(uri: str, sha256: str | None = None) -> schemas.SignedAddress:
+    """An address of this server, relative to that of the program's objects."""
+    query = urlencode({"uri": uri, **({"sha256": sha256} if sha256 else {})})
+    return schemas.SignedAddress(url=f"content?{query}", headers={}, expires_in=READ_SECONDS)
+
+
+def signed(request: SignedRequest) -> schemas.SignedAddress:
+    return schemas.SignedAddress(url=request.url, headers=dict(request.headers), expires_in=WRITE_SECONDS)
+
+
+def is_assembled_from(store: Store, uri: str, parts: list[UploadedPart]) -> bool:
+    """Whether the object was made of these parts: the answer to an earlier call was lost. False where ETags are no MD5."""
+    try:
+        return store.open(uri).version.strip('"') == multipart_etag(parts)
+    except FileNotFoundError:
+        return False
+
+
+def missing_object(uri: str) -> HanzoError:
+    return not_found(f"nothing lies at {uri}")

@@ -1,0 +1,178 @@
+"""HTTP requests for objects behind the API: retries, and errors as those of other stores.
+
+The API answers which object lies where, and gives signed addresses; bytes travel between this process and the object store.
+urllib3 and not httpx: it reads and sends bodies at a multiple of its speed, and these are checkpoints.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
+
+import urllib3
+from tenacity import Retrying, retry_if_exception_type
+from urllib3.exceptions import HTTPError, LocationParseError
+
+from recipes.storage.buckets import NO_SPACE_SUFFIX, ObjectReplaced, StoreFull, StoreRefuses, StoreUnavailable
+from recipes.storage.retry import with_backoff
+
+OUTAGE_SECONDS = 180.0
+"""How long an API or an object store that does not answer is tried again, as obstore does."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
+CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
+API_READ_SECONDS = 300.0
+"""For an answer of the API, which waits for the object store itself."""
+CONNECTIONS = 32
+BLOCK_BYTES = 1 << 20
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+CHECKSUM_MISMATCH, DOES_NOT_EXIST = "CHECKSUM_MISMATCH", "RESOURCE_DOES_NOT_EXIST"
+BAD_DIGEST = b"BadDigest"
+CONNECTION_ERRORS = (HTTPError, OSError)
+
+T = TypeVar("T")
+Body = bytes | IO[bytes] | None
+Response = urllib3.BaseHTTPResponse
+
+
+class TransientFailure(StoreUnavailable):
+    """A request may succeed when it is sent again."""
+
+
+class AddressExpired(Exception):
+    """The object store does not accept a signed address any more."""
+
+
+class ObjectApi:
+    """Requests to the object routes of one program, and to the addresses that they give.
+
+    Args:
+        base: address of the routes, up to and including `objects`.
+        token: of the program.
+        attempt: of the program's start; writes of older attempts are refused.
+    """
+
+    def __init__(self, base: str, token: str, attempt: str) -> None:
+        self.base = base.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}", "Hanzo-ML-Attempt": attempt}
+        self._lock = threading.Lock()
+        self._pools: dict[int, urllib3.PoolManager] = {}
+
+    def call(self, uri: str, route: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to a POST.
+
+        Raises:
+            FileNotFoundError: nothing lies at the URI.
+            StoreRefuses: the token, or what it is asked to do, is refused.
+            StoreFull: no space is left.
+            StoreUnavailable: the API or the object store did not answer for `OUTAGE_SECONDS`.
+        """
+        data = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+
+        def once() -> Any:
+            return self._request("POST", f"{self.base}/{route}", headers, data, uri, preload=True).json()
+
+        return retried(once)
+
+    def send(self, method: str, url: str, headers: Mapping[str, str], body: Body, uri: str) -> Response:
+        """One request to an address that the API gave, without retries. Its body, if any, is not read yet for GET.
+
+        Raises:
+            TransientFailure: it may succeed when it is sent again.
+            AddressExpired: ask for a new address.
+            FileNotFoundError, ObjectReplaced, StoreRefuses, StoreFull, StoreUnavailable: as `call`.
+        """
+        return self._request(method, self.absolute(url), headers, body, uri, preload=method != "GET")
+
+    def absolute(self, url: str) -> str:
+        return url if "://" in url else f"{self.base}/{url}"
+
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body, uri: str, *, preload: bool
+    ) -> Response:
+        is_api = url.startswith(f"{self.base}/")
+        own = self._headers if is_api else {}
+        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=API_READ_SECONDS if is_api else READ_SECONDS)
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                headers={**headers, **own},
+                body=body,
+                timeout=timeout,
+                preload_content=preload,
+                decode_content=False,
+                redirect=False,
+                retries=False,
+            )
+            if response.status >= 300:
+                response.read()
+        except LocationParseError as error:
+            raise StoreUnavailable(f"{uri}: the address {self.base} is not valid: {error}") from None
+        except CONNECTION_ERRORS as error:
+            where = self.base.partition("/v1/")[0] if is_api else url.partition("?")[0]
+            raise TransientFailure(f"{uri}: {where} does not answer: {describe(error)}") from error
+        if response.status >= 300:
+            raise api_error(uri, response) if is_api else store_error(uri, response)
+        return response
+
+    @property
+    def _pool(self) -> urllib3.PoolManager:
+        """The connections of this process: after a fork, both would read answers from the same sockets."""
+        with self._lock:
+            if os.getpid() not in self._pools:
+                self._pools = {os.getpid(): urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS, blocksize=BLOCK_BYTES)}
+            return self._pools[os.getpid()]
+
+
+def retried(work: Callable[[], T]) -> T:
+    """The result of `work`, tried again after a TransientFailure until `OUTAGE_SECONDS` have passed."""
+    schedule = with_backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, OUTAGE_SECONDS)
+    return Retrying(retry=retry_if_exception_type(TransientFailure), **schedule)(work)
+
+
+def api_error(uri: str, response: Response) -> Exception:
+    """The error that an answer of the API means."""
+    code, message = error_fields(response.data)
+    status = response.status
+    if status == 404 and code == DOES_NOT_EXIST:
+        return FileNotFoundError(f"nothing lies at {uri}")
+    if status == 412:
+        return ObjectReplaced(f"{uri} was replaced while it was read")
+    if status == 507:
+        return StoreFull(uri + NO_SPACE_SUFFIX)
+    if status in TRANSIENT_STATUSES or code == CHECKSUM_MISMATCH:
+        return TransientFailure(f"{uri}: the API answers {status}: {message}")
+    if status in (401, 403, 409):
+        return StoreRefuses(f"{uri}: the API refuses with {status}: {message}")
+    return StoreUnavailable(f"{uri}: the API answers {status}: {message}")
+
+
+def store_error(uri: str, response: Response) -> Exception:
+    """The error that an answer of the object store to a signed request means."""
+    status, text = response.status, " ".join(response.data[:500].decode(errors="replace").split())
+    if status == 404:
+        return FileNotFoundError(f"nothing lies at {uri}")
+    if status == 412:
+        return ObjectReplaced(f"{uri} was replaced while it was read")
+    if status == 507:
+        return StoreFull(uri + NO_SPACE_SUFFIX)
+    if status in (401, 403):
+        return AddressExpired(f"{uri}: the object store refuses the signed address with {status}: {text}")
+    if status in TRANSIENT_STATUSES or BAD_DIGEST in response.data:
+        return TransientFailure(f"{uri}: the object store answers {status}: {text}")
+    return StoreUnavailable(f"{uri}: the object store answers {status}: {text}")
+
+
+def error_fields(data: bytes) -> tuple[str, str]:
+    """Code and message of an error of the API; of a proxy in between, its first words."""
+    try:
+        found = json.loads(data)
+        return str(found["error_code"]), str(found["message"])
+    except (ValueError, KeyError, TypeError):
+        return "", data[:200].decode(errors="replace")
+
+
+def describe(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,53 @@
+"""Stores of programs in pods: objects behind a server, reached with the token of a program that was submitted."""
+
+import secrets
+from collections.abc import Mapping
+
+from recipes.contracts.job import Job, Program, StoreAddress
+from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from recipes.storage.signed_bucket import ATTEMPT_VARIABLE, TOKEN_VARIABLE
+from resources.jobs.program_tokens import ClusterCredentials
+from resources.metadata.database import Database
+from tests.resources.cluster_rows import submit_program
+from tests.server_process import ServerProcess
+
+
+def program_job(
+    server: ServerProcess,
+    outputs: Mapping[str, str],
+    inputs: Mapping[str, Artifact] | None = None,
+    program: Program = Program.CONVERT,
+    **more: object,
+) -> Job:
+    """A job with an id of its own."""
+    identifier = f"{program}-{secrets.token_hex(4)}"
+    job = Job(
+        id=identifier,
+        program=program,
+        inputs=dict(inputs or {}),
+        outputs=dict(outputs),
+        result_uri=f"s3://hanzo-ml/runs/{identifier}/{program}.json",
+        store=server.settings.store,
+        cache_dir="/cache",
+    )
+    return job.model_copy(update=more)
+
+
+def submit(server: ServerProcess, job: Job) -> str:
+    """The token of a program that was submitted."""
+    database = Database(server.settings.database_url)
+    submit_program(database, job)
+    token = ClusterCredentials(database).issue(job)[TOKEN_VARIABLE]
+    database.close()
+    return token
+
+
+def objects_address(server: ServerProcess, job: Job) -> str:
+    return f"{server.url}/v1/jobs/{job.id}/programs/{job.program}/objects"
+
+
+def store_in_pod(server: ServerProcess, job: Job, token: str, attempt: int = 0) -> Store:
+    """The store as the program sees it."""
+    address = StoreAddress(root=f"api+{objects_address(server, job)}", buckets=server.settings.store.buckets)
+    return Store(address, {TOKEN_VARIABLE: token, ATTEMPT_VARIABLE: str(attempt)})
