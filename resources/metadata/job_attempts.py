@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from recipes.contracts.exit_reason import ExitReason
-from resources.compute.base import JobKey
+from resources.compute.base import ENDED_PHASES, JobKey
 from resources.errors import conflict, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
@@ -122,6 +122,16 @@ class JobAttempts:
             rows = connection.execute(select(table).where(*_of(job)).order_by(table.c.attempt))
             return [to_attempt(row) for row in rows]
 
+    def list_active(self) -> Mapping[tuple[str, str], Sequence[Attempt]]:
+        """Attempts of all jobs that have not ended, oldest first, by job id and program."""
+        same = (cluster_jobs.c.job_id == table.c.job_id) & (cluster_jobs.c.program == table.c.program)
+        query = select(table).join(cluster_jobs, same).where(cluster_jobs.c.phase.not_in(sorted(ENDED_PHASES)))
+        found: dict[tuple[str, str], list[Attempt]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query.order_by(table.c.job_id, table.c.program, table.c.attempt)):
+                found.setdefault((row.job_id, row.program), []).append(to_attempt(row))
+        return found
+
     def _lock(self, connection: Connection, job: JobKey) -> Row[Any] | None:
         """Keep other writers of the program's attempts out until the transaction ends."""
         row = cluster_jobs.c.job_id == job.id, cluster_jobs.c.program == job.program
@@ -131,7 +141,7 @@ class JobAttempts:
         row = self._lock(connection, job)
         if row is None:
             raise not_found(f"program {job.program} of job '{job.id}' was not submitted to the cluster")
-        if row.wanted != "run":
+        if row.wanted != "run" or row.phase in ENDED_PHASES:
             raise conflict(f"{job.program} of job '{job.id}' is cancelled or over: no new attempt starts")
         if generation < row.generation:
             raise conflict(

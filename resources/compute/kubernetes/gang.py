@@ -4,9 +4,11 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from recipes.contracts.command_job import Script
-from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.job import BadConfiguration, Distributed, Job, Program, StoreAddress
+from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
 from resources.settings.sections import Scheduler
@@ -90,14 +92,23 @@ class Gang:
     memory: str | None
     max_seconds: int
     queue: str
+    coscheduler: str
     priority_class: str
     namespace: str
-    secret: str
+    secret: str | None
+    image_pull_secrets: tuple[str, ...]
+    tolerations: tuple[Toleration, ...]
+    volumes: tuple[VolumeClaim, ...]
 
     @property
     def shares(self) -> bool:
         """Whether its pods need only the store to find each other."""
         return self.processes is None and self.nodes > 1
+
+    @property
+    def minimum_pods(self) -> int:
+        """How many of its pods must start together."""
+        return 1 if self.shares else self.nodes
 
 
 def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> Gang:
@@ -115,7 +126,8 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
     # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
     on_gpus = distributed is not None and distributed.backend == "nccl"
     gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus
-    node_labels = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    gpu_label = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    spot = scheduler.spot_tolerations if job.schedule.preemptible else ()
     return Gang(
         name=object_name(job, generation),
         generation=generation,
@@ -126,15 +138,31 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
         rdma=choose_rdma_resource(distributed, scheduler) if distributed and on_gpus else None,
-        node_labels=node_labels,
+        node_labels=job.pod.node_selector | gpu_label,
         cpu=hardware.cpu,
         memory=hardware.memory,
         max_seconds=max(1, math.ceil(parse_duration(job.schedule.max_duration) - used_seconds)),
         queue=scheduler.queue,
+        coscheduler=scheduler.coscheduler,
         priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
         namespace=scheduler.namespace,
         secret=scheduler.job_secret,
+        image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
+        tolerations=(*spot, *job.pod.tolerations),
+        volumes=merge_volumes(scheduler.volumes, job.pod.volumes),
     )
+
+
+def merge_volumes(common: tuple[VolumeClaim, ...], own: tuple[VolumeClaim, ...]) -> tuple[VolumeClaim, ...]:
+    """The claims of every job, then the job's own.
+
+    Raises:
+        BadConfiguration: both mount one at the same path.
+    """
+    paths = {volume.path for volume in common}
+    if twice := next((volume for volume in own if volume.path in paths), None):
+        raise BadConfiguration(f"pod.volumes: {twice.path} is mounted in every job already: choose another path")
+    return (*common, *own)
 
 
 def choose_rdma_resource(distributed: Distributed, scheduler: Scheduler) -> str | None:
@@ -168,14 +196,21 @@ def job_image(job: Job) -> str | None:
 
 def api_address(job: Job, scheduler: Scheduler) -> str:
     """Base address of the API for the job's pods: the specification's Service, unless the settings name another."""
-    if scheduler.tracking_uri is not None:
-        return scheduler.tracking_uri
-    return job.tracking.uri if job.tracking else DEFAULT_API
+    uri = scheduler.tracking_uri or (job.tracking.uri if job.tracking else DEFAULT_API)
+    return uri.rstrip("/")
 
 
 def in_pod(job: Job, scheduler: Scheduler) -> Job:
-    """The same work with a pod's folders and the API's address inside the cluster; its `work_digest` does not change."""
-    tracking = job.tracking
-    if tracking is not None and scheduler.tracking_uri is not None:
-        tracking = tracking.model_copy(update={"uri": scheduler.tracking_uri})
-    return job.model_copy(update={"work_dir": f"{WORK}/job", "cache_dir": f"{WORK}/cache", "tracking": tracking})
+    """The same work with a pod's folders and addresses; its `work_digest` does not change.
+
+    Objects are reached through the API, by signed addresses: a pod holds no keys of the object store.
+    """
+    api = api_address(job, scheduler)
+    objects = f"api+{api}/v1/jobs/{quote(job.id, safe='')}/programs/{job.program}/objects"
+    changed = {
+        "work_dir": f"{WORK}/job",
+        "cache_dir": f"{WORK}/cache",
+        "tracking": job.tracking and job.tracking.model_copy(update={"uri": api}),
+        "store": StoreAddress(root=objects, buckets=job.store.buckets),
+    }
+    return job.model_copy(update=changed)

@@ -1,19 +1,31 @@
 """A command of the user's own on a cluster: its image, and for its torchrun what its words leave out (rows G4, H8, Z24)."""
 
+import sys
+
 import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Program
 from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
-from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, launched, of_kind, program, variables
+from tests.resources.compute.kubernetes.jobs import (
+    BACKENDS,
+    COMMAND,
+    JOBS,
+    KUEUE,
+    a_job,
+    launched,
+    of_kind,
+    program,
+    variables,
+)
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(scheduler: Scheduler) -> None:
     job = JOBS["a command on four nodes"]
     container = program(job, scheduler)
     assert container["image"] == "me/mine:1"
-    assert launched(job, scheduler) == ["python", "-m", "recipes.command", "/job/job.json"]
+    assert launched(job, scheduler) == [sys.executable, "-m", "recipes.command", "/job/job.json"]
     found = variables(job, scheduler)
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"], found["PET_MASTER_PORT"]) == ("4", "8", "29500")
     assert found["PET_MASTER_ADDR"] == found["HANZO_ML_RANK_0"]
