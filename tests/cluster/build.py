@@ -198,7 +198,8 @@ class Toolchain:
             output.append(line)
             if time.monotonic() - last > PROGRESS_SECONDS:
                 last = time.monotonic()
-                report(f"{title}: {len(output)} packages")
+                compiled = sum(not line.startswith("go: ") for line in output)  # others are downloads
+                report(f"{title}: {compiled} packages compiled")
         if process.wait():
             raise BuildError(f"{' '.join(command)} failed:\n{''.join(output[-40:])}")
 

@@ -235,7 +235,9 @@ class Cluster:
 
 
 def default_state() -> Path:
-    """Of this checkout, so that clusters of two checkouts do not meet."""
+    """Of this checkout, so that clusters of two checkouts do not meet; HANZO_ML_TEST_CLUSTER names another."""
+    if given := os.environ.get("HANZO_ML_TEST_CLUSTER"):
+        return Path(given)
     return Path(tempfile.gettempdir()) / f"hanzo-ml-cluster-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 
 
