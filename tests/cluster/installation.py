@@ -16,9 +16,11 @@ from recipes.contracts.job import Job
 from recipes.storage.artifact_store import Store
 from resources.compute.base import JobKey, Observation, Phase
 from resources.compute.kubernetes.backend import KubernetesCompute
+from resources.jobs.resume import LOSS_METRIC
 from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import JobAttempts
+from resources.metadata.tracking.metrics import Metrics
 from resources.settings.settings import Settings
 from tests.cluster.cluster import Cluster
 from tests.cluster.dependencies import CLAIM
@@ -119,12 +121,8 @@ class Installation:
 
     def last_step(self, job: Job) -> int:
         assert job.tracking is not None
-        question = {"run_id": job.tracking.run_id, "metric_key": "train/loss"}
-        with self.database.read() as connection:
-            rows = connection.exec_driver_sql(
-                "SELECT max(step) FROM metrics WHERE run_id = %(run_id)s AND key = %(metric_key)s", question
-            )
-            return int(rows.scalar() or 0)
+        known = {point.key: point.step for point in Metrics(self.database).latest(job.tracking.run_id)}
+        return known.get(LOSS_METRIC, 0)
 
     def describe(self, job: JobKey) -> str:
         """What a failed test shows: the job's row, its log, its pods and the controller's log."""
