@@ -150,11 +150,17 @@ class Cluster:
         self.nodes[name].kill()
 
     def start_kwok(self) -> None:
-        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods."""
-        selector = f"--manage-nodes-with-annotation-selector={FAKE}=fake"
-        kwok = self.cache.program("kwok")
-        command = self.command(kwok, f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=false", selector)
-        processes.start("kwok", command, self.state)
+        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods.
+
+        A pod of a Job completes after 1 to 5 s, or as its annotation `pod-complete.stage.kwok.x-k8s.io/delay` says.
+        """
+        arguments = [
+            f"--kubeconfig={self.kubeconfig}",
+            f"--config={self.cache.manifests('kwok')}",
+            "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+        ]
+        processes.start("kwok", self.command(self.cache.program("kwok"), *arguments), self.state)
 
     def add_fake_nodes(self, count: int, gpus: int = GPUS) -> None:
         """Nodes without a machine, whose pods only pretend to run. The taint keeps pods away that do not tolerate it."""
@@ -173,6 +179,9 @@ class Cluster:
                 for number in range(1, count + 1)
             )
         )
+
+    def remove_fake_nodes(self) -> None:
+        self.kubectl("delete", "nodes", "--selector=type=fake")
 
     def _node(self, number: int) -> Node:
         return Node(self.namespace, number, self.control_plane, self.cache)
