@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -108,6 +109,11 @@ class Cluster:
     def command(self, *command: str | Path) -> list[str]:
         """A command that runs in the cluster's network namespace."""
         return [*network.inside(self.namespace), *map(str, command)]
+
+    def kubectl_command(self, *arguments: str) -> list[str]:
+        """kubectl as administrator. All clusters have one address: each needs a cache of its own for what it serves."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.state / 'kubectl-cache'}"]
+        return self.command(self.cache.program("kubectl"), *options, *arguments)
 
     def kubectl(self, *arguments: str, document: str | None = None) -> str:
         """Run kubectl as administrator, with `document` as its input. Returns its output."""
@@ -214,14 +220,13 @@ class Cluster:
         )
 
     def _kubectl(self, *arguments: str, document: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments)
+        command = self.kubectl_command(*arguments)
         return subprocess.run(command, input=document, capture_output=True, text=True, check=False)
 
     def _write_kubectl(self) -> None:
         """A program for people: STATE/kubectl."""
         script = self.state / "kubectl"
-        command = " ".join(self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}"))
-        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(self.kubectl_command())} "$@"\n')
         script.chmod(0o755)
 
     def _clear(self) -> None:
