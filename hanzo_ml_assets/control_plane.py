@@ -1,5 +1,6 @@
 """Settings, database, store, compute and engine as one Dagster resource."""
 
+import logging
 from functools import cached_property
 
 import dagster as dg
@@ -14,9 +15,11 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.registry import Registry
-from resources.monitoring.heartbeats import Heartbeats
+from resources.monitoring.service_heartbeats import Heartbeats
 from resources.serving.client import EngineClient
 from resources.settings.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
@@ -71,14 +74,33 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
 
 def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None = None) -> Follower:
-    """The log and the phases of a job, in the log of the Dagster run. Of one that is among `jobs`, its record says for what
-    it waits: whoever looks there saw that it runs, and nothing came of it.
+    """Report the log and the phases of a job in the log of its Dagster run.
+
+    The record of a job that is among `jobs` also says what its program waits for: without it, a job that has no GPU yet
+    looks as if it ran without result.
     """
 
     def phase(seen: Observation) -> None:
         context.log.info(f"{job.program} is {seen.phase} (attempt {seen.attempt}) {seen.detail}".rstrip())
         if jobs is not None:
-            waits = seen.phase in (Phase.PENDING, Phase.SUSPENDED)
+            waits = seen.phase in (Phase.PENDING, Phase.STARTING, Phase.SUSPENDED)
             jobs.set_waiting_reason(job.id, seen.detail if waits else "", "running")
 
-    return Follower(line=lambda line: context.log.info(line), phase=phase)
+    return Follower(
+        line=lambda line: context.log.info(line),
+        phase=phase,
+        is_cancelled=lambda: is_run_cancelled(context.instance, context.run_id),
+    )
+
+
+def is_run_cancelled(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether an interrupted run worker is to end its job: an evicted one is interrupted in the same way.
+
+    False where Dagster's database does not answer: the sensor `stop_cancelled_jobs` ends jobs that nobody supervises.
+    """
+    try:
+        run = instance.get_run_by_id(run_id)
+    except Exception as error:
+        log.warning("cannot read the status of run %s, its job goes on: %r", run_id, error)
+        return False
+    return run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)

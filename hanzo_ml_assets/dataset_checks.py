@@ -10,7 +10,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow_job
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from recipes.contracts.dataset_contract import FindLeaksParameters, ValidateParameters
-from recipes.contracts.job import BadConfiguration, Job, Program, Result
+from recipes.contracts.job import BadConfiguration, Hardware, Job, Program, Result
 from recipes.contracts.validation_results import STATISTICS_FILE, Leaks, Statistics, ValidationFacts
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.compute.base import JobFailed
@@ -140,7 +140,7 @@ def validate_job(
     parameters = ValidateParameters(
         contract=definition.contract, measures=definition.measures, reference=baseline[0] if baseline else ""
     ).model_dump(mode="json")
-    return make_version_job(Program.VALIDATE, version, inputs, parameters, "statistics", control_plane)
+    return make_version_job(Program.VALIDATE, version, inputs, parameters, "statistics", control_plane, definition.resources)
 
 
 def find_leaks(
@@ -159,7 +159,7 @@ def find_leaks(
     roles = {f"ancestor-{number:03}": name for number, name in enumerate(named)}
     inputs = {"test": splits["test"]} | {role: named[name] for role, name in roles.items()}
     parameters = FindLeaksParameters(near=definition.leak_similarity, names=roles).model_dump(mode="json")
-    job = make_version_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane)
+    job = make_version_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane, definition.resources)
     result = control_plane.compute.run(job, follow_job(context, job))
     return result, judge_splits(Leaks.model_validate(result.facts), definition.checks)
 
@@ -171,6 +171,7 @@ def make_version_job(
     parameters: Mapping[str, object],
     output: str,
     control_plane: ControlPlane,
+    hardware: Hardware,
 ) -> Job:
     """A job whose output lies beside its version, at a place that says what it was made from."""
     request = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
@@ -186,6 +187,7 @@ def make_version_job(
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
+        hardware=hardware,
     )
 
 

@@ -199,6 +199,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
+        hardware=definition.resources,
     )
 
 

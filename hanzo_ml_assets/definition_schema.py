@@ -8,11 +8,19 @@ from hanzo_ml_assets.gate import GatePolicy
 from recipes.contracts.dataset_contract import Contract, Measures
 from recipes.contracts.dataset_formats import FormatName
 from recipes.contracts.frozen_model import FrozenModel
+from recipes.contracts.job import MAX_COUNT, Hardware
 from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters
 from resources.datasets.check_policy import Checks
 from resources.jobs.sandbox import registered_name
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_names import ModelKey
+
+
+class Preparation(FrozenModel):
+    """What `prepare` runs on."""
+
+    resources: Hardware = Field(Hardware(cpu=1), description="of one pod; as many processes as it has processors")
+    workers: int = Field(1, ge=1, le=MAX_COUNT, description="pods that share the work, on a cluster")
 
 
 class DatasetDefinition(FrozenModel):
@@ -33,6 +41,8 @@ class DatasetDefinition(FrozenModel):
     leak_similarity: NearDuplicates = Field(NearDuplicates(), description="when a test record is nearly one trained on")
     split: SplitParameters = SplitParameters()
     prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
+    preparation: Preparation = Preparation()
+    resources: Hardware = Field(Hardware(), description="what a version is checked and split on")
     owners: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -45,11 +55,19 @@ class DatasetDefinition(FrozenModel):
 
 
 class EvaluationSuite(FrozenModel):
-    """What the tuned model is asked."""
+    """What the tuned model is asked, and on which machine."""
+
+    resources: Hardware | None = Field(None, description="as the recipe's when unset")
 
     max_new_tokens: int = Field(24, ge=1)
     samples: int | None = Field(None, ge=1)
     questions: tuple[str, ...] = Field((), description="shown with the answers of both models, not scored")
+
+
+class Export(FrozenModel):
+    """What an accepted version is converted on."""
+
+    resources: Hardware | None = Field(None, description="as the recipe's when unset")
 
 
 class DeploymentTarget(FrozenModel):
@@ -68,6 +86,7 @@ class ModelDefinition(FrozenModel):
     recipe: str = Field(description="name of a file in recipes/, without .yaml")
     evaluation: EvaluationSuite = EvaluationSuite()
     gate: GatePolicy = GatePolicy()
+    export: Export = Export()
     deployment: DeploymentTarget
     owners: tuple[str, ...] = ()
 

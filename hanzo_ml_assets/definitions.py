@@ -14,6 +14,7 @@ from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.record_launched_runs import list_clicked_runs
 from sensors.recover_restored_jobs import go_on_with_put_back_jobs
+from sensors.recover_run_workers import recover_run_workers
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.run_sweeps import run_sweeps
 from sensors.split_new_versions import split_new_versions
@@ -37,6 +38,7 @@ def definitions() -> dg.Definitions:
         evaluate_completed_jobs,
         deploy_promotions,
         list_clicked_runs,
+        recover_run_workers,
         retry_dead_runs,
         stop_cancelled_jobs,
         cancel_terminated_jobs,

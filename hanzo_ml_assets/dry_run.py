@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlparse
 
-from pydantic import JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,6 +30,7 @@ from hanzo_ml_assets.training_plan import (
 )
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
+from recipes.contracts.pod_settings import Environment, PodSettings
 from recipes.contracts.validation_errors import explain_first_error
 from recipes.planning.recipe_checks import known_shape
 from recipes.storage.artifact_store import Store
@@ -56,6 +57,8 @@ class Submission(FrozenModel):
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
     schedule: Schedule | None = None
+    env: Environment = Field({}, exclude_if=lambda value: not value)
+    pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
 
 
 def dry_run(document: Mapping[str, Any]) -> str:
@@ -81,7 +84,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
     if urlparse(base).scheme == "pypi":
         unreachable = [*unreachable, f"{base}, unless the object store has it already: pods have no internet"]
     what = f"model {plan.record.model}, dataset {plan.version.reference}, recipe {plan.record.recipe.name}"
-    return format_header(what, unreachable) + to_yaml(objects)
+    return format_header(what, scheduler.backend, unreachable) + to_yaml(objects)
 
 
 def load_definition(name: str) -> ModelDefinition:
@@ -160,13 +163,14 @@ def open_read_only(settings: Settings) -> Database | None:
     return Database(read.render_as_string(hide_password=False))
 
 
-def format_header(what: str, unreachable: list[str]) -> str:
+def format_header(what: str, backend: str, unreachable: list[str]) -> str:
     """What the objects stand for, and what keeps them from running as they are."""
+    local = "Here jobs are processes on the machine of the stack: set scheduler.backend to kubernetes for these objects."
     lines = [
         "hanzo-ml job submit --dry-run: nothing was submitted, written or applied.",
         what,
         "The job's id is made when it is submitted: zeros stand for it.",
-        "This version applies nothing to a cluster: without --dry-run the job is a process on the machine of the stack.",
+        *([local] if backend == "local" else []),
         *(f"A pod cannot reach {line}." for line in unreachable),
     ]
     return "".join(f"# {line}\n" for line in lines)

@@ -60,7 +60,10 @@ def dry_run(document: Mapping[str, Any]) -> str:
     objects = render(work, scheduler)
     missing = asked.storage.dataset if "dataset" not in work.inputs else None
     unreachable = [f"dataset {missing}, which is not there (see `hanzo-ml dataset list`)"] if missing else []
-    return format_header(f"$ {shlex.join(asked.command)}", [*out_of_reach(work, scheduler), *unreachable]) + to_yaml(objects)
+    header = format_header(
+        f"$ {shlex.join(asked.command)}", scheduler.backend, [*out_of_reach(work, scheduler), *unreachable]
+    )
+    return header + to_yaml(objects)
 
 
 if __name__ == "__main__":

@@ -89,12 +89,17 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
         id=f"evaluate-{trained.id}",
         program=Program.EVALUATE,
         inputs=inputs,
-        parameters={"recipe": recipe.model_dump(mode="json"), **model.evaluation.model_dump(mode="json")},
+        parameters={
+            "recipe": recipe.model_dump(mode="json"),
+            **model.evaluation.model_dump(mode="json", exclude={"resources"}),
+        },
         outputs={"evaluation": place},
         result_uri=uris.run_result(trained.id, "evaluate"),
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
-        hardware=recipe.hardware,
+        hardware=model.evaluation.resources or recipe.hardware,
+        env=dict(trained.env),
+        pod=trained.pod,
     )
 
 

@@ -114,7 +114,9 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
             result_uri=f"{folder_uri}/convert.json",
             store=control_plane.settings.store,
             cache_dir=control_plane.cache_dir,
-            hardware=recipe.hardware,
+            hardware=model.export.resources or recipe.hardware,
+            env=dict(trained.env),
+            pod=trained.pod,
         )
 
     first = job_at(version_folder_uri(version))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow_job
-from hanzo_ml_assets.definition_schema import DatasetDefinition
+from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
-from recipes.contracts.job import BadConfiguration, Hardware, Job, Program
+from recipes.contracts.job import BadConfiguration, Job, Program
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.tokenizer_reference import describe_reference
 from recipes.storage.manifest import canonical_json
@@ -51,7 +51,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         asked = control_plane.jobs.start(job_id) if job_id else None
         try:
             derivation = resolve_derivation(context, definition, asked, control_plane)
-            job = preparation_job(derivation, asked, control_plane)
+            job = preparation_job(derivation, asked, control_plane, definition.preparation)
             end_deletion(derivation, job, control_plane)
             result = control_plane.compute.run(job, follow_job(context, job))
             version, is_new = add_prepared_version(control_plane.database, control_plane.store, derivation, result, asked)
@@ -115,7 +115,12 @@ def newest_source_version(definition: DatasetDefinition, control_plane: ControlP
     return max(found, key=lambda version: version.version)
 
 
-def preparation_job(derivation: Derivation, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
+def preparation_job(
+    derivation: Derivation,
+    asked: JobRecord | None,
+    control_plane: ControlPlane,
+    usual: Preparation,
+) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change.
 
     So does another tokenizer of the same name.
@@ -136,6 +141,6 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
-        hardware=Hardware(cpu=int(config.get("workers", 1))),
-        pods=int(config.get("pods", 1)),
+        hardware=usual.resources.model_copy(update={"cpu": config["workers"]} if "workers" in config else {}),
+        pods=int(config.get("pods", usual.workers)),
     )

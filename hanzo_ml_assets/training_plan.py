@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition_schema import ModelDefinition
 from recipes.contracts.job import BadConfiguration, Job, Program, Tracking
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recipe_references import BaseModelRef
@@ -30,6 +29,19 @@ from resources.metadata.registry.model_names import checked_model_name
 # started before, as its record has them.
 
 
+class ModelDefaults(Protocol):
+    """What a training job takes from its model's definition where it does not say. A `ModelDefinition` has these."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dataset(self) -> str: ...
+
+    @property
+    def recipe(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """What a training job works with, once its names are resolved."""
@@ -41,7 +53,7 @@ class TrainingPlan:
     splits: Mapping[str, Artifact]
 
 
-def make_training_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> TrainingPlan:
+def make_training_plan(model: ModelDefaults, run_id: str, control_plane: ControlPlane) -> TrainingPlan:
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
@@ -72,7 +84,7 @@ def make_training_plan(model: ModelDefinition, run_id: str, control_plane: Contr
     return build_plan(model, job, version, recipe, control_plane.store)
 
 
-def resolve_recipe_and_dataset(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
+def resolve_recipe_and_dataset(model: ModelDefaults, config: Mapping[str, Any]) -> tuple[str, Recipe]:
     """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
 
     Raises:
@@ -82,7 +94,7 @@ def resolve_recipe_and_dataset(model: ModelDefinition, config: Mapping[str, Any]
     return str(config.get("dataset") or model.dataset), recipe
 
 
-def check_launch(model: ModelDefinition, job: JobRecord) -> None:
+def check_launch(model: ModelDefaults, job: JobRecord) -> None:
     """What is refused at submission, and the launchpad asks of nobody.
 
     Raises:
@@ -140,9 +152,7 @@ def check_dataset_layout(recipe: Recipe, version: DatasetVersion) -> None:
         raise BadConfiguration(refused.message) from None
 
 
-def build_plan(
-    model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store
-) -> TrainingPlan:
+def build_plan(model: ModelDefaults, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> TrainingPlan:
     """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
     splits = {name: version.split(name) for name in ("train", "validation", "test")}
     described = RunRecord(
@@ -183,6 +193,8 @@ def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
         distributed=shape.distributed,
         checkpoint=recipe.checkpoint.for_schedule(plan.job.schedule),
         schedule=plan.job.schedule,
+        env=dict(plan.job.env),
+        pod=plan.job.pod,
     )
 
 

@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ ProgramFunction = Callable[[Job, Store, Path], Result | None]
 
 RESTARTING = "starting again"
 STORE_FAILED = f"{RESTARTING}: the object store"
+STDERR = 2
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 DISK_MESSAGES = {
@@ -78,6 +80,7 @@ def clean_line(message: str) -> str:
 
 def main(program: ProgramFunction) -> None:
     """Run `program` on the job file named on the command line, then exit."""
+    faulthandler.register(signal.SIGUSR1, file=STDERR)  # the launcher asks for stacks before it ends a program that hangs
     enable_garbage_collection()
     job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
     work = Path(job.work_dir)

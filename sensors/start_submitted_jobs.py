@@ -1,10 +1,11 @@
 """A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
 A command of the user's own waits for no data, and each job for room in its organization's quota.
 
-The run key is the job's id: exactly once; of one that was resumed, once more each time.
+The run key is the job's id: exactly once; of one that was resumed, once more each time. Where the backend has a queue of its
+own, a job is submitted to it here, and its run starts once it is admitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,16 +18,18 @@ from hanzo_ml_assets.command import COMMAND_KEY, COMMAND_PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.run_tags import version_tags
 from hanzo_ml_assets.training import DAGSTER_USER
+from resources.compute.base import Observation
 from resources.compute.local.capacity import max_running_jobs
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND, DATASET_KEY, TRACKED_TYPES, JobRecord
-from resources.monitoring.heartbeats import SENSORS_NAME
+from resources.monitoring.service_heartbeats import SENSORS_NAME
 from resources.settings.sections import Scheduler
 from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, takes_defined_name
 from sensors.decisions.job_quota import apply_quotas
 from sensors.decisions.job_runs import PARTITION_TAG, RUN_KEY_TAG, newest_run
+from sensors.decisions.job_submission import Step, describe_full, next_step, submit_jobs
 from sensors.decisions.retry_policy import is_given_up
 from sensors.sensor import INTERVAL_SECONDS, sensor
 
@@ -39,13 +42,15 @@ class Decision:
     """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason. One that has its run
     starts as soon as Dagster takes that, and waits until then.
 
-    `dataset` is the version that it is trained on from then on, where it named none.
+    `dataset` is the version that it is trained on from then on, where it named none. `submit` puts it into the queue of the
+    backend, where it waits without a run.
     """
 
     start: bool = False
     wait: str = ""
     fail: str = ""
     dataset: str = ""
+    submit: bool = False
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Starts each submitted job: training once its dataset is split.")
@@ -55,8 +60,11 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
     with control_plane.database.read() as connection:
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED_TYPES]
         decided = [decide_start(context, job, control_plane, connection) for job in jobs]
-        decisions = apply_quota_decisions(context, jobs, decided, control_plane, connection)
-        decisions = mark_queued_runs(context.instance, jobs, decisions, control_plane.settings.scheduler)
+        if control_plane.compute.queues_jobs:
+            decisions = apply_backend_queue(context, jobs, decided, control_plane, connection)
+        else:
+            decisions = apply_quota_decisions(context, jobs, decided, control_plane, connection)
+            decisions = mark_queued_runs(context.instance, jobs, decisions, control_plane.settings.scheduler)
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
         if decision.dataset and not job.config.get(DATASET_KEY):
@@ -71,6 +79,7 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
             # One that was requested before is requested again: if it was launched, its run key holds.
             new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
             requests.append(make_run_request(context.instance, job))
+    submit_jobs(context, [job for job, decision in zip(jobs, decisions, strict=True) if decision.submit], control_plane)
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
     control_plane.heartbeats.beat(SENSORS_NAME)
     return dg.SensorResult(run_requests=requests)
@@ -82,19 +91,51 @@ def apply_quota_decisions(
     decisions: Sequence[Decision],
     control_plane: ControlPlane,
     connection: Connection,
+    submitted: Collection[str] | None = None,
 ) -> list[Decision]:
     """The same, but that a job waits which its organization has no room for, and fails where it never will."""
     scheduler = control_plane.settings.scheduler
     starting = [job for job, decision in zip(jobs, decisions, strict=True) if decision.start]
     if not scheduler.quotas or not starting:
         return list(decisions)
-    waits, never = apply_quotas(context, starting, scheduler, control_plane.jobs.active(connection))
+    waits, never = apply_quotas(context, starting, scheduler, control_plane.jobs.active(connection), submitted)
     return [
         replace(decision, start=False, wait=waits.get(job.id, ""), fail=never.get(job.id, ""))
         if job.id in waits or job.id in never
         else decision
         for job, decision in zip(jobs, decisions, strict=True)
     ]
+
+
+def apply_backend_queue(
+    context: dg.SensorEvaluationContext,
+    jobs: Sequence[JobRecord],
+    decisions: Sequence[Decision],
+    control_plane: ControlPlane,
+    connection: Connection,
+) -> list[Decision]:
+    """The same, but that a job is submitted instead of started, and starts once the backend has admitted it."""
+    active = control_plane.jobs.active(connection)
+    observed = dict(zip((job.id for job in active), control_plane.compute.observe_submitted(active), strict=True))
+    submitted = {job_id for job_id, seen in observed.items() if seen is not None}
+    decisions = apply_quota_decisions(context, jobs, decisions, control_plane, connection, submitted)
+    full = describe_full(observed.values(), control_plane.settings.scheduler)
+    return [
+        queue_decision(decision, observed.get(job.id), full) if decision.start else decision
+        for job, decision in zip(jobs, decisions, strict=True)
+    ]
+
+
+def queue_decision(decision: Decision, seen: Observation | None, full: str) -> Decision:
+    """`full` says why no further job is submitted."""
+    match next_step(seen):
+        case Step.RUN:
+            return decision
+        case Step.WAIT:
+            assert seen is not None
+            return replace(decision, start=False, wait=seen.detail or "waits in the queue of the cluster")
+        case Step.SUBMIT:
+            return replace(decision, start=False, submit=not full, wait=full)
 
 
 def mark_queued_runs(
@@ -138,9 +179,18 @@ def is_still_ending(instance: dg.DagsterInstance, job: JobRecord, control_plane:
     if unfinished:
         report_dead_workers(instance, unfinished)
         return True
-    if still_runs := control_plane.compute.has_processes(job):
+    if still_runs := control_plane.compute.has_processes(job) and not is_resubmitted(job, control_plane):
         control_plane.compute.terminate_processes(job)
     return still_runs
+
+
+def is_resubmitted(job: JobRecord, control_plane: ControlPlane) -> bool:
+    """Whether what the backend has of a resumed job was submitted since then, and only waits for its run."""
+    if not control_plane.compute.queues_jobs:
+        return False
+    with control_plane.database.read() as connection:
+        resumed_at = control_plane.jobs.resumed_at(job.id, connection)
+    return control_plane.compute.queued_until(job) >= resumed_at
 
 
 def report_dead_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:

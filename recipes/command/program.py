@@ -23,7 +23,7 @@ from recipes.command.workspace import (
 )
 from recipes.contracts.command_job import Script
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Job, Result
+from recipes.contracts.job import FAILED_FILE, Job, Result
 from recipes.contracts.quantities import parse_duration, pluralize
 from recipes.contracts.results import Usage, read_usage, result_folder, write_usage
 from recipes.job_processes import NODE_RANK_VARIABLE, kill_job_processes
@@ -87,6 +87,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])
+    (work / FAILED_FILE).unlink(missing_ok=True)
     if left := kill_job_processes(job.id, os.environ.get(NODE_RANK_VARIABLE)):
         log_line(f"ended {pluralize(left, 'process')} of an earlier attempt")
     nodes = make_node_group(job, store, os.environ)
@@ -124,6 +125,8 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     code = running.run()
     usage = measure_usage()
     stopped = running.stop_requested  # later, what it did is done: asked as its files were stored, it did all once more
+    if code != 0 and not stopped:
+        (work / FAILED_FILE).touch()
     signal_name = None if stopped else killing_signal(code, running.stderr_tail)
 
     def store_results() -> dict[str, Artifact]:

@@ -4,10 +4,11 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel, Name
 from recipes.contracts.job import Distributed, Hardware, Schedule
+from recipes.contracts.pod_settings import Environment, PodSettings, Text
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE
 
@@ -16,19 +17,10 @@ RECIPE_KEYS = ("parameters", "recipe", "model")
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DATASET_URI = re.compile(rf"{uris.DATASETS}/([A-Za-z][\w.-]*)/([0-9]+)/?")
 CHECKPOINTS_URI = re.compile(rf"{uris.CHECKPOINTS}(/[A-Za-z0-9][\w.=-]*)+/?")
 
 
-def reject_null(text: str) -> str:
-    """The text as it is, if a process can be given it."""
-    if "\0" in text:
-        raise ValueError("it holds a null character, which no process can be given")
-    return text
-
-
-Text = Annotated[str, AfterValidator(reject_null)]
 Word = Annotated[Text, Field(min_length=1)]
 
 
@@ -37,15 +29,7 @@ class Script(FrozenModel):
 
     image: str | None = Field(None, min_length=1, description="on a cluster; scheduler.default_image where none is given")
     command: tuple[Word, ...] = Field(min_length=1)
-    env: dict[str, Text] = {}
-
-    @field_validator("env")
-    @classmethod
-    def are_variables(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not VARIABLE_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a variable: use letters, digits and '_'")
-        return value
+    env: Environment = {}
 
 
 class Storage(FrozenModel):
@@ -90,6 +74,7 @@ class CommandJob(Script):
     distributed: Distributed | None = None
     storage: Storage = Storage()
     schedule: Schedule = Schedule()
+    pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
     files: dict[str, str] = {}
     git_commit: str | None = Field(None, pattern=r"^[0-9a-f]{7,64}$")
 

@@ -1,12 +1,14 @@
 """The contract between graph and programs: jobs, resources, rewinds and results."""
 
 import hashlib
+import math
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel, YamlModel
+from recipes.contracts.pod_settings import Environment, PodSettings
 from recipes.contracts.quantities import Duration, parse_duration, validate_quantity
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact, canonical_json
@@ -26,6 +28,11 @@ UNSTABLE_INTERVAL_STEPS = 500
 """Between two checkpoints of a run whose loss has left its band before, at most."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
+GRACE_PERIOD = "300s"
+"""From SIGTERM to SIGKILL, to save a checkpoint (row J3)."""
+RETRIES = 11
+"""Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two kinds, and one of two others); the rest
+is for killed processes."""
 
 
 Quantity = Annotated[str, AfterValidator(validate_quantity)]
@@ -67,6 +74,13 @@ class Hardware(YamlModel):
     cpu: int | None = Field(None, ge=0, le=MAX_PROCESSORS)
 
 
+class Elastic(YamlModel):
+    """Permission to train on fewer nodes than a job asks for, where those are not free: same samples in the same order."""
+
+    min_nodes: int = Field(ge=1, le=MAX_COUNT)
+    wait: Duration = Field("10m", description="how long all nodes are waited for")
+
+
 class Distributed(YamlModel):
     """Shape of a multi-process job (specification row H1)."""
 
@@ -85,6 +99,17 @@ class Distributed(YamlModel):
     sharding: Literal["full_shard"] | None = None
     gang_scheduling: bool = True
     rdma: Literal["auto", "enabled", "disabled"] = "auto"
+    elastic: Elastic | None = Field(
+        None, exclude_if=lambda value: value is None, description="on a cluster; all nodes or none when unset"
+    )
+
+    @model_validator(mode="after")
+    def validate_elastic(self) -> Self:
+        if self.elastic and self.elastic.min_nodes >= self.num_nodes:
+            raise ValueError(
+                f"elastic.min_nodes is {self.elastic.min_nodes}, but must be less than num_nodes {self.num_nodes}"
+            )
+        return self
 
     @model_validator(mode="after")
     def validate_tensor_parallel(self) -> Self:
@@ -105,6 +130,28 @@ class Schedule(FrozenModel):
     checkpoint_interval: Duration | None = Field(None, description="instead of the recipe's")
     preemptible: bool = False
     priority: Literal["low", "medium", "high"] = "medium"
+    # Left out at their defaults: jobs that were submitted before there were these keys keep their documents.
+    grace_period: Duration = Field(
+        GRACE_PERIOD,
+        exclude_if=lambda value: value == GRACE_PERIOD,
+        description="on a cluster, from the request to stop until the job is killed",
+    )
+    retries: int = Field(
+        RETRIES,
+        ge=0,
+        le=MAX_COUNT,
+        exclude_if=lambda value: value == RETRIES,
+        description="restarts after faults without progress; preemptions and lost nodes do not count",
+    )
+
+    @property
+    def grace_seconds(self) -> int:
+        return math.ceil(parse_duration(self.grace_period))
+
+    @property
+    def shutdown_seconds(self) -> int:
+        """Grace period that torchrun gives its processes: shorter, so that torchrun can exit cleanly too."""
+        return max(1, self.grace_seconds * 9 // 10)
 
 
 class CheckpointPolicy(YamlModel):
@@ -167,6 +214,9 @@ class Job(FrozenModel):
     pods: int = Field(1, ge=1, description="on a cluster, of programs that can share their work through the store: prepare")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     schedule: Schedule = Schedule()
+    # Left out where they are empty: jobs that were submitted before there were these keys keep their documents.
+    env: Environment = Field({}, exclude_if=lambda value: not value, description="more variables of the program")
+    pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
 
     @property
     def gpus(self) -> int:
@@ -212,6 +262,9 @@ EXIT_FILE = "exit.json"
 
 OUT_OF_MEMORY_FILE = "memory_ran_out"
 """In the work folder of a job: the kernel ended its program for want of memory, so that the program could not say so."""
+
+FAILED_FILE = "failed"
+"""In the work folder of a job: its program has failed on this node, and stores what it leaves together with other nodes."""
 
 EXIT_BAD_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: restarting would not help (facts: Kubernetes fails such a job at once)."""

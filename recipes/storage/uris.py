@@ -46,6 +46,11 @@ def attempt_folder(job_id: str, program: str, attempt: int) -> str:
     return f"{program_folder(job_id, program)}/{attempt:06d}"
 
 
+def node_log(job_id: str, program: str, attempt: int, node_rank: int) -> str:
+    """Folder of the log of one node of an attempt: segments that never change, in the order of their names."""
+    return f"{attempt_folder(job_id, program, attempt)}/logs/node-{node_rank}"
+
+
 def run_artifacts(run_id: str, *path: str) -> str:
     """What was logged to a run or to a logged model."""
     return "/".join((f"{RUNS}/{run_id}/artifacts", *path))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pydantic import ValidationError
 
@@ -54,16 +54,14 @@ class JobRef:
 
 log = logging.getLogger(__name__)
 
-MAX_RESTARTS = 11
-"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two
-kinds, and one of two others); the rest is for killed processes and lost nodes.
-"""
 POLL_SECONDS = 0.2
 MAX_LINES_PER_POLL = 200
 """Each line becomes a Dagster event, which takes up to 40 ms: a script that printed 100,000 lines in two seconds otherwise
 kept its run busy for over an hour.
 """
 MAX_LINE_CHARACTERS = 10_000
+LINE_SEARCH_BYTES = 65_536
+"""Read at a time to find the last end of a line: the log of weeks is not read whole for it."""
 GRACE_SECONDS = 300
 """Time from SIGTERM to SIGKILL (row J3)."""
 SHUTDOWN_SECONDS = 270
@@ -81,12 +79,16 @@ RETRY_SECONDS = 1.0
 class Phase(StrEnum):
     """State of a job."""
 
-    PENDING = "pending"  # not admitted, or not scheduled yet
+    PENDING = "pending"  # not admitted: waits for capacity
+    STARTING = "starting"  # admitted, and its first attempt has not begun
     SUSPENDED = "suspended"  # had to give its nodes back; will be resumed
     RUNNING = "running"
     RESTARTING = "restarting"  # killed or preempted; resumes from its last checkpoint
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+ENDED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks while a job runs: for each new line of its log, and for each change of its phase."""
+    """Callbacks while a job runs: for each new line of its log, and for each change of its phase.
+
+    `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
+    evicted is interrupted just as one whose run is cancelled.
+    """
 
     line: Callable[[str], None]
     phase: Callable[[Observation], None]
+    is_cancelled: Callable[[], bool] = lambda: True
 
 
 class JobFailed(Exception):
@@ -121,6 +128,9 @@ class JobFailed(Exception):
 class Compute(ABC):
     """A compute backend. Implementations keep no state in memory that a restarted supervisor would miss."""
 
+    queues_jobs: ClassVar[bool] = False
+    """Whether submitted jobs wait in a queue of the backend. Their supervisors then start at admission, not before."""
+
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
         self.credentials: Credentials = credentials or NoCredentials()
@@ -132,6 +142,17 @@ class Compute(ABC):
     @abstractmethod
     def observe(self, job: JobKey) -> Observation:
         """Return the state of a submitted job. Restarts its program where that is allowed."""
+
+    def observe_submitted(self, jobs: Sequence[JobKey]) -> list[Observation | None]:
+        """Return the state of each job. None: it is not submitted, or has ended and its end was reported."""
+
+        def find(job: JobKey) -> Observation | None:
+            try:
+                return self.observe(job)
+            except FileNotFoundError:
+                return None
+
+        return [find(job) for job in jobs]
 
     @abstractmethod
     def cancel(self, job: JobKey) -> None:
@@ -157,6 +178,9 @@ class Compute(ABC):
     def queued_until(self, job: JobKey) -> int:
         """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
 
+    def acknowledge_end(self, job: JobKey) -> None:  # noqa: B027 - only a backend whose jobs end unwatched needs it
+        """Note that the end of the job was reported to its supervisor: the next `submit` starts it again."""
+
     def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
         """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
         offset = min(offset, self.log_size(job))  # its work folder may have been deleted meanwhile
@@ -164,13 +188,19 @@ class Compute(ABC):
         whole = data[: data.rfind(b"\n") + 1]
         return whole.decode(errors="replace"), offset + len(whole)
 
+    def last_line_end(self, job: JobKey) -> int:
+        """Where the last whole line of the log ends."""
+        end = self.log_size(job)
+        while end > 0:
+            start = max(0, end - LINE_SEARCH_BYTES)
+            if (found := self.read_log(job, start, end - start).rfind(b"\n")) >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
     def result(self, job: Job) -> Result | None:
         """The job's result once it has succeeded; None for the result of different work under the same id."""
-        try:
-            result = Result.model_validate_json(Store(job.store).get_bytes(job.result_uri))
-        except (FileNotFoundError, ValidationError):
-            return None
-        return result if result.work_digest == job.work_digest else None
+        return read_result(Store(job.store), job)
 
     def run(self, job: Job, follower: Follower) -> Result:
         """Run the job to its end, or attach to it where an earlier supervisor was interrupted.
@@ -185,7 +215,7 @@ class Compute(ABC):
             follower.line(f"{job.program} {job.id} was done before")
             self.credentials.revoke(job)
             return done
-        _, offset = self.read_lines(job, 0)
+        offset = self.last_line_end(job)
         self.submit(job)
         progress = Progress(offset)
         last_poll = time.monotonic()
@@ -209,9 +239,10 @@ class Compute(ABC):
         except (BadConfiguration, JobFailed):
             raise
         except BaseException:
-            # Dagster cancels a run by raising an exception in its worker: the job is no longer wanted.
-            self.cancel(job)
-            self.credentials.revoke(job)
+            # Dagster cancels a run by raising an exception in its worker.
+            if follower.is_cancelled():
+                self.cancel(job)
+                self.credentials.revoke(job)
             raise
 
     def _poll(self, job: Job, follower: Follower, progress: "Progress") -> Result | None:
@@ -227,11 +258,23 @@ class Compute(ABC):
             follower.phase(observation)
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
-        if done or observation.phase is Phase.FAILED:
+        if observation.phase in ENDED_PHASES:
+            self.acknowledge_end(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
+        if observation.phase is Phase.SUCCEEDED and not done:
+            raise JobFailed(f"{job.program} {job.id} ended without a result at {job.result_uri}", ExitReason.UNKNOWN)
         return done
+
+
+def read_result(store: Store, job: Job) -> Result | None:
+    """The result that a job left in a store; None for the result of different work under the same id."""
+    try:
+        result = Result.model_validate_json(store.get_bytes(job.result_uri))
+    except (FileNotFoundError, ValidationError):
+        return None
+    return result if result.work_digest == job.work_digest else None
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:

@@ -118,4 +118,5 @@ def plan_command(job: JobRecord, dataset: Artifact | None, *, store: StoreAddres
         distributed=command.distributed,
         checkpoint=checkpoint_policy(command),
         schedule=command.schedule,
+        pod=command.pod,
     )

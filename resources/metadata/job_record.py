@@ -8,6 +8,7 @@ from pydantic import Field
 
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import Program, Schedule
+from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.results import find_trained_role
 from recipes.contracts.rewind import Rewind
 from recipes.storage.manifest import Artifact
@@ -88,6 +89,16 @@ class JobRecord:
     def schedule(self) -> Schedule:
         """The limits that its submission gave."""
         return Schedule.model_validate(self.config.get("schedule") or {})
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The variables that its submission gave."""
+        return self.config.get(ENV_KEY) or {}
+
+    @property
+    def pod(self) -> PodSettings:
+        """What its submission said of its pods."""
+        return PodSettings.model_validate(self.config.get("pod") or {})
 
     @property
     def replay_of(self) -> str | None:

@@ -28,6 +28,7 @@ from resources.metadata.job_record import (
     mask_config,
 )
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.started_event import emit_started
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
 from resources.metadata.tracking.runs import Runs
@@ -200,7 +201,7 @@ class Jobs:
                 values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
                 connection.execute(update(table).where(table.c.id == identifier).values(**values))
                 self._update_run(job, "running", connection)
-                emit(connection, "jobs", "job.started", identifier, {"job_id": identifier, "node_ids": [], "gpu_ids": []})
+                emit_started(connection, identifier)
             return self.get(identifier, connection)
 
     def resume(self, identifier: str, resumed: ResumeHistory, facts: Mapping[str, Any]) -> JobRecord:

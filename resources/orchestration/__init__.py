@@ -1,1 +1,1 @@
-"""The Dagster instance: storages, daemon, PostgreSQL schema. Only this folder and `compute` import Dagster."""
+"""The Dagster instance: configuration, storages, launchers of run workers, daemon. Only this folder imports Dagster here."""

@@ -19,6 +19,7 @@ from rich.console import Console
 from recipes.contracts.job import BadConfiguration
 from resources.compute.local.capacity import GPU_POOL, max_running_jobs
 from resources.installation import DAGSTER_FILE, SOURCE
+from resources.orchestration.kubernetes_instance import KUBERNETES, kubernetes_instance
 from resources.orchestration.postgres_schema import is_postgresql, locked_schema
 from resources.settings.settings import Settings
 from resources.stack.detached_process import write_atomic, write_json_atomic
@@ -63,10 +64,11 @@ def prepare_instance(
 ) -> None:
     """Configure the instance, and let Dagster's own `commands` bring its storage to this release unless it is there."""
     home, max_parallel_jobs = settings.dagster_home, max_running_jobs(settings.scheduler)
+    config = render_instance_config((SOURCE / DAGSTER_FILE).read_text(), storage, max_parallel_jobs)
+    if settings.scheduler.backend == KUBERNETES:
+        config |= kubernetes_instance(settings)
     # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
-    write_atomic(
-        home / "dagster.yaml", render_instance_config((SOURCE / DAGSTER_FILE).read_text(), storage, max_parallel_jobs)
-    )
+    write_atomic(home / "dagster.yaml", yaml.safe_dump(config, sort_keys=False))
     expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
     recorded = note.read()
     if recorded == expected:
@@ -75,7 +77,8 @@ def prepare_instance(
         if recorded.get("dagster") != expected["dagster"]:
             for command in commands:
                 run_instance_command(settings, command)
-        if recorded.get(GPU_POOL, 1) != max_parallel_jobs:  # dagster.yaml has 1
+        limited = settings.scheduler.backend != KUBERNETES
+        if limited and recorded.get(GPU_POOL, 1) != max_parallel_jobs:  # dagster.yaml has 1
             run_instance_command(settings, "concurrency", "set", GPU_POOL, str(max_parallel_jobs))
     note.write(expected)
 
@@ -108,14 +111,14 @@ def postgres_storage_config(name: str) -> dict[str, Any]:
     return {"module": "resources.dagster_postgres_storage", "class": "OwnSchemaStorage", "config": {"schema": name}}
 
 
-def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs: int) -> str:
+def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs: int) -> dict[str, Any]:
     """`dagster.yaml` of an instance with that storage, where so many jobs run at the same time: what they wait for must find
     room beside them.
     """
-    document = yaml.safe_load(text)
+    document: dict[str, Any] = yaml.safe_load(text)
     document["storage"] = {"custom": storage}
     document["concurrency"]["runs"]["max_concurrent_runs"] += max_parallel_jobs - 1
-    return yaml.safe_dump(document, sort_keys=False)
+    return document
 
 
 def run_instance_command(settings: Settings, *arguments: str) -> None:

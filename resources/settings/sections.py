@@ -7,11 +7,12 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from recipes.contracts.quantities import Duration
+from recipes.contracts.pod_settings import ObjectName, Toleration, VolumeClaim
+from recipes.contracts.quantities import Duration, validate_quantity
 from resources.compute.backends import check_backend
 
 
@@ -46,10 +47,28 @@ class Server(Section):
     )
 
 
+class RunPods(Section):
+    """Pods of Dagster's runs on a cluster: each supervises a job, or records what one has made."""
+
+    namespace: str = Field("hanzo", description="of the control plane, which runs Dagster's daemon")
+    image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
+    service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
+    config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
+    secrets: tuple[str, ...] = Field(("hanzo-ml-secrets",), description="Secrets whose keys become environment variables")
+    env: dict[str, str] = Field({}, description="further environment variables, such as PYTHONPATH")
+    memory: str = Field("250M", description="memory limit; a run pod loads neither PyTorch nor data")
+    max_launched: int = Field(
+        20,
+        ge=1,
+        description="runs launched in the Dagster UI at a time: they wait for admission in their pods",
+    )
+
+
 class Dagster(Section):
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=1, le=65535)
     code_server_port: int = Field(3030, ge=1, le=65535)
+    run_pods: RunPods = RunPods()
 
     @field_validator("host")
     @classmethod
@@ -272,8 +291,23 @@ class Quota(Section):
     preemptible: bool = Field(False, description="whether the nodes of all its jobs may be taken away")
 
 
+class Capacity(Section):
+    """What jobs may use at a time of the nodes with one type of GPU, or of those without: Kueue's nominal quota."""
+
+    gpus: int = Field(0, ge=0)
+    cpu: int = Field(ge=0)
+    memory: Annotated[str, AfterValidator(validate_quantity)]
+
+
+CPU_FLAVOR = "cpu"
+"""Key of `scheduler.capacity` for nodes without GPUs."""
+
+
 class Scheduler(Section):
     backend: str = Field("local", description="what runs jobs: a folder of resources/compute")
+    kubeconfig: str | None = Field(
+        None, description="file that leads to the cluster; the service account of this process's pod when unset"
+    )
     namespace: str = "hanzo-ml"
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
@@ -286,10 +320,22 @@ class Scheduler(Section):
     )
     quotas: dict[str, Quota] = Field({}, description="of organizations, by name; one that is not named has none")
     checkpoint_bucket: str = "hanzo-ml-checkpoints"
-    gang_backend: Literal["kueue", "indexed_job"] = Field(
-        "kueue", description="a JobSet behind Kueue, or an Indexed Job where the cluster has neither (checklist Z9)"
+    gang_backend: Literal["kueue", "indexed_job", "coscheduling", "volcano"] = Field(
+        "kueue",
+        description="what starts all pods of a job together: a JobSet behind Kueue, a plain Indexed Job, or one with the "
+        "PodGroup of the Coscheduling plugin or of Volcano (checklist Z9)",
     )
-    queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace")
+    queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace, or Volcano's queue")
+    cluster_queue: str = Field("hanzo-ml", description="Kueue's ClusterQueue, which holds the quota of `capacity`")
+    capacity: dict[str, Capacity] = Field(
+        {},
+        description="quota by GPU type, and of nodes without GPUs as `cpu`, for `hanzo-ml cluster render`: "
+        "{gpus, cpu, memory}",
+    )
+    coscheduler: str = Field(
+        "scheduler-plugins-scheduler",
+        description="scheduler that runs the Coscheduling plugin, for gang_backend coscheduling",
+    )
     priority_classes: PriorityClasses = PriorityClasses()
     gpu_type_label: str = Field("ml.hanzo.ai/gpu-type", description="label of nodes whose value is one of gpu_types")
     rdma_resource: str | None = Field(
@@ -298,8 +344,29 @@ class Scheduler(Section):
         description="of InfiniBand or RoCE devices, as their plugin calls it, such as rdma/hca: a pod of a job on several "
         "nodes gets one, unless distributed.rdma is disabled; none when unset",
     )
-    job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
+    job_secret: ObjectName | None = Field(
+        None, description="Secret whose keys every pod gets as variables, such as HF_TOKEN; none when unset"
+    )
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
+    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
+    volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")
+    spot_tolerations: tuple[Toleration, ...] = Field(
+        (), description="taints of nodes that may be taken away, which pods of preemptible jobs accept"
+    )
+    user_secrets: tuple[ObjectName, ...] = Field(
+        (), description="Secrets that jobs may name where people sign in, as pod.secrets or pod.image_pull_secrets"
+    )
+    user_claims: tuple[ObjectName, ...] = Field((), description="claims that jobs may mount where people sign in")
+
+    @model_validator(mode="after")
+    def check_capacity(self) -> Self:
+        for name, capacity in self.capacity.items():
+            if name != CPU_FLAVOR and name not in self.gpu_types:
+                known = ", ".join((*self.gpu_types, CPU_FLAVOR))
+                raise ValueError(f"capacity: '{name}' is not one of gpu_types: use one of {known}")
+            if name == CPU_FLAVOR and capacity.gpus:
+                raise ValueError(f"capacity.{CPU_FLAVOR} is of nodes without GPUs: remove its `gpus`")
+        return self
 
     @field_validator("backend")
     @classmethod

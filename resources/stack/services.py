@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from resources.installation import CHECKOUT, SOURCE, WORKSPACE_FILE
 from resources.settings.settings import Settings
 
+CONTROLLER = "resources.compute.kubernetes.controller"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
 
@@ -85,6 +86,7 @@ def list_services(settings: Settings) -> list[Service]:
             after=("code-server",),
         ),
         *([Service("relay", (python, "-m", "resources.outbox_relay"))] if settings.stream.brokers else []),
+        *([Service("controller", (python, "-m", CONTROLLER))] if settings.scheduler.backend == "kubernetes" else []),
     ]
 
 

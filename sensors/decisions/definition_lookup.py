@@ -1,6 +1,7 @@
 """Look up the definition that a dataset or model belongs to."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -31,6 +32,23 @@ def find_model_dataset(context: dg.SensorEvaluationContext, model: str) -> str |
 def find_model_recipe(context: dg.SensorEvaluationContext, model: str) -> str | None:
     """The recipe that a model's definition names; None where there is no such definition."""
     return read_definition_metadata(context, model, RECIPE_METADATA)
+
+
+@dataclass(frozen=True)
+class DefinedModel:
+    """The part of a model's definition that a training job is planned with."""
+
+    name: str
+    dataset: str
+    recipe: str
+
+
+def find_model(context: dg.SensorEvaluationContext, name: str) -> DefinedModel:
+    """Raises KeyError: the model has no definition."""
+    dataset, recipe = find_model_dataset(context, name), find_model_recipe(context, name)
+    if dataset is None or recipe is None:
+        raise KeyError(name)
+    return DefinedModel(name, dataset, recipe)
 
 
 def takes_defined_name(context: dg.SensorEvaluationContext, model: str, name: str) -> bool:

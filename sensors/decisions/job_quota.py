@@ -17,13 +17,18 @@ from sensors.decisions.job_runs import PARTITION_TAG, UNFINISHED
 
 
 def apply_quotas(
-    context: dg.SensorEvaluationContext, starting: Sequence[JobRecord], scheduler: Scheduler, active: Sequence[JobRecord]
+    context: dg.SensorEvaluationContext,
+    starting: Sequence[JobRecord],
+    scheduler: Scheduler,
+    active: Sequence[JobRecord],
+    submitted: Collection[str] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Which of the jobs that could start wait for their organization's quota, and which never fit it, each with why.
 
     Args:
         starting: queued jobs, oldest first.
         active: all jobs that run or are queued.
+        submitted: ids of the jobs in the queue of the backend, which counts their GPUs; None of one without a queue.
     """
     quotas = scheduler.quotas
     limited = [job for job in active if job.organization in quotas]
@@ -33,7 +38,7 @@ def apply_quotas(
     least = 1 if gpu_names(scheduler) else 0
     recipe_named = cache(Recipe.named)  # a file is read and checked in milliseconds, and thousands of jobs may be queued
     wanted = {job.id: max(count_requested_gpus(context, job, recipe_named), least) for job in limited}
-    working = jobs_with_runs(context.instance)
+    working = {*jobs_with_runs(context.instance), *(submitted or ())}
     never = {
         job.id: f"it {problem}"
         for job in starting
@@ -41,7 +46,13 @@ def apply_quotas(
         if (problem := impossible_reason(quotas[job.organization], wanted[job.id]))
     }
     fitting = [job for job in starting if job.id not in never]
-    return explain_quota_waits(fitting, limited, working, quotas, wanted), never
+    limits = quotas if submitted is None else job_count_quotas(quotas)
+    return explain_quota_waits(fitting, limited, working, limits, wanted), never
+
+
+def job_count_quotas(quotas: Mapping[str, Quota]) -> dict[str, Quota]:
+    """The quotas without their GPUs."""
+    return {organization: quota.model_copy(update={"max_gpus": None}) for organization, quota in quotas.items()}
 
 
 def count_requested_gpus(context: dg.SensorEvaluationContext, job: JobRecord, recipe_named: Callable[[str], Recipe]) -> int:

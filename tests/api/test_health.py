@@ -272,7 +272,9 @@ def test_a_bad_setting_is_one_line(refused: Refused) -> None:
 
 def test_unknown_compute_backend_is_refused_at_start(refused: Refused) -> None:
     line = refused(HANZO_ML_SCHEDULER_BACKEND="slurm")
-    assert line.endswith("HANZO_ML_SCHEDULER_BACKEND: 'scheduler.backend': unknown backend 'slurm', available: local")
+    assert line.endswith(
+        "HANZO_ML_SCHEDULER_BACKEND: 'scheduler.backend': unknown backend 'slurm', available: kubernetes, local"
+    )
 
 
 def test_several_workers_over_sqlite_are_refused(refused: Refused) -> None:

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration, Distributed
+from recipes.launch.pod import HEARTBEAT_PORT, RENDEZVOUS_PORT
 from resources.compute.kubernetes.job_manifest import out_of_reach, render
-from resources.compute.kubernetes.pod_manifest import RENDEZVOUS_PORT, USER_ID
+from resources.compute.kubernetes.pod_manifest import USER_ID
 from resources.installation import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler
@@ -94,7 +95,6 @@ def test_secrets_are_named_and_nowhere_written() -> None:
         assert container["envFrom"] == [{"secretRef": {"name": "hanzo-ml-secrets"}}]
         assert not {variable["name"] for variable in container["env"]} & variables
     assert all(f"--from-literal={variable}=" in instructions for variable in variables)
-    assert f"generic {Scheduler().job_secret} " in instructions
 
 
 def test_variables_that_kubernetes_would_add_for_our_service_are_kept_out(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_jobs_reach_store_api_each_other_and_names_and_nothing_else(gang_backend
         [selector] = peer.values()
         [label] = selector["matchLabels"].values()
         allowed[label] = [(port["protocol"], port["port"], port.get("endPort")) for port in rule["ports"]]
-    gang = [("TCP", RENDEZVOUS_PORT, None), ("TCP", 32768, 60999)]
+    gang = [("TCP", HEARTBEAT_PORT, None), ("TCP", RENDEZVOUS_PORT, None), ("TCP", 32768, 60999)]
     assert allowed == {
         "hanzo-ml-job": gang,
         the("Deployment")["spec"]["template"]["metadata"]["labels"]["app"]: [("TCP", 8057, None)],

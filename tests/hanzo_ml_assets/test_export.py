@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.definition_schema import DeploymentTarget, EvaluationSuite, Export, ModelDefinition
+from hanzo_ml_assets.evaluation import evaluation_job
 from hanzo_ml_assets.export import choose_served_export, export_job, register_exports, reuse_recorded_exports
-from recipes.contracts.job import Job, Result
+from recipes.contracts.job import Hardware, Job, Result
+from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.recipe import Recipe
 from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
@@ -150,3 +153,27 @@ def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlP
         assert reuse_recorded_exports(connection, version(plane), again, plane.store) == again, (
             "what is recorded is not there"
         )
+
+
+def test_programs_after_training_have_their_own_resources_and_the_job_s_pods(plane: ControlPlane) -> None:
+    pod = PodSettings(image_pull_secrets=("registry",))
+    job = replace(plane.jobs.read(RUN), config={"model": "m", "env": {"A": "b"}, "pod": pod.model_dump(mode="json")})
+    job = replace(job, artifacts={**job.artifacts, "test": job.artifacts["base"]})
+    target = DeploymentTarget(smoke_prompts=("Who?",))
+    usual = ModelDefinition(name="m", dataset="d", recipe="smollm2-135m-lora", deployment=target)
+    small = usual.model_copy(
+        update={
+            "evaluation": EvaluationSuite(resources=Hardware(gpus=1, memory="32Gi")),
+            "export": Export(resources=Hardware(cpu=16, memory="64Gi")),
+        }
+    )
+    recipe = Recipe.named("smollm2-135m-lora")
+    for definition, evaluated_on, exported_on in (
+        (usual, recipe.hardware, recipe.hardware),
+        (small, small.evaluation.resources, small.export.resources),
+    ):
+        evaluation = evaluation_job(definition, job, plane)
+        exported = export_job(definition, job, version(plane), plane)
+        assert (evaluation.hardware, exported.hardware) == (evaluated_on, exported_on)
+        assert evaluation.pod == exported.pod == pod and evaluation.env == {"A": "b"}
+        assert evaluation.work_digest == evaluation_job(usual, job, plane).work_digest, "where it runs is no part of it"

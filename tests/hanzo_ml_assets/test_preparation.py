@@ -12,12 +12,12 @@ from sqlalchemy import insert
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import SPLITS
-from hanzo_ml_assets.definition_schema import DatasetDefinition
+from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, newest_source_version, preparation_job
 from hanzo_ml_assets.run_tags import VERSION_TAG
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Result
+from recipes.contracts.job import Hardware, Result
 from recipes.contracts.parameters import PrepareParameters, SplitParameters, TokenizeParameters
 from recipes.storage.manifest import canonical_json
 from resources.compute.base import JobFailed
@@ -83,9 +83,13 @@ def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
 def test_the_job_has_the_processes_and_pods_that_were_asked_for(plane: ControlPlane) -> None:
     derivation = Derivation(plane.datasets.read("d@1", "default"), "d", PrepareParameters(), "ann")
     asked = submit(plane)
-    one = preparation_job(derivation, asked, plane)
-    more = preparation_job(derivation, replace(asked, config={**asked.config, "workers": 2, "pods": 3}), plane)
-    assert [(job.hardware.cpu, job.pods) for job in (one, more)] == [(1, 1), (2, 3)]
+    one = preparation_job(derivation, asked, plane, Preparation())
+    asks = replace(asked, config={**asked.config, "workers": 2, "pods": 3})
+    usual = Preparation(resources=Hardware(cpu=8, memory="16Gi"), workers=5)
+    more = preparation_job(derivation, asks, plane, usual)
+    by_definition = preparation_job(derivation, None, plane, usual)
+    assert [(job.hardware.cpu, job.pods) for job in (one, more, by_definition)] == [(1, 1), (2, 3), (8, 5)]
+    assert more.hardware.memory == "16Gi"
     assert more.work_digest == one.work_digest, "neither is a part of what comes out"
 
 
@@ -98,7 +102,7 @@ def test_another_tokenizer_of_the_same_name_is_another_place(plane: ControlPlane
     def place(tokenizer: str | None) -> str:
         wanted = PrepareParameters(tokenize=TokenizeParameters(tokenizer=tokenizer) if tokenizer else None)
         derivation = Derivation(plane.datasets.read("d@1", "default"), "d", wanted, "ann")
-        return preparation_job(derivation, None, plane).outputs["train"]
+        return preparation_job(derivation, None, plane, Preparation()).outputs["train"]
 
     first = place(folder.as_uri())
     assert place(folder.as_uri()) == first

@@ -18,6 +18,7 @@ from hanzo_ml_assets.training import build_checkpoint, complete_training, ensure
 from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts import recipe as recipes
 from recipes.contracts.job import BadConfiguration, Job, Machine, Result
+from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
 from recipes.contracts.results import TrainingFacts, UnsentPoint, result_folder, write_unsent_metrics
 from recipes.contracts.rewind import Rewind
@@ -177,6 +178,19 @@ def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> No
             "git_commit": plan.record.environment.git_commit,
         }.items()
     )
+    control_plane.database.close()
+
+
+def test_pods_and_limits_of_a_submission_reach_its_training(home: Path) -> None:
+    control_plane = ControlPlane()
+    schedule = {"retries": 2, "grace_period": "60s"}
+    pod = {"secrets": ["wandb"], "volumes": [{"claim": "data", "path": "/data"}]}
+    config = {**ASSISTANT, "schedule": schedule, "env": {"NCCL_DEBUG": "INFO"}, "pod": pod}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pods")
+    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), "pods", control_plane)
+    job = training_job(plan, control_plane)
+    assert (job.schedule.retries, job.schedule.grace_seconds, job.env) == (2, 60, {"NCCL_DEBUG": "INFO"})
+    assert job.pod == PodSettings.model_validate(pod)
     control_plane.database.close()
 
 

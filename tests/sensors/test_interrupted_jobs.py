@@ -13,8 +13,8 @@ import dagster as dg
 import pytest
 
 from resources.compute.local.backend import LocalCompute
-from resources.compute.run_launcher import ProcessRunLauncher
 from resources.metadata.job_record import ResumeHistory
+from resources.orchestration.process_launcher import ProcessRunLauncher
 from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, start_detached, stop_process
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG

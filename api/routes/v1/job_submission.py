@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from api.auth.permissions import Caller
 from recipes.contracts.frozen_model import Name
 from recipes.contracts.job import BadConfiguration, Schedule
+from recipes.contracts.pod_settings import Environment, PodSettings
 from recipes.contracts.quantities import explain_zero_duration
 from recipes.contracts.recipe import Recipe
 from recipes.extras import TRAIN, lacking
@@ -18,6 +19,7 @@ from resources.estimate.past_runs import newest_run_params
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.job_record import MASK
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_names import checked_model_name
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
@@ -39,6 +41,8 @@ class NewJob(BaseModel):
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
     schedule: Schedule | None = None
+    env: Environment = Field({}, exclude_if=lambda value: not value)
+    pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +72,9 @@ def queue_job(
     quota = settings.scheduler.quotas.get(caller.organization)
     refuse_incomplete(body)
     refuse_zero_durations(body.schedule)
+    refuse_masks(body.env)
+    allow_variables(settings, body.env)
+    allow_pod_settings(settings, body.pod)
     refuse_missing_packages(settings)
     base = find_recipe(body.recipe)
     recipe = with_parameters(base, body.parameters)
@@ -139,7 +146,7 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
 
 def refuse_zero_durations(schedule: Schedule | None) -> None:
     """Of a job that was given no seconds, each start failed. Raises HanzoError."""
-    for key in ("max_duration", "checkpoint_interval"):
+    for key in ("max_duration", "checkpoint_interval", "grace_period"):
         given = getattr(schedule, key, None)
         if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
             raise invalid(problem)
@@ -181,6 +188,46 @@ def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
             ErrorCode.PERMISSION_DENIED,
             "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it",
         )
+
+
+def allow_variables(settings: Settings, env: Mapping[str, str]) -> None:
+    """Some variables, such as LD_PRELOAD, decide what code a process runs: here one of this server's own user.
+
+    Raises:
+        HanzoError: people sign in here, and jobs run on this machine.
+    """
+    if env and settings.auth.verify_tokens and settings.scheduler.backend == "local":
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "env would set variables of a process with the rights of this server's own user, so none is accepted where "
+            "people sign in: remove it, or have the operator run jobs on a cluster (scheduler.backend)",
+        )
+
+
+def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
+    """Secrets and volumes of the jobs' namespace may belong to others, or to the platform.
+
+    Raises:
+        HanzoError: people sign in here, and the job names one that the settings do not list.
+    """
+    if not settings.auth.verify_tokens:
+        return
+    named = {
+        "user_secrets": (*pod.secrets, *pod.image_pull_secrets),
+        "user_claims": tuple(volume.claim for volume in pod.volumes),
+    }
+    for key, names in named.items():
+        if denied := sorted({*names} - {*getattr(settings.scheduler, key)}):
+            raise HanzoError(
+                ErrorCode.PERMISSION_DENIED,
+                f"pod names {denied[0]!r}, which jobs may not use: ask the operator to add it to scheduler.{key}",
+            )
+
+
+def refuse_masks(env: Mapping[str, str]) -> None:
+    """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
+    if masked := next((name for name, value in env.items() if value == MASK), None):
+        raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
 
 
 def find_recipe(name: str | None) -> Recipe:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Query, Response
@@ -15,17 +15,17 @@ from api.dependencies import CallerDep, ComputeDep, DatabaseDep, FromOwnUserDep,
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobIdFromKey
 from api.json_bodies import Deleted, TypedResponse, json_response
-from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
+from api.routes.v1.job_submission import NewJob, allow_pod_settings, queue_job, refuse_masks, refuse_zero_durations
 from api.routing import Router
-from api.schemas.v1.jobs import Job, JobWithLogs, job_json
+from api.schemas.v1.jobs import Job, JobWithLogs, job_json, job_with_logs_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
 from resources.compute.base import Compute, JobKey
-from resources.errors import ErrorCode, HanzoError, invalid
+from resources.errors import ErrorCode, HanzoError
 from resources.jobs.command import submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
-from resources.metadata.job_record import MASK
 from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, Jobs
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
 from resources.settings.settings import Settings
@@ -114,6 +114,7 @@ def submit(
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
+        allow_pod_settings(settings, body.pod)
         refuse_zero_durations(body.schedule)
         refuse_impossible_job(quota, count_gpus(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": apply_quota(body.schedule, quota)})
@@ -124,11 +125,15 @@ def submit(
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:
-    """A command has the rights of whoever started this server, so it is taken from that user alone.
+    """On this machine a command has the rights of whoever started this server, so it is accepted from that user alone.
+
+    On a cluster it has those of its pod, as every program.
 
     Raises:
         HanzoError: people sign in here, or somebody else sent it.
     """
+    if settings.scheduler.backend != "local":
+        return
     if settings.auth.verify_tokens:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
@@ -141,12 +146,6 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
             "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
             "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
         )
-
-
-def refuse_masks(env: Mapping[str, str]) -> None:
-    """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
-    if masked := next((name for name, value in env.items() if value == MASK), None):
-        raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
 
 
 @router.get("", Permission.JOBS_READ)
@@ -169,7 +168,8 @@ def list_jobs(
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return json_response({**job_json(job), "logs": read_last_lines(compute, job)})
+    states = ClusterJobs(database).of_job(job_id)
+    return json_response(job_with_logs_json(job, read_last_lines(compute, job), states))
 
 
 @router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)

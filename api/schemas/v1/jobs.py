@@ -1,5 +1,6 @@
 """Jobs and runs of pipelines as JSON (rows G1, G6, G9)."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -7,6 +8,8 @@ from typing_extensions import TypedDict
 from api.schemas.v1.runs import Status
 from recipes.contracts.results import EvaluationReport
 from recipes.storage.manifest import Artifact
+from resources.compute.base import Phase
+from resources.metadata.cluster_jobs import ClusterJob
 from resources.metadata.job_record import mask_config
 from resources.metadata.jobs import JobRecord
 
@@ -46,10 +49,26 @@ class Job(TypedDict):
     evaluation: Evaluation | None
 
 
+class ClusterState(TypedDict):
+    """How a program of a job stands on the cluster. `detail` says what it waits for or why it ended, in one line.
+
+    `queue_position` is 1 for the next one; `attempt` counts the starts; `reason` is why the newest ended attempt did.
+    """
+
+    program: str
+    phase: Literal["queued", "starting", "running", "suspended", "restarting", "succeeded", "failed"]
+    detail: str
+    queue_position: int | None
+    attempt: int
+    reason: str | None
+    admitted_at: int | None
+
+
 class JobWithLogs(Job):
-    """With the last lines of its program's log."""
+    """With the last lines of its program's log, and with `cluster` where its programs run on one."""
 
     logs: list[str]
+    cluster: NotRequired[list[ClusterState]]
 
 
 class Jobs(TypedDict):
@@ -68,3 +87,22 @@ class PipelineRun(Job):
 def job_json(job: JobRecord) -> Job:
     """`type` as it was submitted; variables of a job with a command have no values."""
     return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": mask_config(job.config)})
+
+
+def job_with_logs_json(job: JobRecord, logs: list[str], states: Sequence[ClusterJob]) -> JobWithLogs:
+    """`states` are those of its programs on a cluster."""
+    cluster = {"cluster": [cluster_json(state) for state in states]} if states else {}
+    return cast(JobWithLogs, {**job_json(job), "logs": logs, **cluster})
+
+
+def cluster_json(job: ClusterJob) -> ClusterState:
+    state = {
+        "program": job.program.value,
+        "phase": "queued" if job.phase is Phase.PENDING else job.phase.value,
+        "detail": job.detail,
+        "queue_position": job.queue_position,
+        "attempt": job.attempt,
+        "reason": job.reason.value if job.reason else None,
+        "admitted_at": job.admitted_at,
+    }
+    return cast(ClusterState, state)

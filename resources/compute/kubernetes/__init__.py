@@ -1,10 +1,10 @@
-"""From a job to the Kubernetes objects that run it, as pure functions: the same job and settings give the same objects.
+"""Jobs as gangs of pods on a Kubernetes cluster.
 
-`gang` says what a job is on a cluster, `pod_manifest` what each of its pods is and how its processes start, `job_manifest`
-renders it as a JobSet (behind Kueue) or an Indexed Job (a cluster without either) and writes YAML; `token_secret` is what
-it signs in with. Sources: specification rows A6, G2, G4, H1-H3, H8, J3, J6, J7, X2, X3, X6, Z9, Z10 and
-facts/kubernetes.md.
+- `backend`: what supervisors use. It writes and reads rows of `cluster_jobs`, and reads logs from the object store.
+- `controller`: the one process that calls the API server. It creates, follows and deletes the objects of all jobs
+  (`submission`), from copies of what the cluster has (`watch`, `view`), while it leads (`leader`).
+- Decisions are pure functions: `gang`, `pod_manifest`, `job_manifest` and `gangs` render a job's objects; `states` reads
+  what the cluster says about them; `phases`, `endings` and `exits` decide how a job stands and why its attempts ended.
 
-Only `TokenKeeper` calls a cluster. KubernetesCompute, which will submit these objects, with their token through it, and
-follow them, comes beside this package as another `Compute`. Until it is there, jobs run as `LocalCompute` runs them.
+Sources: specification rows A6, G2, G4, H1-H3, H8, J3, J6, J7, X2, X3, X6, Z9, Z10 and facts/kubernetes.md.
 """

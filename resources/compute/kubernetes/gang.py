@@ -4,10 +4,13 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from recipes.contracts.command_job import Script
-from recipes.contracts.job import BadConfiguration, Distributed, Job, Program
+from recipes.contracts.job import BadConfiguration, Distributed, Job, Program, StoreAddress
+from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.quantities import parse_duration
+from resources.compute.base import JobKey
 from resources.settings.sections import Scheduler
 
 # Names and labels of a job's objects: the same at every look, so that a supervisor that comes back finds its job again.
@@ -17,15 +20,21 @@ JOB_APP = "hanzo-ml-job"
 
 DOMAIN = "ml.hanzo.ai"
 MAX_NAME_CHARACTERS = 41
+"""Of the name without its generation. JobSet appends up to 18 characters for a pod (`-node-0-9999-abcde`), the generation 4
+(`-g99`), and a host name has at most 63."""
 
 
-def object_name(job: Job) -> str:
-    """A DNS-1123 label that starts with a letter, one for each program and job id.
+def object_name(job: JobKey, generation: int = 1) -> str:
+    """Name of a job's objects: a DNS-1123 label that starts with a letter, unique per program, job id and generation.
 
     Ids that the product makes stay readable; anything else (capitals, underscores, long names: a run id may be up to 256
-    characters, row F9) becomes a short form and a hash. At most `MAX_NAME_CHARACTERS` characters, because a JobSet adds up
-    to 22 in the names of its pods and a host name has 63.
+    characters, row F9) becomes a short form and a hash. The first generation has no suffix: a job rarely has another.
     """
+    return base_name(job) if generation == 1 else f"{base_name(job)}-g{generation}"
+
+
+def base_name(job: JobKey) -> str:
+    """The name that all generations of a job share."""
     program = job.program.replace("_", "-")
     if re.fullmatch(r"[0-9a-f]{32}", job.id) and len(whole := f"{program}-{job.id}") <= MAX_NAME_CHARACTERS:
         return whole
@@ -34,15 +43,26 @@ def object_name(job: Job) -> str:
     return f"{short}-{hashlib.sha256(f'{job.program}/{job.id}'.encode()).hexdigest()[:10]}"
 
 
-def labels(job: Job) -> dict[str, str]:
-    """What every object of a job carries."""
-    return {"app": JOB_APP, f"{DOMAIN}/program": job.program.value, f"{DOMAIN}/job": object_name(job)}
+PROGRAM_LABEL, JOB_LABEL = f"{DOMAIN}/program", f"{DOMAIN}/job"
+JOB_ID_ANNOTATION, DIGEST_ANNOTATION = f"{DOMAIN}/job-id", f"{DOMAIN}/work-digest"
+GENERATION_ANNOTATION = f"{DOMAIN}/generation"
 
 
-def annotations(job: Job) -> dict[str, str]:
-    """The id as it is, and what tells equal work from other work under the same id."""
-    return {f"{DOMAIN}/job-id": job.id, f"{DOMAIN}/work-digest": job.work_digest}
+def labels(job: JobKey) -> dict[str, str]:
+    """Labels of every object of a job, in all its generations."""
+    return {"app": JOB_APP, PROGRAM_LABEL: job.program.value, JOB_LABEL: base_name(job)}
 
+
+def annotations(job: Job, generation: int = 1) -> dict[str, str]:
+    """The id as it is, and what tells equal work from other work under the same name: digest and generation."""
+    return {
+        JOB_ID_ANNOTATION: job.id,
+        DIGEST_ANNOTATION: job.work_digest,
+        GENERATION_ANNOTATION: str(generation),
+    }
+
+
+DEFAULT_API = "http://ml.hanzo.svc:8057"
 
 # What a job is on a cluster: how many pods of what shape, and the job document as those pods read it.
 
@@ -55,9 +75,12 @@ class Gang:
     """Pods that start, restart and end together. `processes` is torchrun's number per pod; none: the program itself.
 
     Pods of a program that shares its work through the store (`Job.pods`) need no other to run, and may restart alone.
+    `generation` grows when the job is created again with another number of nodes; `max_seconds` is what is left then.
     """
 
     name: str
+    generation: int
+    api: str
     job: Job
     image: str
     nodes: int
@@ -69,18 +92,27 @@ class Gang:
     memory: str | None
     max_seconds: int
     queue: str
+    coscheduler: str
     priority_class: str
     namespace: str
-    secret: str
+    secret: str | None
+    image_pull_secrets: tuple[str, ...]
+    tolerations: tuple[Toleration, ...]
+    volumes: tuple[VolumeClaim, ...]
 
     @property
     def shares(self) -> bool:
         """Whether its pods need only the store to find each other."""
         return self.processes is None and self.nodes > 1
 
+    @property
+    def minimum_pods(self) -> int:
+        """How many of its pods must start together."""
+        return 1 if self.shares else self.nodes
 
-def plan_gang(job: Job, scheduler: Scheduler) -> Gang:
-    """The gang that runs a job.
+
+def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> Gang:
+    """The gang that runs a job. `used_seconds` of its `max_duration` went to earlier generations.
 
     Raises:
         BadConfiguration: the job asks for hardware that the settings do not know.
@@ -94,24 +126,43 @@ def plan_gang(job: Job, scheduler: Scheduler) -> Gang:
     # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
     on_gpus = distributed is not None and distributed.backend == "nccl"
     gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus
-    node_labels = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    gpu_label = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    spot = scheduler.spot_tolerations if job.schedule.preemptible else ()
     return Gang(
-        name=object_name(job),
+        name=object_name(job, generation),
+        generation=generation,
+        api=api_address(job, scheduler),
         job=in_pod(job, scheduler),
         image=job_image(job) or scheduler.default_image,
         nodes=distributed.num_nodes if distributed else job.pods,
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
         rdma=choose_rdma_resource(distributed, scheduler) if distributed and on_gpus else None,
-        node_labels=node_labels,
+        node_labels=job.pod.node_selector | gpu_label,
         cpu=hardware.cpu,
         memory=hardware.memory,
-        max_seconds=math.ceil(parse_duration(job.schedule.max_duration)),
+        max_seconds=max(1, math.ceil(parse_duration(job.schedule.max_duration) - used_seconds)),
         queue=scheduler.queue,
+        coscheduler=scheduler.coscheduler,
         priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
         namespace=scheduler.namespace,
         secret=scheduler.job_secret,
+        image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
+        tolerations=(*spot, *job.pod.tolerations),
+        volumes=merge_volumes(scheduler.volumes, job.pod.volumes),
     )
+
+
+def merge_volumes(common: tuple[VolumeClaim, ...], own: tuple[VolumeClaim, ...]) -> tuple[VolumeClaim, ...]:
+    """The claims of every job, then the job's own.
+
+    Raises:
+        BadConfiguration: both mount one at the same path.
+    """
+    paths = {volume.path for volume in common}
+    if twice := next((volume for volume in own if volume.path in paths), None):
+        raise BadConfiguration(f"pod.volumes: {twice.path} is mounted in every job already: choose another path")
+    return (*common, *own)
 
 
 def choose_rdma_resource(distributed: Distributed, scheduler: Scheduler) -> str | None:
@@ -143,9 +194,23 @@ def job_image(job: Job) -> str | None:
     return str(image) if image else None
 
 
+def api_address(job: Job, scheduler: Scheduler) -> str:
+    """Base address of the API for the job's pods: the specification's Service, unless the settings name another."""
+    uri = scheduler.tracking_uri or (job.tracking.uri if job.tracking else DEFAULT_API)
+    return uri.rstrip("/")
+
+
 def in_pod(job: Job, scheduler: Scheduler) -> Job:
-    """The same work with a pod's folders and the API's address inside the cluster; its `work_digest` does not change."""
-    tracking = job.tracking
-    if tracking is not None and scheduler.tracking_uri is not None:
-        tracking = tracking.model_copy(update={"uri": scheduler.tracking_uri})
-    return job.model_copy(update={"work_dir": f"{WORK}/job", "cache_dir": f"{WORK}/cache", "tracking": tracking})
+    """The same work with a pod's folders and addresses; its `work_digest` does not change.
+
+    Objects are reached through the API, by signed addresses: a pod holds no keys of the object store.
+    """
+    api = api_address(job, scheduler)
+    objects = f"api+{api}/v1/jobs/{quote(job.id, safe='')}/programs/{job.program}/objects"
+    changed = {
+        "work_dir": f"{WORK}/job",
+        "cache_dir": f"{WORK}/cache",
+        "tracking": job.tracking and job.tracking.model_copy(update={"uri": api}),
+        "store": StoreAddress(root=objects, buckets=job.store.buckets),
+    }
+    return job.model_copy(update=changed)

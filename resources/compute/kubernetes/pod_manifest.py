@@ -1,48 +1,16 @@
-"""Pod template: security profile, volumes, environment and the torchrun command."""
+"""Pod template: security profile, volumes, environment and the launcher's command."""
 
+import hashlib
 from typing import Any
 
 from recipes.contracts.job import Distributed, Program
-from resources.compute.base import GRACE_SECONDS, PROGRAM_ENVIRONMENT, SHUTDOWN_SECONDS
+from recipes.launch.pod import RENDEZVOUS_PORT, RENDEZVOUS_SECONDS
+from resources.compute.base import PROGRAM_ENVIRONMENT
 from resources.compute.kubernetes.gang import WORK, Gang, annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.jobs.job_tokens import TOKEN_VARIABLE
 
-# How the processes of a pod start: the program itself, or torchrun with the rendezvous of its gang (rows H1, H8, Z24).
-#
-# Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic here, because a gang that
-# loses a pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
-
 JOB_FILE = "/job/job.json"
-RENDEZVOUS_PORT = 29500
-RENDEZVOUS_SECONDS = 900
-"""More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
-
-
-def command(gang: Gang, rank_0: str) -> list[str]:
-    """The command of every pod of a gang; `rank_0` is the host name of its first.
-
-    `$(NODE_RANK)` is expanded by Kubernetes from the variable of that name, which the pod declares.
-    """
-    program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
-    if gang.processes is None or gang.job.program is Program.COMMAND:
-        return ["python", *program, *(["$(NODE_RANK)"] if gang.shares else [])]
-    return [
-        "python",
-        "-m",
-        "recipes.torchrun",
-        f"--nnodes={gang.nodes}",
-        f"--nproc-per-node={gang.processes}",
-        "--node-rank=$(NODE_RANK)",
-        "--rdzv-backend=static",
-        f"--rdzv-id={gang.name}",
-        f"--rdzv-conf=timeout={RENDEZVOUS_SECONDS}",
-        f"--master-addr={rank_0 if gang.nodes > 1 else '127.0.0.1'}",
-        f"--master-port={RENDEZVOUS_PORT}",
-        "--max-restarts=0",
-        f"--shutdown-timeout={SHUTDOWN_SECONDS}",
-        *program,
-    ]
 
 
 def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
@@ -60,7 +28,7 @@ def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
         "PET_RDZV_CONF": f"timeout={RENDEZVOUS_SECONDS}",
         "PET_MASTER_ADDR": rank_0 if gang.nodes > 1 else "127.0.0.1",
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
-        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+        "PET_SHUTDOWN_TIMEOUT": str(gang.job.schedule.shutdown_seconds),
     }
 
 
@@ -83,6 +51,10 @@ USER_ID = 10001
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 CONTAINER = "program"
+LOST_NODE_SECONDS = 5
+"""How long pods stay on a node that does not answer, once the cluster has noticed (40 s): 300 s by default."""
+FORCE_DELETE = {"kueue.x-k8s.io/safe-to-forcefully-delete": "true"}
+"""Lets Kueue remove pods of a lost node, which stay `Terminating` for ever otherwise. Attempts fence off what still runs."""
 
 
 def job_document(gang: Gang) -> dict[str, Any]:
@@ -102,7 +74,7 @@ def metadata(gang: Gang, **more_labels: str) -> dict[str, Any]:
         "name": gang.name,
         "namespace": gang.namespace,
         "labels": labels(gang.job) | more_labels,
-        "annotations": annotations(gang.job),
+        "annotations": annotations(gang.job, gang.generation),
     }
 
 
@@ -110,7 +82,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
     """The pods of a gang; `subdomain` is the Service that gives them host names, where nobody else sets it."""
     spec: dict[str, Any] = {
         "restartPolicy": "Never",  # a restart is the whole gang's
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": gang.job.schedule.grace_seconds,
         "automountServiceAccountToken": False,
         "shareProcessNamespace": True,  # a process with the id 1 hears no SIGTERM that it has not asked for
         "enableServiceLinks": False,  # else every Service of the namespace would put its variables into the pod
@@ -121,23 +93,59 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "tolerations": tolerations(gang),
         "containers": [container(gang, rank_0)],
         "volumes": [
             {"name": "job", "configMap": {"name": gang.name}},
             {"name": "work", "emptyDir": {}},
             {"name": "tmp", "emptyDir": {}},
+            *claims(gang),
         ],
     }
+    if gang.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in gang.image_pull_secrets]
     if subdomain:
         spec["subdomain"] = subdomain
     if gang.processes:
         # NCCL and data loaders share memory, and 64 MiB is what a container gets otherwise.
         spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-    if gang.gpus:
-        spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if gang.node_labels:
         spec["nodeSelector"] = gang.node_labels
-    return {"metadata": {"labels": labels(gang.job), "annotations": annotations(gang.job)}, "spec": spec}
+    pod_annotations = annotations(gang.job, gang.generation) | FORCE_DELETE
+    return {"metadata": {"labels": labels(gang.job), "annotations": pod_annotations}, "spec": spec}
+
+
+def claims(gang: Gang) -> list[dict[str, Any]]:
+    """The volumes of the job's claims: one for each claim, however many paths it is mounted at."""
+    read_only = {
+        claim: all(volume.read_only for volume in gang.volumes if volume.claim == claim)
+        for claim in dict.fromkeys(volume.claim for volume in gang.volumes)
+    }
+    return [
+        {"name": volume_name(claim), "persistentVolumeClaim": {"claimName": claim, "readOnly": is_read_only}}
+        for claim, is_read_only in read_only.items()
+    ]
+
+
+def volume_name(claim: str) -> str:
+    """A DNS-1123 label, which has fewer characters than the name of a claim may have."""
+    return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:10]}"
+
+
+def tolerations(gang: Gang) -> list[dict[str, Any]]:
+    """Taints that the pods accept: those of GPU nodes and the job's own, and for a moment those of nodes that were lost."""
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": LOST_NODE_SECONDS,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    own = [toleration.model_dump(exclude_none=True) for toleration in gang.tolerations]
+    return [*lost, *([gpu] if gang.gpus else []), *own]
 
 
 def container(gang: Gang, rank_0: str) -> dict[str, Any]:
@@ -148,12 +156,16 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     ]
     if gang.processes:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    for volume in gang.volumes:
+        mount = {"name": volume_name(volume.claim), "mountPath": volume.path, "readOnly": volume.read_only}
+        mounts.append(mount | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+    secrets = (*([gang.secret] if gang.secret else []), *gang.job.pod.secrets)
     return {
         "name": CONTAINER,
         "image": gang.image,
-        "command": command(gang, rank_0),
+        "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
-        "envFrom": [{"secretRef": {"name": gang.secret}}],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}),
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -167,18 +179,26 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
 
 
 def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
+    """Variables of the launcher, which starts the program with them. `HANZO_ML_PROCESSES` is 0 without torchrun."""
     # No image knows our user id: libraries that ask for the user's name or home find them here.
     values = {} if gang.job.program is Program.COMMAND else PROGRAM_ENVIRONMENT
-    values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | rendezvous(gang, rank_0)
-    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
-    if gang.job.tracking is not None:
-        # Optional: a job that is applied by hand has no token, and runs all the same.
-        token = {"name": secret_name(gang), "key": KEY, "optional": True}
-        variables.append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": token}})
-    if gang.processes or gang.shares:
-        name = "PET_NODE_RANK" if gang.job.program is Program.COMMAND else "NODE_RANK"
-        variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
-    return variables
+    values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | gang.job.env
+    values |= rendezvous(gang, rank_0) | {
+        "HANZO_ML_API": gang.api,
+        "HANZO_ML_GENERATION": str(gang.generation),
+        "HANZO_ML_RANK_0": rank_0 if gang.nodes > 1 else "127.0.0.1",
+        "HANZO_ML_NODES": str(gang.nodes),
+        "HANZO_ML_PROCESSES": "0" if gang.job.program is Program.COMMAND else str(gang.processes or 0),
+    }
+    fields = {"NODE_RANK": RANK, "POD_UID": "metadata.uid", "POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+    if gang.processes and gang.job.program is Program.COMMAND:
+        fields["PET_NODE_RANK"] = RANK
+    token = {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret_name(gang), "key": KEY}}}
+    return [
+        *({"name": name, "value": value} for name, value in values.items() if name not in {TOKEN_VARIABLE, *fields}),
+        token,
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+    ]
 
 
 def resources(gang: Gang) -> dict[str, Any]:

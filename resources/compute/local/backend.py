@@ -11,7 +11,7 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Program
 from recipes.extras import TRAIN, lacking
 from recipes.job_processes import kill_job_processes
-from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, JobKey, Observation, Phase
+from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, Compute, JobKey, Observation, Phase
 from resources.compute.credentials import Credentials
 from resources.compute.local.admission import Admission
 from resources.compute.local.capacity import gpu_names, max_running_jobs
@@ -53,8 +53,8 @@ class LocalCompute(Compute):
     Args:
         jobs: folder of the work folders of all jobs.
         source: folder in which `recipes` is importable.
-        max_restarts: how often a job that was killed, or exits to be restarted, starts again before it counts as failed.
-            Preemptions are not counted.
+        max_restarts: how often a job that was killed, or exits to be restarted, starts again before it counts as failed;
+            as its schedule says when unset. Preemptions are not counted.
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
         leases: makes the leases of slots and GPUs when a job is first started; without it, jobs are not limited and a
             program takes the GPUs that it finds.
@@ -65,7 +65,7 @@ class LocalCompute(Compute):
         jobs: Path,
         *,
         source: Path = SOURCE,
-        max_restarts: int = MAX_RESTARTS,
+        max_restarts: int | None = None,
         grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
         credentials: Credentials | None = None,
@@ -127,7 +127,8 @@ class LocalCompute(Compute):
                 record_exit(work, ExitReason.TIMED_OUT, detail)
                 return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
             ended = read_exit(work) or record_kill(work)
-            begin = next_start(ended, attempt, work, self.max_restarts)
+            retries = job.schedule.retries if self.max_restarts is None else self.max_restarts
+            begin = next_start(ended, attempt, work, retries)
             terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then
             if begin is None:
                 return Observation(Phase.FAILED, attempt, ended.message, ended.reason)

@@ -31,7 +31,7 @@ def environment(job: Job) -> dict[str, str]:
     if job.program is Program.COMMAND:
         shape = {"PET_NPROC_PER_NODE": str(job.distributed.gpus_per_node)} if job.distributed else {}
         return {**COMMAND_ENVIRONMENT, **shape}
-    return {**PROGRAM_ENVIRONMENT, **(MULTI_PROCESS_ENVIRONMENT if needs_torchrun(job) else {})}
+    return {**PROGRAM_ENVIRONMENT, **(MULTI_PROCESS_ENVIRONMENT if needs_torchrun(job) else {}), **job.env}
 
 
 def needs_torchrun(job: Job) -> bool:

@@ -23,25 +23,27 @@ def test_local_is_the_default_and_works_in_the_state_folder(tmp_path: Path) -> N
     assert isinstance(compute, LocalCompute) and compute.jobs == tmp_path / "jobs"
 
 
-@pytest.mark.parametrize("name", ["slurm", "kubernetes", "", "base", "../local"])
+@pytest.mark.parametrize("name", ["slurm", "", "base", "../local"])
 def test_unknown_backend_is_refused_with_the_list_of_backends(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.yaml").write_text(f"scheduler: {{backend: '{name}'}}\n")
-    with pytest.raises(BadConfiguration, match=rf"'scheduler\.backend': unknown backend '{name}', available: local$"):
+    refused = rf"'scheduler\.backend': unknown backend '{name}', available: kubernetes, local$"
+    with pytest.raises(BadConfiguration, match=refused):
         load(tmp_path)
 
 
 def test_opening_checks_the_backend_of_settings_that_were_not_loaded(tmp_path: Path) -> None:
     settings = load(tmp_path)
     unchecked = settings.model_copy(update={"scheduler": settings.scheduler.model_copy(update={"backend": "slurm"})})
-    with pytest.raises(BadConfiguration, match=r"^scheduler\.backend: unknown backend 'slurm', available: local$"):
+    refused = r"^scheduler\.backend: unknown backend 'slurm', available: kubernetes, local$"
+    with pytest.raises(BadConfiguration, match=refused):
         open_backend(unchecked)
 
 
 def test_folder_with_a_backend_module_is_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, tmp_path / "backends")
-    assert backend_names() == ["local", "memory"]
+    assert backend_names() == ["kubernetes", "local", "memory"]
     assert type(open_backend(load(tmp_path, "memory"))).__name__ == "MemoryCompute"
-    with pytest.raises(BadConfiguration, match=r"available: local, memory$"):
+    with pytest.raises(BadConfiguration, match=r"available: kubernetes, local, memory$"):
         load(tmp_path, "slurm")
 
 

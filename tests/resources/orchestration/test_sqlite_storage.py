@@ -27,7 +27,7 @@ def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
 
 def ours(home: Path) -> dg.DagsterInstance:
     """As `hanzo-ml up` makes it."""
-    made = yaml.safe_load(render_instance_config((SOURCE / "dagster.yaml").read_text(), sqlite_storage_config(home), 1))
+    made = render_instance_config((SOURCE / "dagster.yaml").read_text(), sqlite_storage_config(home), 1)
     return instance(home, storage=made["storage"])
 
 

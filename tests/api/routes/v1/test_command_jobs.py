@@ -82,6 +82,16 @@ def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> Non
     assert experiment["name"] == "zen-72b-finance"
 
 
+def test_pods_of_a_command_and_of_a_recipe_are_kept_as_they_were_given(http: TestClient) -> None:
+    pod = {"image_pull_secrets": ["registry"], "node_selector": {"zone": "a"}}
+    job = submitted(http, pod=pod)
+    assert job["config"]["pod"].items() >= pod.items()
+    assert "pod" not in submitted(http)["config"]
+    for wrong in ({"pod": {"privileged": True}}, {"schedule": {"grace_period": "0s"}}, {"schedule": {"retries": -1}}):
+        answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], **wrong})
+        assert answer.status_code == 400, answer.text
+
+
 def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
     job = submitted(http)
     assert [found["id"] for found in http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"]] == [job["id"]]

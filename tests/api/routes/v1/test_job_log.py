@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job, Program
 from resources.compute.backends import open_backend
+from resources.compute.base import Phase
+from resources.metadata.cluster_jobs import ClusterJobs, JobState
+from resources.metadata.database import Database
 from tests.api.conftest import answering, migrated
 from tests.resources.compute.second_backend import register
 
@@ -32,3 +37,26 @@ def test_log_of_another_program_under_the_same_id_is_another_log(tmp_path: Path,
         job = client.post("/v1/jobs", json={"name": "mine", "command": ["true"]}).json()["id"]
         logs[job, "train"] = b"of a training\n"
         assert client.get(f"/v1/jobs/{job}").json()["logs"] == []
+
+
+def test_job_on_a_cluster_shows_its_phase_and_its_place_in_the_queue(tmp_path: Path) -> None:
+    settings = migrated(tmp_path / "home")
+    with answering(settings) as client:
+        job = client.post("/v1/jobs", json={"name": "mine", "command": ["true"]}).json()["id"]
+        assert "cluster" not in client.get(f"/v1/jobs/{job}").json()
+        rows = ClusterJobs(Database(settings.database_url))
+        document = Job(
+            id=job,
+            program=Program.COMMAND,
+            result_uri=f"s3://hanzo-ml/runs/{job}/command.json",
+            store=settings.store,
+            cache_dir="/work/cache",
+        )
+        row = rows.submit(document, "hanzo-ml", "command-mine")
+        rows.set_state(row, JobState(Phase.PENDING, "quota: 16 more GPUs needed", queue_position=3))
+        (state,) = client.get(f"/v1/jobs/{job}").json()["cluster"]
+        assert (state["program"], state["phase"], state["queue_position"]) == ("command", "queued", 3)
+        assert state["detail"] == "quota: 16 more GPUs needed"
+        rows.set_state(row, JobState(Phase.FAILED, "node-2 was lost", ExitReason.NODE_LOST, attempt=4, admitted_at=1))
+        (state,) = client.get(f"/v1/jobs/{job}").json()["cluster"]
+        assert (state["phase"], state["attempt"], state["reason"]) == ("failed", 4, "node_lost")

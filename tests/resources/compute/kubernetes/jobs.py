@@ -1,17 +1,27 @@
 """Jobs of every shape, and the parts of what is rendered for one."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress, Tracking
+from recipes.contracts.job import Distributed, Hardware, Job, Program, Schedule, StoreAddress, Tracking
+from recipes.contracts.pod_settings import PodSettings, Toleration, VolumeClaim
+from recipes.launch.command import program_command
+from recipes.launch.pod import Pod
 from recipes.storage.manifest import Artifact
+from resources.compute.kubernetes.gang import plan_gang
+from resources.compute.kubernetes.gangs import GANG_BACKENDS
 from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.pod_manifest import JOB_FILE
+from resources.jobs.job_tokens import TOKEN_VARIABLE
 from resources.settings.sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
 KUEUE = Scheduler()
 PLAIN = Scheduler(gang_backend="indexed_job")
+BACKENDS = {name: Scheduler.model_validate({"gang_backend": name}) for name in GANG_BACKENDS}
 COMMAND: dict[str, JsonValue] = {
     "script": {"image": "me/mine:1", "command": ["torchrun", "--nproc_per_node=8", "train.py"], "env": {"COLOUR": "grey"}},
     "experiment": "doors",
@@ -46,6 +56,25 @@ JOBS = {
         program=Program.COMMAND, parameters=COMMAND, hardware=GPUS, distributed=Distributed(num_nodes=4)
     ),
     "a preparation in three pods": a_job(program=Program.PREPARE, tracking=None, pods=3),
+    "everything that a pod may have": a_job(
+        hardware=GPUS,
+        schedule=Schedule(preemptible=True, grace_period="20m", retries=3, max_duration="90s"),
+        env={"NCCL_DEBUG": "INFO", "NODE_RANK": "7", "HOME": "/data/home"},
+        pod=PodSettings(
+            secrets=("wandb", "hub-token"),
+            image_pull_secrets=("registry",),
+            node_selector={"topology.kubernetes.io/zone": "zone-a"},
+            tolerations=(
+                Toleration(key="example.com/spot", value="true", effect="NoSchedule"),
+                Toleration(operator="Exists", effect="NoExecute"),
+            ),
+            volumes=(
+                VolumeClaim(claim="datasets", path="/data"),
+                VolumeClaim(claim="home.of-me", path="/data/home", sub_path="me", read_only=False),
+                VolumeClaim(claim="datasets", path="/more", sub_path="more"),
+            ),
+        ),
+    ),
 }
 DISTRIBUTED = JOBS["four nodes of eight GPUs"]
 
@@ -57,9 +86,9 @@ def of_kind(kind: str, job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]
 
 def child(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
     """The `spec` of the batch/v1 Job, wherever it is."""
-    if scheduler is PLAIN:
-        return dict(of_kind("Job", job, PLAIN)["spec"])
-    return dict(of_kind("JobSet", job)["spec"]["replicatedJobs"][0]["template"]["spec"])
+    if scheduler.gang_backend == "indexed_job":
+        return dict(of_kind("Job", job, scheduler)["spec"])
+    return dict(of_kind("JobSet", job, scheduler)["spec"]["replicatedJobs"][0]["template"]["spec"])
 
 
 def pod(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
@@ -69,3 +98,20 @@ def pod(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
 def program(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
     [container] = pod(job, scheduler)["containers"]
     return dict(container)
+
+
+def variables(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    """Environment of the program's container: the value, or where Kubernetes takes it from."""
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in program(job, scheduler)["env"]}
+
+
+def place(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> Pod:
+    """What the launcher of a pod reads of its environment, once Kubernetes has put in what it knows."""
+    known = {"NODE_RANK": str(rank), "POD_UID": "uid", "POD_NAME": "pod", "NODE_NAME": "node", TOKEN_VARIABLE: "token"}
+    return Pod.from_environment(variables(job, scheduler) | known)
+
+
+def launched(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> list[str]:
+    """The command line that the launcher of a pod starts, from the interpreter on."""
+    command = program_command(plan_gang(job, scheduler).job, place(job, scheduler, rank), Path(JOB_FILE))
+    return command[command.index(sys.executable) :]

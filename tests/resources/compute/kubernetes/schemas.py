@@ -1,26 +1,16 @@
-"""Whether the API server would take an object: strict schemas for what is Kubernetes' own, the keys for a JobSet."""
+"""Whether the API server would accept an object: strict schemas of Kubernetes' own kinds and of the CRDs in `crds/`."""
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from jsonschema import validate as validate_json
 from kubernetes_validate import validate
 
 VERSION = "1.36"
-JOB_SET_KEYS = {
-    "": {"apiVersion", "kind", "metadata", "spec"},
-    "spec": {
-        "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator",
-        "managedBy", "ttlSecondsAfterFinished",
-    },
-    "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
-    "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
-    "rule": {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs"},
-    "replicatedJob": {"name", "groupName", "replicas", "template", "dependsOn"},
-}  # fmt: skip
-"""Of jobset.x-k8s.io/v1alpha2, from its reference (v0.12)."""
-ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
-RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+CRDS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "crds").glob("*.json"))]
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A DNS-1123 label."""
 
@@ -28,30 +18,33 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def check(item: Mapping[str, Any]) -> None:
     """Raises ValidationError or AssertionError where the API server would refuse the object."""
     assert LABEL.fullmatch(item["metadata"]["name"])
-    if item["kind"] == "JobSet":
-        check_job_set(item)
-    else:
+    schemas = [crd["schema"] for crd in CRDS if (crd["apiVersion"], crd["kind"]) == (item["apiVersion"], item["kind"])]
+    for schema in schemas:
+        validate_json(dict(item), forbid_unknown_keys(schema))
+    if not schemas:
         validate(dict(item), VERSION, strict=True)
+    if item["kind"] == "JobSet":
+        check_children(item)
 
 
-def check_job_set(item: Mapping[str, Any]) -> None:
-    assert item["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    spec = item["spec"]
-    rules = spec["failurePolicy"]["rules"]
-    for place, found in (
-        ("", [item]),
-        ("spec", [spec]),
-        ("network", [spec["network"]]),
-        ("failurePolicy", [spec["failurePolicy"]]),
-        ("rule", rules),
-        ("replicatedJob", spec["replicatedJobs"]),
-    ):
-        for mapping in found:
-            assert set(mapping) <= JOB_SET_KEYS[place], place
-    for rule in rules:
-        assert rule["action"] in ACTIONS and RULE_NAME.fullmatch(rule["name"])
-    for job in spec["replicatedJobs"]:
+def forbid_unknown_keys(schema: Any) -> Any:
+    """As `kubectl --validate=strict` has it; the API server itself would drop such keys without a word."""
+    if isinstance(schema, list):
+        return [forbid_unknown_keys(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {key: forbid_unknown_keys(value) for key, value in schema.items()}
+    if "properties" in schema and "type" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        strict.setdefault("additionalProperties", False)
+    return strict
+
+
+def check_children(job_set: Mapping[str, Any]) -> None:
+    """Its Jobs: JobSet accepts templates that the API server then refuses, again and again."""
+    for job in job_set["spec"]["replicatedJobs"]:
         template = job["template"]
-        assert set(template) <= {"metadata", "spec"}
-        child = {"name": f"{item['metadata']['name']}-{job['name']}-0", **template["metadata"]}
+        child = {"name": f"{job_set['metadata']['name']}-{job['name']}-0", **template["metadata"]}
         check({"apiVersion": "batch/v1", "kind": "Job", "metadata": child, "spec": template["spec"]})
+        for rule in template["spec"]["podFailurePolicy"]["rules"]:
+            values = rule.get("onExitCodes", {}).get("values", [])
+            assert values == sorted(set(values)), "the API server takes exit codes in ascending order alone"

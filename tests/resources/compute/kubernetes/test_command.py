@@ -1,40 +1,44 @@
 """A command of the user's own on a cluster: its image, and for its torchrun what its words leave out (rows G4, H8, Z24)."""
 
-from typing import Any
+import sys
 
 import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Program
 from resources.compute.kubernetes.job_manifest import render
 from resources.settings.sections import Scheduler
-from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, of_kind, program
+from tests.resources.compute.kubernetes.jobs import (
+    BACKENDS,
+    COMMAND,
+    JOBS,
+    KUEUE,
+    a_job,
+    launched,
+    of_kind,
+    program,
+    variables,
+)
 
 
-def variables(container: dict[str, Any]) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value") for entry in container["env"]}
-
-
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(scheduler: Scheduler) -> None:
     job = JOBS["a command on four nodes"]
     container = program(job, scheduler)
     assert container["image"] == "me/mine:1"
-    assert container["command"] == ["python", "-m", "recipes.command", "/job/job.json"]
-    found = variables(container)
+    assert launched(job, scheduler) == [sys.executable, "-m", "recipes.command", "/job/job.json"]
+    found = variables(job, scheduler)
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"], found["PET_MASTER_PORT"]) == ("4", "8", "29500")
-    trained = program(a_job(hardware=job.hardware, distributed=job.distributed), scheduler)["command"]
-    (rank_0,) = [word.partition("=")[2] for word in trained if word.startswith("--master-addr=")]
-    assert found["PET_MASTER_ADDR"].replace("command-", "train-") == rank_0
-    (rank,) = [entry for entry in container["env"] if entry["name"] == "PET_NODE_RANK"]
-    assert "job-completion-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
+    assert found["PET_MASTER_ADDR"] == found["HANZO_ML_RANK_0"]
+    assert found["HANZO_ML_PROCESSES"] == "0", "the command starts torchrun itself"
+    assert found["PET_NODE_RANK"] == found["NODE_RANK"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
 def test_one_without_a_shape_is_left_alone_and_takes_the_default_image() -> None:
     script = {"command": ["python", "train.py"]}
-    container = program(a_job(program=Program.COMMAND, parameters={**COMMAND, "script": script}))
-    assert container["image"] == KUEUE.default_image
-    assert not [name for name in variables(container) if name.startswith(("PET_", "HF_", "TQDM_"))]
+    job = a_job(program=Program.COMMAND, parameters={**COMMAND, "script": script})
+    assert program(job)["image"] == KUEUE.default_image
+    assert not [name for name in variables(job) if name.startswith(("PET_", "HF_", "TQDM_"))]
 
 
 def test_its_words_and_variables_travel_in_the_job_s_file() -> None:

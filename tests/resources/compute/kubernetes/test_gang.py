@@ -29,9 +29,10 @@ IDS = [
 ]
 
 
-def name(identifier: str, program: Program) -> str:
+def name(identifier: str, program: Program, generation: int = 1) -> str:
     store = StoreAddress(root="file:///s", buckets={})
-    return object_name(Job(id=identifier, program=program, result_uri="", store=store, work_dir="", cache_dir=""))
+    job = Job(id=identifier, program=program, result_uri="", store=store, work_dir="", cache_dir="")
+    return object_name(job, generation)
 
 
 @pytest.mark.parametrize("program", Program)
@@ -52,3 +53,10 @@ def test_a_name_can_be_read() -> None:
     assert name(HEX, Program.TRAIN) == f"train-{HEX}"
     assert name("My_Run.7", Program.TRAIN).startswith("train-my-run-7-")
     assert name(f"evaluate-{HEX}", Program.EVALUATE).startswith(f"evaluate-{HEX[:20]}")
+
+
+def test_a_later_generation_has_a_name_of_its_own_that_fits_too() -> None:
+    assert name(HEX, Program.TRAIN, 2) == f"train-{HEX}-g2"
+    names = [name(identifier, program, 99) for identifier in IDS for program in Program]
+    assert len(set(names)) == len(names)
+    assert all(LABEL.fullmatch(found) and len(f"{found}-node-0-9999-abcde") <= 63 for found in names)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import ValidationError
@@ -13,6 +14,7 @@ from recipes.contracts.job import Distributed, Job, Program, Schedule, StoreAddr
 from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
 from resources.settings.sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
+    BACKENDS,
     DISTRIBUTED,
     GPUS,
     JOBS,
@@ -20,6 +22,7 @@ from tests.resources.compute.kubernetes.jobs import (
     PLAIN,
     a_job,
     child,
+    launched,
     of_kind,
     pod,
     program,
@@ -29,7 +32,7 @@ from tests.resources.compute.kubernetes.schemas import check
 ROOT = Path(__file__).resolve().parents[4]
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_the_api_server_takes_every_object(job: Job, scheduler: Scheduler) -> None:
     objects = render(job, scheduler)
@@ -39,18 +42,33 @@ def test_the_api_server_takes_every_object(job: Job, scheduler: Scheduler) -> No
     assert list(yaml.safe_load_all(to_yaml(objects))) == objects
 
 
-def test_the_check_finds_a_key_that_nobody_knows() -> None:
+def test_schema_check_finds_unknown_keys_in_every_kind() -> None:
     broken = of_kind("JobSet", a_job())
     broken["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["restartPolice"] = "Never"
     with pytest.raises(ValidationError, match="restartPolice"):
         check(broken)
+    for kind, backend, match in (
+        ("JobSet", "kueue", "maxRestart"),
+        ("PodGroup", "volcano", "maxRestart"),
+        ("PodGroup", "coscheduling", "maxRestart"),
+    ):
+        broken = of_kind(kind, a_job(), BACKENDS[backend])
+        broken["spec"]["maxRestart"] = 1
+        with pytest.raises(jsonschema.ValidationError, match=match):
+            check(broken)
 
 
 def test_what_is_applied_in_which_order() -> None:
     assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "Secret", "JobSet"]
     assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Secret", "Service", "Job"]
     assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Secret", "Job"]
-    assert [item["kind"] for item in render(a_job(tracking=None), PLAIN)] == ["ConfigMap", "Job"]
+    for backend in ("coscheduling", "volcano"):
+        assert [item["kind"] for item in render(DISTRIBUTED, BACKENDS[backend])] == [
+            "ConfigMap",
+            "Secret",
+            "PodGroup",
+            "JobSet",
+        ]
 
 
 def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
@@ -60,9 +78,11 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
     assert read.work_digest == a_job().work_digest
     assert (read.work_dir, read.cache_dir) == ("/work/job", "/work/cache")
     assert read.tracking == Tracking(uri="http://hanzo-ml.hanzo-ml.svc:8057", run_id="r")
-    moved = {"work_dir", "cache_dir", "tracking"}
+    assert read.store.root == f"api+http://hanzo-ml.hanzo-ml.svc:8057/v1/jobs/{a_job().id}/programs/train/objects"
+    assert read.store.buckets == a_job().store.buckets
+    moved = {"work_dir", "cache_dir", "tracking", "store"}
     assert read.model_dump(exclude=moved) == a_job().model_dump(exclude=moved)
-    assert program(a_job())["command"] == ["python", "-m", "recipes.train", "/job/job.json"]
+    assert launched(a_job())[1:] == ["-m", "recipes.train", "/job/job.json"]
     mounted = {mount["mountPath"]: mount["name"] for mount in program(a_job())["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod(a_job())["volumes"]}
     assert volumes[mounted["/job"]]["configMap"]["name"] == of_kind("ConfigMap", a_job())["metadata"]["name"]
@@ -80,20 +100,36 @@ def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, 
     assert "activeDeadlineSeconds" not in child(a_job())
 
 
-def test_evicted_pods_restart_the_gang_and_bad_configuration_ends_it() -> None:
+def test_interrupted_gangs_restart_uncounted_and_final_errors_end_the_job() -> None:
     spec, policy = child(DISTRIBUTED), of_kind("JobSet", DISTRIBUTED)["spec"]["failurePolicy"]
     assert spec["backoffLimit"] == 0 and pod(DISTRIBUTED)["restartPolicy"] == "Never"
-    assert policy["maxRestarts"] == 11
-    actions = {}
+    assert policy["maxRestarts"] > 10_000, "the controller counts: JobSet's own limit is never reached"
+    actions: dict[str, list[Any]] = {}
     for rule in policy["rules"]:
         [pattern] = rule["onJobFailureMessagePatterns"]
         place = int(pattern.removeprefix("matching FailJob rule at index ").removesuffix("$"))
         assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
-        assert spec["podFailurePolicy"]["rules"][place]["action"] == "FailJob"
-        actions[rule["action"]] = spec["podFailurePolicy"]["rules"][place]
-    assert actions["FailJobSet"]["onExitCodes"]["values"] == [78]
-    disrupted = actions["RestartJobSetAndIgnoreMaxRestarts"]["onPodConditions"]
-    assert disrupted == [{"type": "DisruptionTarget", "status": "True"}]
+        failing = spec["podFailurePolicy"]["rules"][place]
+        assert failing["action"] == "FailJob"
+        actions.setdefault(rule["action"], []).append(failing.get("onPodConditions") or failing["onExitCodes"]["values"])
+    assert actions == {
+        "FailJobSet": [[1, 78]],
+        "RestartJobSetAndIgnoreMaxRestarts": [[{"type": "DisruptionTarget", "status": "True"}], [143]],
+    }, "75, and what was killed, restart the gang by JobSet's default"
+
+
+def test_a_later_generation_is_other_objects_of_the_same_job_with_the_time_that_is_left() -> None:
+    first, second = render(a_job(), KUEUE), render(a_job(), KUEUE, generation=2, used_seconds=3600.5)
+    assert not {item["metadata"]["name"] for item in first} & {item["metadata"]["name"] for item in second}
+    for one, other in zip(first, second, strict=True):
+        check(other)
+        job = "ml.hanzo.ai/job"
+        assert one["metadata"]["labels"][job] == other["metadata"]["labels"][job]
+        assert one["metadata"]["annotations"]["ml.hanzo.ai/generation"] == "1"
+        assert other["metadata"]["annotations"]["ml.hanzo.ai/generation"] == "2"
+    assert second[-1]["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == str(47 * 3600)
+    spent = render(a_job(), KUEUE, generation=2, used_seconds=1e9)[-1]
+    assert spent["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == "1"
 
 
 def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() -> None:
@@ -102,21 +138,41 @@ def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() ->
         spec = child(job, scheduler)
         assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
         (container,) = spec["template"]["spec"]["containers"]
-        assert container["command"][1:] == ["-m", "recipes.prepare", "/job/job.json", "$(NODE_RANK)"]
+        assert launched(job, scheduler, rank=2)[1:] == ["-m", "recipes.prepare", "/job/job.json", "2"]
         (number,) = [variable for variable in container["env"] if variable["name"] == "NODE_RANK"]
         assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
-    assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Job"]
+    assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Secret", "Job"]
     rules = child(job, PLAIN)["podFailurePolicy"]["rules"]
-    assert (child(job, PLAIN)["backoffLimit"], rules[1]["action"]) == (11, "Ignore")
+    assert child(job, PLAIN)["backoffLimit"] > 10_000
+    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore"]
 
 
 def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
     gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
-    assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 11
-    assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
-    assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
+    assert gang["backoffLimit"] == 0 and single["backoffLimit"] > 10_000
+    assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob", "FailJob"]
+    assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore", "Ignore"]
     assert gang["activeDeadlineSeconds"] == 48 * 3600
     assert "suspend" not in gang  # nobody would start it again
+
+
+def test_pod_groups_wait_for_every_node_and_restart_as_a_whole() -> None:
+    for backend, scheduler_name in (("coscheduling", "scheduler-plugins-scheduler"), ("volcano", "volcano")):
+        group, job_set = render(DISTRIBUTED, BACKENDS[backend])[-2:]
+        name = group["metadata"]["name"]
+        assert group["spec"]["minMember"] == 4
+        assert render(JOBS["a preparation in three pods"], BACKENDS[backend])[-2]["spec"]["minMember"] == 1
+        job = child(DISTRIBUTED, BACKENDS[backend])
+        template = job["template"]
+        places = template["metadata"]["labels"] | template["metadata"]["annotations"]
+        key = {"coscheduling": "scheduling.x-k8s.io/pod-group", "volcano": "scheduling.k8s.io/group-name"}[backend]
+        assert places[key] == name
+        assert (template["spec"]["schedulerName"], template["spec"]["priorityClassName"]) == (scheduler_name, "batch")
+        assert "suspend" not in job_set["spec"] and not [key for key in job_set["metadata"]["labels"] if "kueue" in key]
+        assert job["activeDeadlineSeconds"] == 48 * 3600
+        rules = {rule["name"]: rule for rule in job_set["spec"]["failurePolicy"]["rules"]}
+        assert rules["timedOut"]["action"] == "FailJobSet"
+    assert render(DISTRIBUTED, BACKENDS["volcano"])[-2]["spec"]["queue"] == "hanzo-ml"
 
 
 CHANGES = {
@@ -127,11 +183,10 @@ CHANGES = {
     "nodes": {"distributed": Distributed(num_nodes=2)},
     "priority": {"schedule": Schedule(priority="high")},
     "duration": {"schedule": Schedule(max_duration="1h")},
-    "store": {"store": StoreAddress(root="http://elsewhere:9000", buckets={})},
 }
 
 
-@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_job_is_another_text_and_the_same_job_the_same(change: dict[str, Any], scheduler: Scheduler) -> None:
     text = to_yaml(render(a_job(), scheduler))
@@ -144,9 +199,9 @@ def test_what_a_pod_cannot_reach_is_said() -> None:
     here = a_job(
         store=StoreAddress(root="file:///objects", buckets={}), tracking=Tracking(uri="http://0.0.0.0:8057", run_id="r")
     )
-    store, tracking = out_of_reach(here, KUEUE)
-    assert "set storage.endpoint" in store and "set scheduler.tracking_uri" in tracking
-    assert len(out_of_reach(here, Scheduler(tracking_uri="http://ml:8057"))) == 1
+    [tracking] = out_of_reach(here, KUEUE)
+    assert "set scheduler.tracking_uri" in tracking
+    assert out_of_reach(here, Scheduler(tracking_uri="http://ml:8057")) == [], "objects come through the API"
 
 
 def test_nothing_here_loads_dagster_or_torch() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Distributed, Hardware, Job, Program, StoreAddress
+from recipes.contracts.job import RETRIES, Distributed, Hardware, Job, Program, StoreAddress
 from recipes.contracts.quantities import pluralize
-from resources.compute.base import MAX_RESTARTS, Observation, Phase
+from resources.compute.base import Observation, Phase
 from resources.compute.credentials import NoCredentials
 from resources.compute.local import admission, backend, capacity
 from resources.compute.local.admission import Admission
@@ -350,7 +350,7 @@ def test_a_start_that_cannot_be_granted_its_credentials_is_none(
         first, second = (there.submitted(name) for name in ("first", "second"))
         monkeypatch.setattr(NoCredentials, "issue", issue)
         there.end(first)
-        for _ in range(MAX_RESTARTS + 3):
+        for _ in range(RETRIES + 3):
             with pytest.raises(ConnectionError):
                 there.compute.observe(second)
         away = False

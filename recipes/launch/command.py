@@ -1,0 +1,56 @@
+"""Command line and environment of a program in a pod: itself, or torchrun with the rendezvous of its gang."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from recipes.contracts.job import Job
+from recipes.launch.gang import STOP_SECONDS
+from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
+
+RANK_LOGS = "processes"
+"""Folder in which torchrun writes the output of all ranks of a node but the first; errors of all are in the log."""
+
+
+def program_command(job: Job, pod: Pod, job_file: Path) -> list[str]:
+    """The command line of a job's program in this pod.
+
+    Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic, because a gang that loses a
+    pod restarts as a whole from its last checkpoint.
+    """
+    program = [*die_with_parent(), sys.executable, "-m", f"recipes.{job.program}", str(job_file)]
+    if pod.processes == 0:
+        return [*program, *([str(pod.node_rank)] if pod.shares_work(job) else [])]
+    return [
+        *die_with_parent(),
+        sys.executable,
+        "-m",
+        "recipes.torchrun",
+        f"--nnodes={pod.num_nodes}",
+        f"--nproc-per-node={pod.processes}",
+        f"--node-rank={pod.node_rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-id={job.program}-{job.id}",
+        f"--rdzv-conf=timeout={RENDEZVOUS_SECONDS}",
+        f"--master-addr={pod.first_host if pod.num_nodes > 1 else '127.0.0.1'}",
+        f"--master-port={pod.rendezvous_port}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={STOP_SECONDS:.0f}",
+        f"--log-dir={Path(job.work_dir) / RANK_LOGS}",
+        f"--redirects={','.join(f'{rank}:1' for rank in range(1, pod.processes)) or '0'}",
+        "--no-python",
+        *program,
+    ]
+
+
+def die_with_parent() -> list[str]:
+    """Have the kernel kill a process with its parent. Without setpriv in the image, the container ends with the launcher."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig=KILL", "--"] if setpriv else []
+
+
+def program_environment(variables: Mapping[str, str], attempt: int) -> dict[str, str]:
+    """What the program commits carries the attempt's number: the API refuses what older attempts commit."""
+    return {**variables, ATTEMPT_VARIABLE: str(attempt)}

@@ -1,0 +1,192 @@
+"""The first node's side of a gang: takes the others in, watches them and decides why the attempt ended."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.launch.attempt_api import ClaimedAttempt
+from recipes.launch.exit_outcome import choose_verdict
+from recipes.launch.gang import ERROR_END_SECONDS, LOST_END_SECONDS, Gang
+from recipes.launch.gang_connection import GOODBYE_SECONDS, Connection, Message, PeerLost, PeerRefused, accept_member
+from recipes.launch.pod import Pod
+
+ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)
+"""Ends that the programs of other nodes come to as well, by themselves."""
+OTHERS_SECONDS = 300.0
+"""How long the first node, whose program has ended, waits for the others': longer than they may take to save and stop."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Another node of the gang, connected."""
+
+    rank: int
+    name: str
+    connection: Connection
+
+
+class Coordinator(Gang):
+    """Also of a gang of one, which listens to nobody.
+
+    Args:
+        num_nodes: of the gang; 1 for pods that work alone.
+        log: takes one line for the log of the job.
+    """
+
+    def __init__(self, pod: Pod, num_nodes: int, log: Callable[[str], None]) -> None:
+        super().__init__()
+        self._pod, self._num_nodes, self._log = pod, num_nodes, log
+        self._members: dict[int, Member] = {}
+        self._ends: dict[int, ExitDocument | None] = {}
+        self._lost: dict[int, str] = {}
+        self._verdict: ExitDocument | None = None
+        self._settled = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._left = asyncio.Event()
+
+    async def open(self) -> None:
+        if self._num_nodes > 1:
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            listener = socket.create_server(("", self._pod.heartbeat_port), family=family, dualstack_ipv6=dual)
+            self._server = await asyncio.start_server(self._serve, sock=listener)
+
+    def set_attempt(self, attempt: ClaimedAttempt) -> None:
+        """The attempt that this gang starts; its nodes begin once all of them are there."""
+        self.attempt.set_result(attempt)
+        for member in self._members.values():
+            send_attempt(member.connection, attempt)
+        self._start_if_complete()
+
+    def missing_nodes(self) -> list[int]:
+        return [rank for rank in range(1, self._num_nodes) if rank not in self._members]
+
+    def announce_stop(self, *, preempted: bool) -> None:
+        if not self.stopping.is_set():
+            self.begin_stop(preempted=preempted)
+            self._broadcast("stop", preempted=preempted)
+
+    async def agree(self, end: ExitDocument | None) -> ExitDocument:
+        self._record_end(self._pod.node_rank, end)
+        await self._wait_for_others()
+        leader = self._pod.node_rank
+        verdict = choose_verdict(self._ends, self._lost, leader=leader, was_asked_to_stop=self.is_preempted)
+        self._verdict = verdict
+        self._broadcast("verdict", document=verdict.model_dump(mode="json"))
+        if self._members:
+            with suppress(TimeoutError):  # a node that has not taken the verdict decides by itself
+                await asyncio.wait_for(self._left.wait(), GOODBYE_SECONDS)
+        return verdict
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for member in list(self._members.values()):
+            member.connection.send("goodbye")
+            await member.connection.close()
+
+    async def _wait_for_others(self) -> None:
+        """Until all have ended. Their programs end with this node's; one that hangs in its last moments is ended."""
+        try:
+            await asyncio.wait_for(self._settled.wait(), OTHERS_SECONDS)
+        except TimeoutError:
+            self._end_all(LOST_END_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), ERROR_END_SECONDS)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        try:
+            member = self._admit(connection, await accept_member(connection, self._pod.heartbeat_key))
+            await self._follow(member)
+        except (PeerLost, PeerRefused, TimeoutError, KeyError, ValueError) as error:
+            connection.send("refused", message=str(error))
+        finally:
+            await connection.close()
+
+    def _admit(self, connection: Connection, hello: Message) -> Member:
+        """Raises PeerRefused: its place is taken, or the gang has begun; a pod of an earlier gang may ask, too."""
+        rank, generation = int(hello["rank"]), int(hello["generation"])
+        member = Member(rank, f"node {rank} (pod {hello['pod']} on node {hello['node']})", connection)
+        if generation != self._pod.generation or not 0 < rank < self._num_nodes:
+            raise PeerRefused(f"{member.name} of generation {generation} does not belong to this gang")
+        if rank in self._members or self.started.is_set() or self._verdict is not None:
+            raise PeerRefused(f"{member.name} has no place in a gang that has one already")
+        self._members[rank] = member
+        self._log(f"{member.name} is there: {len(self._members) + 1} of {self._num_nodes} nodes")
+        connection.send("admitted")
+        if self.stopping.is_set():
+            connection.send("stop", preempted=self.is_preempted)
+        if self.ending.is_set():
+            connection.send("end", seconds=self.end_seconds)
+        if self.attempt.done():
+            send_attempt(connection, self.attempt.result())
+        self._start_if_complete()
+        return member
+
+    async def _follow(self, member: Member) -> None:
+        """Until it leaves or is lost."""
+        try:
+            while True:
+                message = await member.connection.receive()
+                match message["type"]:
+                    case "stop":
+                        cause = "was asked to stop" if message["preempted"] else "has failed"
+                        self._log(f"{member.name} {cause}: the whole gang saves and stops")
+                        self.announce_stop(preempted=bool(message["preempted"]))
+                    case "ended":
+                        document = message["document"]
+                        self._record_end(member.rank, ExitDocument.model_validate(document) if document else None)
+                    case "goodbye":
+                        break
+        except PeerLost as lost:
+            if self.started.is_set() and self._verdict is None:
+                self._record_loss(member, f"{member.name} {lost}")
+        self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        del self._members[member.rank]
+        if not self._members:
+            self._left.set()
+        self._settle()
+
+    def _start_if_complete(self) -> None:
+        if self.attempt.done() and not self.missing_nodes() and not self.ending.is_set() and not self.stopping.is_set():
+            self.started.set()
+            self._broadcast("start")
+
+    def _record_end(self, rank: int, end: ExitDocument | None) -> None:
+        self._ends.setdefault(rank, end)
+        if end is not None and end.reason is ExitReason.PREEMPTED:
+            self.announce_stop(preempted=True)
+        elif end is not None and end.reason not in ORDERLY_REASONS:
+            self._end_all(ERROR_END_SECONDS)
+        self._settle()
+
+    def _record_loss(self, member: Member, message: str) -> None:
+        if member.rank not in self._ends:
+            self._log(f"{message}: the gang ends")
+            self._lost[member.rank] = message
+            self._end_all(LOST_END_SECONDS)
+
+    def _end_all(self, seconds: float) -> None:
+        self.end_seconds = min(seconds, self.end_seconds)
+        if not self.ending.is_set():
+            self.ending.set()
+            self._broadcast("end", seconds=self.end_seconds)
+
+    def _settle(self) -> None:
+        """The verdict is due once every node that takes part has ended, left or is lost."""
+        if self._pod.node_rank in self._ends and all(rank in self._ends for rank in self._members):
+            self._settled.set()
+
+    def _broadcast(self, kind: str, **fields: object) -> None:
+        for member in self._members.values():
+            member.connection.send(kind, **fields)
+
+
+def send_attempt(connection: Connection, attempt: ClaimedAttempt) -> None:
+    connection.send("attempt", number=attempt.number, previous_reason=attempt.previous_reason)

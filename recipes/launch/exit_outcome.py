@@ -1,0 +1,137 @@
+"""Decide why an attempt ended: of one node from its program's end, of a gang from the ends of its nodes.
+
+Pure functions. A failure on one node makes the programs of the others fail as well, in other words and often at the same
+moment, so that a cause is told from its consequences by its kind first and by time second.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
+from recipes.contracts.job import EXIT_FILE
+
+SIGNAL_EXIT_OFFSET = 128
+"""What torchrun and shells add to the number of the signal that ended a process."""
+NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
+NO_RESULT = "the program exited with 0, but left no result"
+
+MEMORY_KILL_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN)
+"""Reasons that a program gives, or leaves open, when the kernel has killed a process of it."""
+STOP_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN, ExitReason.NODE_LOST)
+"""How programs end that were asked to stop before they could save, or whose peers have stopped."""
+PRECEDENCE = (
+    ExitReason.BAD_CONFIGURATION,
+    ExitReason.OOM_KILLED,
+    ExitReason.OUT_OF_MEMORY,
+    ExitReason.NODE_LOST,
+    ExitReason.KILLED,
+    ExitReason.RESTART_REQUESTED,
+    ExitReason.STORAGE_FULL,
+    ExitReason.STORAGE_READ_ONLY,
+    ExitReason.STORAGE_DENIED,
+    ExitReason.STORAGE_UNAVAILABLE,
+)
+"""Causes before their consequences: a rank that was killed makes others end with PROGRAM_ERROR. All others come last."""
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How the program of one node ended.
+
+    Args:
+        code: its exit code, negative where a signal ended it.
+        document: what it wrote before it ended.
+        memory_kill: why the kernel killed a process of it, if it did.
+        was_asked_to_stop: the gang was asked to stop and save.
+        was_ended: the launcher ended it, because the gang could not go on.
+        lacks_result: it exited with 0, and what it was to make is not there.
+    """
+
+    code: int
+    document: ExitDocument | None = None
+    memory_kill: str | None = None
+    was_asked_to_stop: bool = False
+    was_ended: bool = False
+    lacks_result: bool = False
+
+
+def read_exit_document(work: Path) -> ExitDocument | None:
+    """What the program wrote about its end; None if it was killed before."""
+    try:
+        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
+
+
+def classify_end(end: ProgramEnd) -> ExitDocument | None:
+    """Why the program of a node ended; None if only because the launcher ended it."""
+    if end.code == 0 and not end.lacks_result:
+        return ExitDocument(code=0, message="", reason=ExitReason.COMPLETED)
+    found = end.document or _classify_code(end)
+    if end.memory_kill and found.reason in MEMORY_KILL_EXPLAINS:
+        return ExitDocument(code=None, message=f"out of memory: {end.memory_kill}", reason=ExitReason.OOM_KILLED)
+    if end.was_ended and end.document is None:
+        return None
+    if end.was_asked_to_stop and found.reason in STOP_EXPLAINS:
+        return preempted(f"asked to stop, and ended before it had saved: {found.message}")
+    return found
+
+
+def _classify_code(end: ProgramEnd) -> ExitDocument:
+    if end.code == 0:
+        return ExitDocument(code=0, message=NO_RESULT, reason=ExitReason.UNKNOWN)
+    number = -end.code if end.code < 0 else end.code - SIGNAL_EXIT_OFFSET
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
+        return ExitDocument(code=None, message=f"the program was killed ({name})", reason=ExitReason.KILLED)
+    message = f"the program exited with {end.code} without saying why: see the end of its log"
+    return ExitDocument(code=end.code, message=message, reason=classify_message(end.code, ""))
+
+
+def preempted(message: str) -> ExitDocument:
+    return ExitDocument(code=ExitReason.PREEMPTED.exit_code, message=message, reason=ExitReason.PREEMPTED)
+
+
+def choose_verdict(
+    ends: Mapping[int, ExitDocument | None], lost: Mapping[int, str], *, leader: int, was_asked_to_stop: bool
+) -> ExitDocument:
+    """Why a gang ended.
+
+    Args:
+        ends: by node rank in the order in which they came; None for one that was only ended with the others.
+        lost: by node rank, what is known of a node that went silent.
+        leader: the rank that has checked that the result is there before it counts as completed.
+    """
+    first = ends.get(leader)
+    if first is not None and first.reason is ExitReason.COMPLETED:
+        return first
+    causes = [
+        end if rank == leader else end.model_copy(update={"message": f"node {rank}: {end.message}"})
+        for rank, end in ends.items()
+        if end is not None and end.reason is not ExitReason.COMPLETED
+    ]
+    if lost:
+        message = "; ".join(lost.values())
+        causes.append(ExitDocument(code=None, message=message, reason=ExitReason.NODE_LOST))
+    if not causes:
+        message = "its programs were ended, and none of them said why"
+        causes.append(ExitDocument(code=None, message=message, reason=ExitReason.UNKNOWN))
+    verdict = min(causes, key=lambda cause: _precedence(cause.reason, was_asked_to_stop=was_asked_to_stop))
+    if was_asked_to_stop and verdict.reason in STOP_EXPLAINS:
+        return preempted(f"asked to stop, and ended before it had saved: {verdict.message}")
+    return verdict
+
+
+def _precedence(reason: ExitReason, *, was_asked_to_stop: bool) -> int:
+    """Nodes that save and stop because another one has failed end as preempted ones do, which explains nothing then."""
+    if reason in PRECEDENCE:
+        return PRECEDENCE.index(reason)
+    if reason is ExitReason.PREEMPTED:
+        return len(PRECEDENCE) + (0 if was_asked_to_stop else 2)
+    return len(PRECEDENCE) + 1

@@ -1,0 +1,298 @@
+"""The first process of every pod on a cluster: `python -m recipes.launcher JOB_FILE`.
+
+A container runtime knows one process and its exit code. What a gang needs besides, this process does for it:
+
+- It claims the number of the attempt, so that pods of an earlier one, which may still run on a node that the cluster has
+  lost, cannot commit anything any more.
+- It starts the program (alone or under torchrun) once all nodes are there, and uploads its output in segments, because the
+  log of a deleted pod is gone.
+- It watches the other nodes. A rank that waits in a collective for a node that is gone would hold its GPUs for hours;
+  here it ends within seconds, and the exit message names the node.
+- It makes the whole gang save when one pod is asked to stop: none of them could save alone.
+- It decides on one exit reason for the gang, also where the program was killed before it could write one, reports it to
+  the API, and exits with its code. Unfinished work never exits with 0.
+
+It imports no torch: it stays resident next to the program in the memory of its container.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.contracts.job import EXIT_FILE, FAILED_FILE, OUT_OF_MEMORY_FILE, Job, Result
+from recipes.launch.attempt_api import ApiRefused, ApiUnavailable, AttemptApi, ClaimedAttempt
+from recipes.launch.cgroup_memory import describe_kill, read_memory_counters
+from recipes.launch.child_process import ChildProcess
+from recipes.launch.command import program_command, program_environment
+from recipes.launch.coordinator import Coordinator
+from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted, read_exit_document
+from recipes.launch.gang import STOP_SECONDS, Gang, GangEnded
+from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
+from recipes.launch.gpus import read_gpu_uuids
+from recipes.launch.log_segments import LogSpool, LogUploader
+from recipes.launch.member import Member
+from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.storage import uris
+from recipes.storage.artifact_store import Store
+from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
+
+SPOOL_FOLDER = "log_segments"
+FAILURE_POLL_SECONDS = 1.0
+RESULT_SECONDS = 600.0
+"""How long the store is asked whether a program that exited with 0 has left its result."""
+RESULT_PAUSE_SECONDS = 2.0
+REPORT_SECONDS = 600.0
+"""How long the last log segments and the exit report are retried; after that the cluster sees the exit code alone."""
+LOG_FIRST_SECONDS = 60.0
+"""How long the exit report waits for the end of the log, which people read because of it."""
+REPORT_GRACE_SECONDS = STOP_SECONDS + 20.0
+"""From SIGTERM to the exit of this process: pods are killed after 300."""
+
+T = TypeVar("T")
+
+
+class Launcher:
+    """One pod's part in an attempt."""
+
+    def __init__(self, job: Job, job_file: Path, pod: Pod) -> None:
+        self._job, self._job_file, self._pod = job, job_file, pod
+        self._work = Path(job.work_dir)
+        self._spool = LogSpool(self._work / SPOOL_FOLDER)
+        self._api = AttemptApi(job, pod, self._spool.write_line)
+        self._alone = pod.num_nodes == 1 or pod.shares_work(job)
+        self._gang: Gang = (
+            Coordinator(pod, 1 if self._alone else pod.num_nodes, self._spool.write_line)
+            if self._alone or pod.is_first
+            else Member(pod, self._spool.write_line)
+        )
+        self._uploader: LogUploader | None = None
+        self._attempt: ClaimedAttempt | None = None
+        self._asked_to_stop_at: float | None = None
+
+    async def run(self) -> ExitDocument:
+        """Start the program, see it to its end and report it. Returns why the attempt ended, which the gang agrees on."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
+        await self._gang.open()
+        verdict = await self._gang.agree(shorten(await self._run_attempt()))
+        await self._gang.close()
+        await self._report(verdict)
+        return verdict
+
+    def _stop(self) -> None:
+        if self._asked_to_stop_at is None:
+            self._asked_to_stop_at = time.monotonic()
+            self._spool.write_line(f"node {self._pod.node_rank} was asked to stop: the whole gang saves and stops")
+            self._gang.announce_stop(preempted=True)
+
+    async def _run_attempt(self) -> ExitDocument | None:
+        """How this node's program ended; None if only because the gang did."""
+        try:
+            gpus = await in_thread(read_gpu_uuids)
+            if isinstance(self._gang, Coordinator):
+                self._gang.set_attempt(await self._gang.wait_unless_ended(self._api.claim(gpus)))
+                await self._gang.wait_unless_ended(asyncio.wait_for(self._gang.started.wait(), RENDEZVOUS_SECONDS))
+            else:
+                await self._gang.wait_unless_ended(self._gang.started.wait())
+            self._attempt = self._gang.attempt.result()
+            self._start_upload(self._attempt)
+            registration = asyncio.create_task(self._register(self._attempt, gpus))
+            try:
+                return await self._run_program(self._attempt)
+            finally:
+                registration.cancel()
+        except GangEnded:
+            return preempted("asked to stop before the program started") if self._gang.is_preempted else None
+        except ApiRefused as error:
+            return ExitDocument(code=None, message=str(error), reason=error.reason)
+        except ApiUnavailable as error:
+            return ExitDocument(code=None, message=str(error), reason=ExitReason.RESTART_REQUESTED)
+        except TimeoutError:
+            assert isinstance(self._gang, Coordinator)
+            missing = ", ".join(map(str, self._gang.missing_nodes()))
+            message = f"of {self._pod.num_nodes} nodes, these were not there within {RENDEZVOUS_SECONDS} s: {missing}"
+            return ExitDocument(code=None, message=message, reason=ExitReason.RESTART_REQUESTED)
+
+    def _start_upload(self, attempt: ClaimedAttempt) -> None:
+        store = self._open_store(attempt)
+        self._uploader = LogUploader(self._spool, store, f"{self._folder(attempt)}/logs/node-{self._pod.node_rank}")
+        self._uploader.start()
+
+    def _open_store(self, attempt: ClaimedAttempt) -> Store:
+        """The job's store, in the name of this attempt."""
+        return Store(self._job.store, {ATTEMPT_VARIABLE: str(attempt.number)})
+
+    def _folder(self, attempt: ClaimedAttempt) -> str:
+        return uris.attempt_folder(self._job.id, self._job.program, attempt.number)
+
+    async def _register(self, attempt: ClaimedAttempt, gpus: list[str]) -> None:
+        """Say where this node runs; the first one has said it with its claim. The program does not wait for that."""
+        if isinstance(self._gang, Coordinator):
+            return
+        try:
+            await self._api.register_node(attempt.number, gpus)
+        except (ApiRefused, ApiUnavailable) as error:
+            self._spool.write_line(f"this node is not registered: {error}")
+
+    async def _run_program(self, attempt: ClaimedAttempt) -> ExitDocument | None:
+        for left in (EXIT_FILE, FAILED_FILE):
+            (self._work / left).unlink(missing_ok=True)
+        if attempt.previous_reason == ExitReason.OOM_KILLED:
+            (self._work / OUT_OF_MEMORY_FILE).touch()  # the program looks for a smaller way to compute
+        before = read_memory_counters()
+        command = program_command(self._job, self._pod, self._job_file)
+        child = ChildProcess(command, program_environment(os.environ, attempt.number), self._spool)
+        watches = [asyncio.create_task(self._end_with_gang(child)), asyncio.create_task(self._announce_failure())]
+        code = await child.wait()
+        for watch in watches:
+            watch.cancel()
+        memory = read_memory_counters()
+        found = await self._has_result(attempt) if code == 0 and self._pod.is_first else True
+        document = read_exit_document(self._work) if code != 0 else None
+        if found is None:
+            message = "the program exited with 0, and the object store does not say whether its result is there"
+            document = ExitDocument(code=None, message=message, reason=ExitReason.STORAGE_UNAVAILABLE)
+        return classify_end(
+            ProgramEnd(
+                code,
+                document,
+                memory_kill=describe_kill(memory) if memory.kills > before.kills else None,
+                was_asked_to_stop=self._gang.is_preempted,
+                was_ended=child.was_ended,
+                lacks_result=not found,
+            )
+        )
+
+    async def _end_with_gang(self, child: ChildProcess) -> None:
+        """Pass on that the gang stops; end the program where the gang ends, or its grace period is over."""
+        with suppress(GangEnded):
+            await self._gang.wait_unless_ended(asyncio.Event().wait())
+        if not self._gang.ending.is_set():
+            child.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gang.ending.wait(), self._gang.stop_seconds)
+        await child.end(self._gang.end_seconds if self._gang.ending.is_set() else 0.0)
+
+    async def _announce_failure(self) -> None:
+        """A program that has failed may wait for the others, to store what all of them have left."""
+        while not (self._work / FAILED_FILE).exists():
+            await asyncio.sleep(FAILURE_POLL_SECONDS)
+        self._gang.announce_stop(preempted=False)
+
+    async def _has_result(self, attempt: ClaimedAttempt) -> bool | None:
+        """Whether the store holds this job's result; None if the store does not answer for a long time."""
+        store, until = self._open_store(attempt), time.monotonic() + RESULT_SECONDS
+        while time.monotonic() < until:
+            try:
+                raw = await in_thread(store.get_bytes, self._job.result_uri)
+                return Result.model_validate_json(raw).work_digest == self._job.work_digest
+            except (FileNotFoundError, ValidationError):
+                return False
+            except Exception as error:  # whatever the store fails with, the next attempt may succeed
+                self._spool.write_line(f"the result cannot be read, and is looked for again: {error}")
+            await asyncio.sleep(RESULT_PAUSE_SECONDS)
+        return None
+
+    async def _report(self, verdict: ExitDocument) -> None:
+        """The rest of the log, the exit report and `exit.json`: retried for a time, because nobody reports them later."""
+        if verdict.reason is not ExitReason.COMPLETED:
+            self._spool.write_line(f"exit reason {verdict.reason}: {verdict.message}")
+        attempt = self._attempt
+        if attempt is None:
+            return
+        until = time.monotonic() + REPORT_SECONDS
+        if self._uploader is not None:
+            await in_thread(self._uploader.finish, min(LOG_FIRST_SECONDS, self._seconds_left(until)))
+        if not (self._pod.shares_work(self._job) and leaves_attempt_open(self._pod, verdict)):
+            await self._retry_until(until, lambda left: self._report_exit(attempt, verdict, left))
+            if self._pod.is_first or (isinstance(self._gang, Member) and self._gang.lost_first):
+                await self._retry_until(until, lambda left: self._store_exit(attempt, verdict))
+        if self._uploader is not None:
+            await in_thread(self._uploader.finish, self._seconds_left(until))
+
+    async def _report_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument, seconds: float) -> None:
+        try:
+            await self._api.report_exit(attempt.number, verdict, seconds)
+        except ApiRefused as error:  # a newer attempt runs, or somebody has ended the job
+            write_line(f"the exit reason is not recorded: {error}")
+
+    async def _store_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument) -> None:
+        store, uri = self._open_store(attempt), f"{self._folder(attempt)}/{EXIT_FILE}"
+        await in_thread(store.put_bytes, uri, verdict.model_dump_json().encode())
+
+    async def _retry_until(self, until: float, call: Callable[[float], Awaitable[None]]) -> None:
+        """Also a call that hangs is given up in the end."""
+        while (left := self._seconds_left(until)) > 0:
+            try:
+                await asyncio.wait_for(call(left), left)
+            except Exception as error:  # the exit code still says what is needed most
+                write_line(f"the end of the attempt cannot be reported yet: {type(error).__name__}: {error}")
+                await asyncio.sleep(RESULT_PAUSE_SECONDS)
+            else:
+                return
+
+    def _seconds_left(self, until: float) -> float:
+        """A pod that was asked to stop is killed when its grace period is over."""
+        if self._asked_to_stop_at is not None:
+            until = min(until, self._asked_to_stop_at + REPORT_GRACE_SECONDS)
+        return max(0.0, until - time.monotonic())
+
+
+def leaves_attempt_open(pod: Pod, verdict: ExitDocument) -> bool:
+    """Of pods that share work and restart alone: whether the others go on after this one."""
+    return verdict.reason.restarts or (verdict.reason is ExitReason.COMPLETED and not pod.is_first)
+
+
+def shorten(document: ExitDocument | None) -> ExitDocument | None:
+    return document and document.model_copy(update={"message": document.message[:MAX_MESSAGE_CHARACTERS]})
+
+
+def write_line(text: str) -> None:
+    """For the container's own log, once the job's log may be closed."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+async def in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """As `asyncio.to_thread`, in a thread that does not keep the process alive: a store may hang for ever."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            result = call(*arguments)
+        except BaseException as error:
+            finish(future.set_exception, error)
+        else:
+            finish(future.set_result, result)
+
+    def finish(settle: Callable[..., None], value: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle(value))
+
+    threading.Thread(target=work, daemon=True).start()
+    return await future
+
+
+def main() -> None:
+    job_file = Path(sys.argv[1])
+    job = Job.model_validate_json(job_file.read_bytes())
+    Path(job.work_dir).mkdir(parents=True, exist_ok=True)
+
+    async def run() -> ExitDocument:
+        return await Launcher(job, job_file, Pod.from_environment(os.environ)).run()
+
+    verdict = asyncio.run(run())
+    sys.exit(verdict.reason.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Attempts that the controller has to end, because their pods could not report how they did: a pure function."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from recipes.contracts.exit_reason import ExitReason
+from resources.compute.kubernetes.exits import Exit, explain_gang, explain_pod, pods_started_with
+from resources.compute.kubernetes.phases import Snapshot
+from resources.compute.kubernetes.states import PodState
+from resources.metadata.cluster_jobs import CANCEL
+from resources.metadata.job_attempts import VAGUE_REASONS, Attempt
+
+UNSEEN_MS = 90_000
+"""A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
+SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, ExitReason.NODE_LOST})
+"""What ends an attempt at once: the launchers that survive know less about it."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended. `attempt` is None where its first pod, `unclaimed`, ended before it claimed a number."""
+
+    attempt: int | None
+    reason: ExitReason
+    message: str
+    unclaimed: PodState | None = None
+
+
+def find_endings(snapshot: Snapshot) -> list[Ending]:
+    """Endings to record, oldest first. None where the launchers reported all."""
+    return [*end_claimed(snapshot), *end_unclaimed(snapshot)]
+
+
+def all_pods(snapshot: Snapshot) -> list[PodState]:
+    """Those that exist and those that were deleted."""
+    existing = {pod.uid for pod in snapshot.pods}
+    return [*snapshot.pods, *(pod for pod in snapshot.deleted_pods if pod.uid not in existing)]
+
+
+def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
+    pods = all_pods(snapshot)
+    for attempt in snapshot.attempts:
+        is_open = attempt.ended_at is None
+        if not is_open and attempt.reason not in VAGUE_REASONS:
+            continue
+        first = next((pod for pod in pods if pod.uid == attempt.claimed_by), None)
+        seen = explain_gang(pods_started_with(first, pods), snapshot.lost_nodes) if first else None
+        if not is_open:
+            if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS:
+                yield Ending(attempt.attempt, seen.reason, seen.message)
+        elif (seen is not None and seen.reason in SEEN_BY_CLUSTER) or is_over(first, attempt, snapshot):
+            if seen is None and first is not None and first.exit_code == 0:
+                continue  # the other pods still work
+            found = seen or explain_absence(first, snapshot)
+            yield Ending(attempt.attempt, found.reason, found.message)
+
+
+def is_over(first: PodState | None, attempt: Attempt, snapshot: Snapshot) -> bool:
+    """Whether the first pod of an attempt will not run any more."""
+    if first is None:
+        return snapshot.now - attempt.started_at > UNSEEN_MS
+    return first.has_ended or all(pod.uid != first.uid for pod in snapshot.pods)
+
+
+def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
+    """Of an attempt whose pods say nothing: why they are gone."""
+    job, gang, workload = snapshot.job, snapshot.gang, snapshot.workload
+    if job.wanted == CANCEL:
+        return Exit(ExitReason.CANCELLED, "cancelled")
+    if first is not None and first.generation < job.generation:
+        return Exit(ExitReason.PREEMPTED, f"generation {job.generation} has replaced it")
+    if gang is None or gang.deleting:
+        return Exit(ExitReason.KILLED, "somebody deleted the objects of the job in the cluster")
+    if gang.suspended:
+        return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or "its nodes were needed for another job")
+    if first is None:
+        return Exit(ExitReason.UNKNOWN, "its pods are gone, and nothing is left that says why")
+    return Exit(ExitReason.KILLED, f"pod {first.name} was deleted")
+
+
+def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
+    """First pods whose container ended before the launcher could claim an attempt: they count too."""
+    claimed = {attempt.claimed_by for attempt in snapshot.attempts}
+    pods = all_pods(snapshot)
+    for pod in sorted(pods, key=lambda each: each.created_at):
+        mine = pod.generation == snapshot.job.generation and pod.created_at >= snapshot.job.created_at - 1000
+        if not mine or pod.rank != 0 or pod.uid in claimed or pod.exit_code in (None, 0):
+            continue
+        if seen := explain_pod(pod, snapshot.lost_nodes):
+            yield Ending(None, seen.reason, seen.message, pod)

@@ -1,0 +1,71 @@
+"""Log of a job on a cluster: the segments that the launchers of its first node uploaded, as one text over all attempts.
+
+Segments never change and are numbered from 0 without gaps (`recipes.launch.log_segments`), so offsets are stable, and a
+look for more of a long log asks for one number instead of a listing.
+"""
+
+from dataclasses import dataclass, field
+
+from recipes.storage import uris
+from recipes.storage.artifact_store import Store
+from recipes.storage.object_store import ObjectEntry
+from resources.compute.base import JobKey
+
+
+@dataclass
+class AttemptLog:
+    """Segments of one attempt, as far as they were found. `is_complete`: a later attempt exists, so none is added."""
+
+    folder: str
+    segments: list[ObjectEntry] = field(default_factory=list)
+    is_complete: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+class JobLogs:
+    """Reads logs. What is cached are sizes of segments: another process finds the same."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._logs: dict[tuple[str, str], dict[int, AttemptLog]] = {}
+
+    def size(self, job: JobKey, attempts: int) -> int:
+        """Bytes of the log of the first `attempts` attempts."""
+        return sum(log.size for log in self._list(job, attempts))
+
+    def read(self, job: JobKey, attempts: int, offset: int, max_bytes: int | None = None) -> bytes:
+        """Bytes from `offset` on, at most `max_bytes`."""
+        parts: list[bytes] = []
+        left = float("inf") if max_bytes is None else max_bytes
+        begin = 0
+        for log in self._list(job, attempts):
+            for segment in log.segments:
+                start = max(0, offset - begin)
+                begin += segment.size
+                if start < segment.size and left > 0:
+                    part = self._store.get_bytes(segment.uri)[start:][: None if max_bytes is None else int(left)]
+                    parts.append(part)
+                    left -= len(part)
+        return b"".join(parts)
+
+    def _list(self, job: JobKey, attempts: int) -> list[AttemptLog]:
+        logs = self._logs.setdefault((job.id, job.program), {})
+        for number in range(1, attempts + 1):
+            if number not in logs:
+                folder = uris.node_log(job.id, job.program, number, 0)
+                logs[number] = AttemptLog(folder, self._store.entries(folder))
+            if not logs[number].is_complete:
+                self._find_more(logs[number])
+                logs[number].is_complete = number < attempts
+        return [logs[number] for number in range(1, attempts + 1)]
+
+    def _find_more(self, log: AttemptLog) -> None:
+        while True:
+            uri = f"{log.folder}/{len(log.segments):06d}.log"
+            try:
+                log.segments.append(ObjectEntry(uri, self._store.size(uri)))
+            except FileNotFoundError:
+                return

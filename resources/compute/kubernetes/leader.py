@@ -1,0 +1,122 @@
+"""Leadership of the one controller that works: a lock in the database, held by the connection that writes its rows.
+
+A leader whose machine vanished must neither keep the lock nor write once another has it. On PostgreSQL both follow from one
+session: it holds an advisory lock, carries all of the leader's writes, and is ended by the server after 15 s without an
+answer. On SQLite all processes share a machine, and a locked file does.
+"""
+
+import fcntl
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from resources.metadata.database import Database
+
+log = logging.getLogger(__name__)
+
+ADVISORY_LOCK = 57_000_002
+SESSION_SECONDS = 15
+"""How long the server waits for a leader that does not answer."""
+RETRY_SECONDS = 1.0
+
+
+class LeadershipLost(Exception):
+    """The session that holds the lock has ended: another controller may lead."""
+
+
+class LeaderDatabase(Database):
+    """The database through the one session that holds the lock. Used by one thread."""
+
+    def __init__(self, url: str, connect_seconds: int) -> None:
+        super().__init__(url, connect_seconds)
+        self._session: Connection | None = None
+
+    def acquire(self) -> bool:
+        """Whether this process leads from now on; False while another does."""
+        session = self.engine.connect()
+        pause = SESSION_SECONDS // 3
+        session.execute(text(f"SET tcp_keepalives_idle = {pause}"))
+        session.execute(text(f"SET tcp_keepalives_interval = {pause}"))
+        session.execute(text("SET tcp_keepalives_count = 2"))
+        session.execute(text(f"SET tcp_user_timeout = {SESSION_SECONDS * 1000}"))
+        locked = bool(session.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}).scalar_one())
+        session.commit()
+        if locked:
+            self._session = session
+        else:
+            session.close()
+        return locked
+
+    def read(self) -> AbstractContextManager[Connection]:
+        return self._transaction()
+
+    def write(self) -> AbstractContextManager[Connection]:
+        return self._transaction()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        super().close()  # of the pool's sessions too, and with them the lock
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        if self._session is None or self._session.invalidated:
+            raise LeadershipLost("the database has ended the session")
+        try:
+            with self._session.begin():
+                yield self._session
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise LeadershipLost(str(error.orig)) from error
+            raise
+
+
+@contextmanager
+def lead(url: str, connect_seconds: int, lock_file: Path, stopped: threading.Event) -> Iterator[Database]:
+    """Wait until this process leads. Yields the database to write through.
+
+    Raises:
+        LeadershipLost: `stopped` was set before; by the database in use, that its session has ended.
+    """
+    if make_url(url).get_backend_name() == "sqlite":
+        with lock_file.open("w") as file:
+            wait_for(lambda: lock(file), stopped)
+            database = Database(url, connect_seconds)
+            try:
+                yield database
+            finally:
+                database.close()
+        return
+    leader = LeaderDatabase(url, connect_seconds)
+    try:
+        wait_for(leader.acquire, stopped)
+        yield leader
+    finally:
+        leader.close()
+
+
+def lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_for(acquire: Callable[[], bool], stopped: threading.Event) -> None:
+    while not stopped.is_set():
+        try:
+            if acquire():
+                return
+        except DBAPIError as problem:
+            log.warning("cannot ask for leadership, will retry: %s", problem.orig)
+        stopped.wait(RETRY_SECONDS)
+    raise LeadershipLost("stopped")

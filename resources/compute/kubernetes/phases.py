@@ -1,0 +1,265 @@
+"""Phase of a job on a cluster, and why: a pure function of its row, its attempts and the objects of the cluster."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job
+from recipes.contracts.quantities import parse_duration, pluralize
+from resources.compute.base import Phase
+from resources.compute.kubernetes.exits import explain_gang
+from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, PodState, Warning, WorkloadState
+from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
+from resources.metadata.job_attempts import Attempt
+
+PROGRESS_MS = 3_600_000
+"""An attempt that ran for so long made progress: the counting of failed attempts begins again after it."""
+START_LIMIT_MS = 600_000
+"""How long a pod may wait for its image or its configuration: it holds its GPUs meanwhile."""
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+"""Reason of a Job that failed by its `activeDeadlineSeconds`."""
+INVALID_CHILD = re.compile(r"is invalid:|Invalid value|denied the request", re.IGNORECASE)
+"""In the event of a child that the API server refuses for its contents: no repetition helps."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a job: its pods, the time that all its attempts may take, and how many of them may fail."""
+
+    nodes: int
+    max_ms: int
+    max_duration: str
+    retries: int
+    start_ms: int = START_LIMIT_MS
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        limit = job.schedule.max_duration
+        nodes = job.distributed.num_nodes if job.distributed else job.pods
+        return cls(nodes=nodes, max_ms=round(parse_duration(limit) * 1000), max_duration=limit, retries=job.schedule.retries)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that is known of a job at one moment. Times in milliseconds since 1970.
+
+    Args:
+        attempts: since it was submitted, oldest first.
+        pods: those that exist, of all generations; `deleted_pods` are last states.
+        warnings: about its pods and its gang, oldest first; only of a gang that is starting.
+    """
+
+    job: ClusterJob
+    limits: Limits
+    now: int
+    attempts: Sequence[Attempt] = ()
+    gang: GangState | None = None
+    workload: WorkloadState | None = None
+    queue_position: int | None = None
+    pods: Sequence[PodState] = ()
+    deleted_pods: Sequence[PodState] = ()
+    lost_nodes: frozenset[str] = frozenset()
+    warnings: Sequence[Warning] = ()
+
+    @property
+    def newest(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def last_ended(self) -> Attempt | None:
+        return next((found for found in reversed(self.attempts) if found.reason is not None), None)
+
+    @property
+    def current_pods(self) -> list[PodState]:
+        """Pods of the newest generation that are not being deleted."""
+        return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
+
+
+def used_ms(snapshot: Snapshot) -> int:
+    """Time that the job's attempts have taken: waiting takes none."""
+    return sum((found.ended_at or snapshot.now) - found.started_at for found in snapshot.attempts)
+
+
+def count_failures(attempts: Sequence[Attempt]) -> int:
+    """Attempts that count against the limit of restarts since the last one that made progress."""
+    count = 0
+    for attempt in attempts:
+        ended = attempt.ended_at or attempt.started_at
+        if ended - attempt.started_at > PROGRESS_MS:
+            count = 0
+        count += attempt.counted
+    return count
+
+
+@dataclass(frozen=True)
+class End:
+    """That a job is over, or is to end. `waits_for_pods`: its pods save a checkpoint first."""
+
+    reason: ExitReason
+    detail: str
+    waits_for_pods: bool = False
+
+
+def find_end(snapshot: Snapshot) -> End | None:
+    """Why the job is over, or has to end; None if it goes on."""
+    job, gang, last = snapshot.job, snapshot.gang, snapshot.last_ended
+    if gang is not None and gang.ended == "succeeded":
+        return End(ExitReason.COMPLETED, "")
+    if last is not None and last is snapshot.newest and is_final(last):
+        return End(last.reason or ExitReason.UNKNOWN, last.message)
+    if job.wanted == CANCEL:
+        return End(ExitReason.CANCELLED, "cancelled", waits_for_pods=True)
+    if is_time_over(snapshot):
+        limit = snapshot.limits.max_duration
+        detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+        return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True)
+    failures = count_failures(snapshot.attempts)
+    if last is not None and failures > snapshot.limits.retries:
+        return End(last.reason or ExitReason.UNKNOWN, f"{last.message} ({pluralize(failures, 'attempt')} failed)")
+    if needs_recreation(snapshot):
+        return None
+    if gang is not None and gang.ended == "failed":
+        return explain_failed_gang(snapshot, gang)
+    hold = find_hold(snapshot)
+    return End(ExitReason.BAD_CONFIGURATION, hold.detail) if hold and hold.is_final else None
+
+
+def is_time_over(snapshot: Snapshot) -> bool:
+    """Whether `max_duration` is used up, by our clock or by the cluster's."""
+    gang, workload = snapshot.gang, snapshot.workload
+    by_cluster = (workload is not None and workload.timed_out) or (gang is not None and gang.reason == DEADLINE_EXCEEDED)
+    return by_cluster or used_ms(snapshot) >= snapshot.limits.max_ms
+
+
+def needs_recreation(snapshot: Snapshot) -> bool:
+    """Whether the gang has failed, does not restart by itself, and its newest attempt may be followed by another."""
+    gang, newest = snapshot.gang, snapshot.newest
+    if gang is None or gang.ended != "failed" or gang.restarts_itself:
+        return False
+    return newest is not None and newest.reason is not None and newest.reason.restarts
+
+
+def is_final(attempt: Attempt) -> bool:
+    """Whether no attempt follows one that ended like this. Success is known from the gang: other pods may still work."""
+    return attempt.reason is not None and not attempt.reason.restarts and attempt.reason is not ExitReason.COMPLETED
+
+
+def explain_failed_gang(snapshot: Snapshot, gang: GangState) -> End:
+    """Of a gang that the cluster itself gave up."""
+    seen = explain_gang(snapshot.current_pods, snapshot.lost_nodes)
+    if seen is not None and seen.reason is not ExitReason.COMPLETED:
+        return End(seen.reason, seen.message)
+    last = snapshot.last_ended
+    return End((last and last.reason) or ExitReason.UNKNOWN, (last and last.message) or gang.message)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What keeps the pods of an admitted gang from starting. `is_final`: waiting longer would not help."""
+
+    detail: str
+    is_final: bool = False
+
+
+def find_hold(snapshot: Snapshot) -> Hold | None:
+    """What holds the gang; None where it is suspended, absent, or all of its pods run."""
+    gang, pods = snapshot.gang, snapshot.current_pods
+    if gang is None or gang.suspended or gang.ended or gang.deleting:
+        return None
+    held = [found for pod in pods if (found := find_pod_hold(pod, snapshot))]
+    if held:
+        return next((found for found in held if found.is_final), held[0])
+    if len(pods) >= snapshot.limits.nodes:
+        return None
+    ending = sum(bool(pod.deleting) for pod in snapshot.pods)
+    if ending:
+        return Hold(f"waits for {pluralize(ending, 'pod')} of the attempt before to end")
+    about_gang = [warning for warning in snapshot.warnings if warning.about.startswith(gang.name)]
+    if about_gang:
+        newest = about_gang[-1]
+        return Hold(f"its pods cannot be created: {newest.message}", bool(INVALID_CHILD.search(newest.message)))
+    return Hold("its pods are being created")
+
+
+def find_pod_hold(pod: PodState, snapshot: Snapshot) -> Hold | None:
+    if pod.running or pod.has_ended:
+        return None
+    if pod.unschedulable:
+        return Hold(f"no node for pod {pod.name}: {pod.unschedulable}")
+    waited = snapshot.now - pod.scheduled_at if pod.scheduled_at else 0
+    is_late = waited > snapshot.limits.start_ms
+    if pod.waiting in PULL_REASONS:
+        detail = f"image {pod.image} cannot be pulled: {pod.message or pod.waiting}"
+        return Hold(detail, is_late or pod.waiting == "InvalidImageName")
+    if pod.waiting in CONFIG_REASONS:
+        return Hold(f"pod {pod.name} cannot start: {pod.message or pod.waiting}", is_late)
+    # The newest warning, not the newest event: "pulling image" is the last that was said before a volume is mounted.
+    warnings = [warning for warning in snapshot.warnings if warning.about == pod.name]
+    if warnings:
+        return Hold(f"pod {pod.name}: {warnings[-1].message}", is_late)
+    return Hold(f"pod {pod.name} is starting" + (f" on node {pod.node}" if pod.node else ""))
+
+
+def decide_state(snapshot: Snapshot) -> JobState:
+    """How the job stands now."""
+    job, end = snapshot.job, find_end(snapshot)
+    attempt = max(job.attempt, snapshot.newest.attempt if snapshot.newest else 0)
+    admitted_at = find_admission(snapshot)
+    if end is not None:
+        if end.waits_for_pods and (snapshot.pods or snapshot.gang):
+            ending = f"{end.detail}; its pods may still save a checkpoint" if snapshot.pods else end.detail
+            return JobState(job.phase, ending, job.reason, attempt, None, admitted_at)
+        phase = Phase.SUCCEEDED if end.reason is ExitReason.COMPLETED else Phase.FAILED
+        return JobState(phase, end.detail, end.reason, attempt, None, admitted_at)
+    last = snapshot.last_ended
+    phase, detail = find_phase(snapshot)
+    waits = phase in (Phase.PENDING, Phase.SUSPENDED)
+    return JobState(
+        phase=phase,
+        detail=detail,
+        reason=last.reason if last else None,
+        attempt=attempt,
+        queue_position=snapshot.queue_position if waits else None,
+        admitted_at=admitted_at,
+    )
+
+
+def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
+    """Phase and detail of a job that goes on."""
+    gang, newest, last = snapshot.gang, snapshot.newest, snapshot.last_ended
+    before = last.message if last is not None and last is newest else ""
+    if gang is None or gang.deleting:
+        return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
+    if gang.suspended:
+        words = describe_queue(snapshot.workload)
+        return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+        return Phase.RUNNING, ""
+    hold = find_hold(snapshot)
+    if not snapshot.attempts:
+        return Phase.STARTING, hold.detail if hold else "its pods run, and have not reported yet"
+    return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
+
+
+def is_running(attempt: Attempt) -> bool:
+    """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
+
+
+def describe_queue(workload: WorkloadState | None) -> str:
+    """What a suspended gang waits for, in Kueue's words."""
+    if workload is None:
+        return "waits for Kueue to see it"
+    return "; ".join(filter(None, (workload.evicted, workload.waits_for))) or "waits in Kueue's queue"
+
+
+def find_admission(snapshot: Snapshot) -> int | None:
+    """When the job last stopped waiting for capacity; None while it never did."""
+    gang, workload = snapshot.gang, snapshot.workload
+    if gang is not None and not gang.suspended:
+        if workload is None:
+            return snapshot.job.admitted_at or gang.created_at
+        return workload.admitted_at or snapshot.job.admitted_at
+    return snapshot.job.admitted_at

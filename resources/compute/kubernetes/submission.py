@@ -1,0 +1,116 @@
+"""Create and delete the objects of a job in the cluster, in an order in which a crash at any point leaves nothing unknown.
+
+The ConfigMap comes first and goes last: whatever else exists of a generation, its ConfigMap does too. So the controller
+watches no Secrets, and needs no permission to read them.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from recipes.contracts.job import Job
+from resources.compute.credentials import Credentials
+from resources.compute.kubernetes.cluster import (
+    CONFIG_MAP,
+    COSCHEDULING_GROUP,
+    JOB,
+    JOB_SET,
+    SECRET,
+    SERVICE,
+    VOLCANO_GROUP,
+    AlreadyExists,
+    Cluster,
+    ClusterUnavailable,
+    InvalidObject,
+    Item,
+    Kind,
+    NotFound,
+    kind_of,
+)
+from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
+from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.token_secret import KEY, token_name
+from resources.jobs.job_tokens import TOKEN_VARIABLE
+from resources.settings.sections import Scheduler
+
+log = logging.getLogger(__name__)
+
+IDENTITY = (DIGEST_ANNOTATION, GENERATION_ANNOTATION)
+"""Annotations that are equal where an object is of the same work and generation."""
+
+
+GANG_KINDS: dict[str, tuple[Kind, ...]] = {
+    "kueue": (JOB_SET,),
+    "indexed_job": (JOB, SERVICE),
+    "coscheduling": (JOB_SET, COSCHEDULING_GROUP),
+    "volcano": (JOB_SET, VOLCANO_GROUP),
+}
+"""What each gang backend creates for a job: first what owns its pods."""
+
+
+def create_objects(
+    cluster: Cluster, job: Job, scheduler: Scheduler, generation: int, used_seconds: float, credentials: Credentials
+) -> Sequence[Item]:
+    """Create what a generation of a job lacks (idempotent). Returns its objects as the cluster has them, but for Secrets.
+
+    Raises:
+        BadConfiguration: the job cannot be rendered with these settings.
+        InvalidObject: an object is refused, or its name belongs to other work.
+        RequestDenied: the installation does not allow it.
+        ClusterUnavailable: no answer, or an object of that name is still being deleted.
+    """
+    found = []
+    for item in render(job, scheduler, generation, used_seconds):
+        if item["kind"] == SECRET.name:
+            create_secret(cluster, item, job, credentials)
+        else:
+            found.append(create_or_attach(cluster, item))
+    return found
+
+
+def create_secret(cluster: Cluster, item: Item, job: Job, credentials: Credentials) -> None:
+    """Create the Secret with a token of the job. One that exists stays: pods have read it, and its token is renewed."""
+    token = credentials.issue(job).get(TOKEN_VARIABLE, "")
+    try:
+        cluster.create(item | {"stringData": {KEY: token}})
+    except AlreadyExists:
+        log.info("Secret %s exists, its token stays", item["metadata"]["name"])
+
+
+def create_or_attach(cluster: Cluster, item: Item) -> Item:
+    """Create an object, or return the one that an interrupted creation left."""
+    metadata = item["metadata"]
+    try:
+        return cluster.create(item)
+    except AlreadyExists:
+        pass
+    kind = kind_of(item)
+    try:
+        found = cluster.read(kind, metadata["namespace"], metadata["name"])
+    except NotFound:
+        raise ClusterUnavailable(f"{kind.name} {metadata['name']} was just deleted") from None
+    if "deletionTimestamp" in found["metadata"]:
+        raise ClusterUnavailable(f"{kind.name} {metadata['name']} is being deleted")
+    theirs = found["metadata"].get("annotations") or {}
+    if any(theirs.get(name) != metadata["annotations"][name] for name in IDENTITY):
+        command = f"kubectl -n {metadata['namespace']} delete {kind.plural} {metadata['name']}"
+        raise InvalidObject(f"{kind.name} {metadata['name']} exists and belongs to other work: delete it with `{command}`")
+    return found
+
+
+def delete_gang(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
+    """Delete what owns the pods of a generation; they end within their grace period."""
+    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place(config_map))
+
+
+def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
+    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap."""
+    namespace, name = place(config_map)
+    for kind in GANG_KINDS[scheduler.gang_backend]:
+        cluster.delete(kind, namespace, name)
+    cluster.delete(SECRET, namespace, token_name(name))
+    cluster.delete(CONFIG_MAP, namespace, name)
+
+
+def place(item: Item) -> tuple[str, str]:
+    """Namespace and name."""
+    return item["metadata"]["namespace"], item["metadata"]["name"]

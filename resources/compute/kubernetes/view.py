@@ -1,0 +1,120 @@
+"""View of the cluster at one moment: gangs, workloads, pods and nodes, read from mirrors and found by name."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from resources.compute.kubernetes.cluster import CONFIG_MAP, NODE, POD, WORKLOAD, Cluster, Item
+from resources.compute.kubernetes.gang import JOB_APP
+from resources.compute.kubernetes.states import (
+    GangState,
+    PodState,
+    WorkloadState,
+    job_name,
+    lost_nodes,
+    read_gang,
+    read_pod,
+    read_workload,
+)
+from resources.compute.kubernetes.submission import GANG_KINDS, place
+from resources.compute.kubernetes.watch import Mirror
+
+OURS = f"app={JOB_APP}"
+"""Selects the objects of jobs by their label."""
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What the mirrors hold.
+
+    Args:
+        gangs: by namespace and name.
+        workloads: by the uid of the gang that owns them.
+        pods, deleted_pods: by namespace and name of their job.
+        config_maps: of jobs, in all generations, by namespace and name.
+        nodes: names of those that exist; `lost_nodes` of those do not answer.
+    """
+
+    gangs: Mapping[tuple[str, str], GangState]
+    workloads: Mapping[str, WorkloadState]
+    queue_positions: Mapping[str, int]
+    pods: Mapping[tuple[str, str], Sequence[PodState]]
+    deleted_pods: Mapping[tuple[str, str], Sequence[PodState]]
+    config_maps: Mapping[tuple[str, str], Item]
+    nodes: frozenset[str]
+    lost_nodes: frozenset[str]
+
+    def is_lost(self, pod: PodState) -> bool:
+        """Whether the node of a pod does not answer, or exists no more."""
+        return bool(pod.node) and (pod.node in self.lost_nodes or pod.node not in self.nodes)
+
+
+class ClusterView:
+    """Mirrors of all that a controller decides from."""
+
+    def __init__(self, cluster: Cluster, gang_backend: str, changed: Callable[[], None]) -> None:
+        self.gangs = Mirror(cluster, GANG_KINDS[gang_backend][0], changed, OURS)
+        self.pods = Mirror(cluster, POD, changed, OURS)
+        self.config_maps = Mirror(cluster, CONFIG_MAP, changed, OURS)
+        self.nodes = Mirror(cluster, NODE, changed)
+        # Kueue gives its Workloads none of our labels.
+        self.workloads = Mirror(cluster, WORKLOAD, changed) if gang_backend == "kueue" else None
+        self.mirrors = [self.gangs, self.pods, self.config_maps, self.nodes]
+        if self.workloads is not None:
+            self.mirrors.append(self.workloads)
+
+    def start(self) -> None:
+        for mirror in self.mirrors:
+            mirror.start()
+
+    @property
+    def problems(self) -> list[str]:
+        """Of mirrors that are not current, for people."""
+        return [f"{mirror.kind.plural}: {mirror.problem}" for mirror in self.mirrors if mirror.problem]
+
+    @property
+    def is_synced(self) -> bool:
+        return all(mirror.is_synced for mirror in self.mirrors)
+
+    def add(self, item: Item) -> None:
+        """An object that was just created, before its watch event arrives."""
+        for mirror in (self.gangs, self.config_maps):
+            if item.get("kind") == mirror.kind.name:
+                mirror.put(item)
+
+    def read(self) -> ClusterState:
+        workloads = [read_workload(item) for item in self.workloads.items()] if self.workloads else []
+        nodes = self.nodes.items()
+        return ClusterState(
+            gangs={place(item): read_gang(item) for item in self.gangs.items()},
+            workloads={found.owner: found for found in workloads},
+            queue_positions=number_queues(workloads),
+            pods=by_job(self.pods.items()),
+            deleted_pods=by_job(self.pods.deleted()),
+            config_maps={place(item): item for item in self.config_maps.items()},
+            nodes=frozenset(item["metadata"]["name"] for item in nodes),
+            lost_nodes=lost_nodes(nodes),
+        )
+
+
+def by_job(items: Sequence[Item]) -> dict[tuple[str, str], list[PodState]]:
+    """Pods by namespace and name of their job, by rank."""
+    found: dict[tuple[str, str], list[PodState]] = defaultdict(list)
+    for item in items:
+        found[item["metadata"]["namespace"], job_name(item)].append(read_pod(item))
+    for pods in found.values():
+        pods.sort(key=lambda pod: (pod.rank, pod.created_at))
+    return dict(found)
+
+
+def number_queues(workloads: Sequence[WorkloadState]) -> dict[str, int]:
+    """Places in the queue, from 1, of all workloads that wait, by uid."""
+    queues: dict[tuple[str, str], list[WorkloadState]] = defaultdict(list)
+    for workload in workloads:
+        if not workload.holds_quota and not workload.finished:
+            queues[workload.queue].append(workload)
+    return {
+        workload.uid: place
+        for queue in queues.values()
+        for place, workload in enumerate(sorted(queue, key=lambda waiting: waiting.order), start=1)
+    }

@@ -1,0 +1,166 @@
+"""The Dagster instance on a cluster: the parts of dagster.yaml that differ from those of one machine.
+
+Run workers are pods, their output goes to the object store, and Kueue is the only queue: Dagster's own limits on runs and
+pools are off, but for runs launched in the UI, whose pods exist while their jobs wait.
+"""
+
+from typing import Any
+
+from recipes.contracts.job import BadConfiguration
+from resources.compute.kubernetes.pod_manifest import USER_ID
+from resources.orchestration.postgres_schema import is_postgresql
+from resources.settings.settings import Settings
+
+KUBERNETES = "kubernetes"
+"""Name of the compute backend whose Dagster instance this is."""
+STATE = "/var/lib/hanzo-ml"
+CONFIG = "/etc/hanzo-ml"
+LAUNCHED_TAG = {"key": "dagster/from_ui", "value": "true"}
+"""Tag by which Dagster's web server marks the runs that are launched in it."""
+LOG_PREFIX = "dagster"
+NOT_READY_SECONDS = 5
+"""How long a run pod stays on a node that stopped answering: another attaches to its job, which never notices."""
+GRACE_SECONDS = 15
+"""A run worker that is asked to end only writes a few rows."""
+JOB_TTL_SECONDS = 3600
+"""How long an ended run pod keeps its log."""
+START_SECONDS = 24 * 3600
+"""Dagster fails a run that takes longer to start, even if its pod only waits for an image."""
+NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def kubernetes_instance(settings: Settings) -> dict[str, Any]:
+    """Top-level keys that replace those of dagster.yaml.
+
+    Raises:
+        BadConfiguration: the settings keep metadata or objects on this machine, where no pod sees them.
+    """
+    if not is_postgresql(settings):
+        raise BadConfiguration(
+            "scheduler.backend kubernetes needs a database that pods share: set database.url to PostgreSQL"
+        )
+    if settings.storage.endpoint is None:
+        raise BadConfiguration("scheduler.backend kubernetes needs an object store that pods share: set storage.endpoint")
+    return {
+        "run_launcher": {
+            "module": "resources.orchestration.kubernetes_launcher",
+            "class": "KubernetesRunLauncher",
+            "config": launcher_config(settings),
+        },
+        "compute_logs": {
+            "module": "dagster_aws.s3.compute_log_manager",
+            "class": "S3ComputeLogManager",
+            "config": compute_log_config(settings, settings.storage.endpoint),
+        },
+        "concurrency": {
+            "runs": {
+                "max_concurrent_runs": -1,
+                "tag_concurrency_limits": [{**LAUNCHED_TAG, "limit": settings.dagster.run_pods.max_launched}],
+            },
+            "pools": {"granularity": "run"},
+        },
+        "run_monitoring": {
+            "enabled": True,
+            "poll_interval_seconds": 10,
+            "start_timeout_seconds": START_SECONDS,
+            "cancel_timeout_seconds": 120,
+            "max_resume_run_attempts": 0,
+            "free_slots_after_run_end_seconds": 10,
+        },
+    }
+
+
+def launcher_config(settings: Settings) -> dict[str, Any]:
+    """Configuration of dagster-k8s's launcher for `dagster.run_pods`."""
+    pods, scheduler = settings.dagster.run_pods, settings.scheduler
+    environment = {
+        "HANZO_ML_HOME": STATE,
+        "DAGSTER_HOME": f"{STATE}/dagster",
+        "HOME": STATE,
+        # glibc keeps an arena for each thread, and run workers have a few that do little.
+        "MALLOC_ARENA_MAX": "2",
+        **pods.env,
+    }
+    claims = {volume.claim: f"claim-{number}" for number, volume in enumerate(scheduler.volumes)}
+    volumes = [
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        *([{"name": "config", "configMap": {"name": pods.config_map}}] if pods.config_map else []),
+        *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in claims.items()),
+    ]
+    mounts = [
+        {"name": "state", "mountPath": STATE},
+        {"name": "tmp", "mountPath": "/tmp"},
+        *([{"name": "config", "mountPath": CONFIG, "readOnly": True}] if pods.config_map else []),
+        *(
+            {"name": claims[volume.claim], "mountPath": volume.path, "readOnly": volume.read_only}
+            | ({"subPath": volume.sub_path} if volume.sub_path else {})
+            for volume in scheduler.volumes
+        ),
+    ]
+    return {
+        "job_namespace": pods.namespace,
+        "job_image": pods.image or scheduler.default_image,
+        "image_pull_policy": "IfNotPresent",
+        "image_pull_secrets": [{"name": name} for name in scheduler.image_pull_secrets],
+        "service_account_name": pods.service_account,
+        # Required by dagster-k8s, and unused: the instance travels in the arguments of the run worker.
+        "instance_config_map": "dagster-instance",
+        "dagster_home": f"{STATE}/dagster",
+        "load_incluster_config": scheduler.kubeconfig is None,
+        "kubeconfig_file": scheduler.kubeconfig,
+        "env_secrets": list(pods.secrets),
+        "env_vars": [f"{name}={value}" for name, value in environment.items()],
+        "volumes": volumes,
+        "volume_mounts": mounts,
+        "resources": {"requests": {"cpu": "50m", "memory": pods.memory}, "limits": {"memory": pods.memory}},
+        "security_context": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "run_k8s_config": {
+            "pod_spec_config": {
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,  # else Services would set variables that start with HANZO_ML_
+                "terminationGracePeriodSeconds": GRACE_SECONDS,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": USER_ID,
+                    "runAsGroup": USER_ID,
+                    "fsGroup": USER_ID,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "tolerations": [
+                    {
+                        "key": taint,
+                        "operator": "Exists",
+                        "effect": "NoExecute",
+                        "tolerationSeconds": NOT_READY_SECONDS,
+                    }
+                    for taint in NODE_TAINTS
+                ],
+            },
+            "job_spec_config": {"ttlSecondsAfterFinished": JOB_TTL_SECONDS},
+        },
+        # Nobody changes the pods of the control plane by tags of a run.
+        "only_allow_user_defined_k8s_config_fields": {},
+        "only_allow_user_defined_env_vars": [],
+    }
+
+
+def compute_log_config(settings: Settings, endpoint: str) -> dict[str, Any]:
+    """Configuration of dagster-aws's log manager. Its keys come from the environment, as those of every S3 client here."""
+    storage = settings.storage
+    encryption = {"ServerSideEncryption": storage.encryption} if storage.encryption != "none" else {}
+    key = {"SSEKMSKeyId": storage.kms_key} if storage.kms_key else {}
+    return {
+        "bucket": storage.buckets.checkpoints,
+        "prefix": LOG_PREFIX,
+        "endpoint_url": endpoint,
+        "use_ssl": endpoint.startswith("https:"),
+        "local_dir": "/tmp/dagster-logs",
+        "skip_empty_files": True,
+        "upload_interval": 30,
+        "upload_extra_args": {**encryption, **key},
+    }

@@ -1,0 +1,218 @@
+"""Run workers as pods: dagster-k8s's launcher with a health check that holds through outages.
+
+A run worker supervises a job that is a gang of its own, and any number of supervisors may attach to it one after another.
+So a worker is replaced as soon as it is certainly gone, and never because the API server does not answer.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
+from dagster_k8s.client import DagsterK8sAPIRetryLimitExceeded, DagsterK8sUnrecoverableAPIError
+from dagster_k8s.job import get_job_name_from_run_id
+from dagster_k8s.launcher import K8sRunLauncher
+from kubernetes.client import ApiException, V1DeleteOptions, V1Job, V1Pod  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError
+
+from resources.orchestration.run_worker_health import WorkerHealth, has_ended, worker_health
+from resources.orchestration.run_workers import RecoverableWorkers
+
+SNAPSHOT_SECONDS = 5.0
+"""Age up to which one listing of all workers serves the checks of many runs."""
+REQUEST_SECONDS = 10
+"""Timeout of a request: a check must not hold up those of other runs."""
+NOT_FOUND, CONFLICT = 404, 409
+RUN_WORKERS = "app.kubernetes.io/component=run_worker"
+RUN_LABEL, JOB_LABEL = "dagster/run-id", "batch.kubernetes.io/job-name"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """All Jobs of run workers and their pods, by the Job's name, as the API server listed them."""
+
+    jobs: Mapping[str, V1Job]
+    pods: Mapping[str, Sequence[V1Pod]]
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self.at < SNAPSHOT_SECONDS
+
+
+class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore[misc]
+    """Launches each run as a Kubernetes Job of one pod that is never restarted. Configuration: that of dagster-k8s."""
+
+    _listed: Workers | None = None
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Create the worker's Job. During an outage of the API server the run waits, and is launched by `recover_start`."""
+        try:
+            with unwrapped_errors():
+                super().launch_run(context)
+        except (ApiException, HTTPError) as error:
+            if is_conflict(error):  # an earlier request did succeed, or another daemon was faster
+                return
+            if not is_outage(error):
+                raise
+            message = f"The Kubernetes API server does not answer, its worker starts later: {summarize(error)}"
+            self._instance.report_engine_event(message, context.dagster_run, cls=type(self))
+
+    def _launch_k8s_job_with_args(self, job_name: str, args: Sequence[str] | None, run: dg.DagsterRun) -> None:
+        # The image's entry point is the `hanzo-ml` command, and its interpreter lies elsewhere than the code server's.
+        arguments = list(args or ())
+        command = ["python", "-m", "dagster", *arguments[arguments.index("api") :]]
+        super()._launch_k8s_job_with_args(job_name, command, run)
+
+    def terminate(self, run_id: str) -> bool:
+        """Delete the worker's Job: its process cancels the job that it supervises and reports the end of the run.
+
+        A worker that has not started has nothing to cancel, and would not report.
+        """
+        run = self._instance.get_run_by_id(run_id)
+        terminated = bool(super().terminate(run_id))
+        if terminated and run is not None and run.status == dg.DagsterRunStatus.STARTING:
+            current = self._instance.get_run_by_id(run_id)
+            if current is not None and not current.is_finished:
+                self._instance.report_run_canceled(current)
+        return terminated
+
+    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+        """Health of a started worker. Dagster fails the run at any status but RUNNING and SUCCESS, also at UNKNOWN.
+
+        A worker whose Job has not ended by itself is removed first: nothing of it can go on after its run has failed.
+        """
+        try:
+            health = self._health(run)
+            if not health.alive and not self._has_ended(run.run_id):
+                self.remove_worker(run.run_id)
+        except (ApiException, HTTPError) as error:
+            return CheckRunHealthResult(WorkerStatus.RUNNING, f"unknown: {summarize(error)}")
+        if health.alive:
+            return CheckRunHealthResult(WorkerStatus.RUNNING, health.detail or None)
+        return CheckRunHealthResult(WorkerStatus.FAILED, health.detail)
+
+    def recover_start(self, run: dg.DagsterRun) -> None:
+        """Launch a starting run once more whose Job is missing; fail one whose worker ended before it started."""
+        try:
+            health = self._health(run)
+            if health.alive:
+                return
+            if self._read_job(self._job_name(run.run_id)) is None:
+                self.launch_run(LaunchRunContext(dagster_run=run, workspace=None))
+                return
+            if not self._has_ended(run.run_id):
+                self.remove_worker(run.run_id)
+        except (ApiException, HTTPError):
+            return  # the next call finds the same
+        current = self._instance.get_run_by_id(run.run_id)
+        if current is not None and current.status == dg.DagsterRunStatus.STARTING:
+            self._instance.report_run_failed(current, f"Its run worker ended before it started: {health.detail}")
+
+    def remove_leftovers(self, is_over: Callable[[str], bool]) -> list[str]:
+        """Remove workers that are still there although their run, given by its id, is over. Returns these runs."""
+        try:
+            workers = self._list_workers()
+            leftovers = [
+                run_id
+                for job in workers.jobs.values()
+                if not has_ended(job) and (run_id := (job.metadata.labels or {}).get(RUN_LABEL)) and is_over(run_id)
+            ]
+            for run_id in leftovers:
+                self.remove_worker(run_id)
+        except (ApiException, HTTPError):
+            return []
+        return leftovers
+
+    def remove_worker(self, run_id: str) -> None:
+        """Delete the Job of a run, and its pods at once: a kubelet that is gone would never confirm it."""
+        name = self._job_name(run_id)
+        with suppressed_not_found():
+            self._api_client.batch_api.delete_namespaced_job(
+                name, self.job_namespace, propagation_policy="Background", _request_timeout=REQUEST_SECONDS
+            )
+        for pod in self._list_pods(f"{JOB_LABEL}={name}"):
+            overdue = pod.metadata.deletion_timestamp is not None
+            with suppressed_not_found():
+                self._api_client.core_api.delete_namespaced_pod(
+                    pod.metadata.name,
+                    self.job_namespace,
+                    body=V1DeleteOptions(grace_period_seconds=0) if overdue else None,
+                    _request_timeout=REQUEST_SECONDS,
+                )
+
+    def _health(self, run: dg.DagsterRun) -> WorkerHealth:
+        name, now = self._job_name(run.run_id), datetime.now(UTC)
+        if self._listed is None or not self._listed.is_fresh:
+            self._listed = self._list_workers()
+        health = worker_health(self._listed.jobs.get(name), self._listed.pods.get(name, ()), now)
+        if health.alive:
+            return health
+        # The listing may be older than the run: only what is read now counts against it.
+        return worker_health(self._read_job(name), self._list_pods(f"{JOB_LABEL}={name}"), now)
+
+    def _list_workers(self) -> Workers:
+        jobs = self._api_client.batch_api.list_namespaced_job(
+            self.job_namespace, label_selector=RUN_WORKERS, _request_timeout=REQUEST_SECONDS
+        ).items
+        pods: dict[str, list[V1Pod]] = defaultdict(list)
+        for pod in self._list_pods(RUN_WORKERS):
+            pods[pod.metadata.labels.get(JOB_LABEL, "")].append(pod)
+        return Workers({job.metadata.name: job for job in jobs}, pods)
+
+    def _list_pods(self, selector: str) -> list[V1Pod]:
+        listing = self._api_client.core_api.list_namespaced_pod(
+            self.job_namespace, label_selector=selector, _request_timeout=REQUEST_SECONDS
+        )
+        return list(listing.items)
+
+    def _read_job(self, name: str) -> V1Job | None:
+        with suppressed_not_found():
+            return self._api_client.batch_api.read_namespaced_job(name, self.job_namespace, _request_timeout=REQUEST_SECONDS)
+        return None
+
+    def _has_ended(self, run_id: str) -> bool:
+        """Whether the Job of a run is there and has ended: it stays until its time to live is over, with its pod's log."""
+        job = self._read_job(self._job_name(run_id))
+        return job is not None and has_ended(job)
+
+    def _job_name(self, run_id: str) -> str:
+        return str(get_job_name_from_run_id(run_id))
+
+
+@contextmanager
+def unwrapped_errors() -> Iterator[None]:
+    """Raise the error of the API server that dagster-k8s wraps in one of its own."""
+    try:
+        yield
+    except (DagsterK8sUnrecoverableAPIError, DagsterK8sAPIRetryLimitExceeded) as error:
+        raise error.k8s_api_exception or error from None
+
+
+@contextmanager
+def suppressed_not_found() -> Iterator[None]:
+    try:
+        yield
+    except ApiException as error:
+        if error.status != NOT_FOUND:
+            raise
+
+
+def is_conflict(error: Exception) -> bool:
+    return isinstance(error, ApiException) and error.status == CONFLICT
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the API server failed or was not reached, rather than refused the request."""
+    return not isinstance(error, ApiException) or not error.status or error.status == 429 or error.status >= 500
+
+
+def summarize(error: Any) -> str:
+    if isinstance(error, ApiException) and error.status:
+        return f"{error.status} {error.reason}"
+    return " ".join(str(error).split())[:300]

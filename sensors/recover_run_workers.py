@@ -1,0 +1,47 @@
+"""Recover run workers that were lost before their run started, and remove those whose run is over.
+
+Dagster's run monitor covers started runs. It fails a run that starts slowly, although its worker may only wait for an image,
+and starts later all the same; so its time limit is long, and the loss of a starting worker is noticed here.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from resources.orchestration.run_workers import RecoverableWorkers
+from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
+
+LAUNCH_TIME = timedelta(seconds=30)
+"""How long a launch may take to create its worker."""
+EXIT_TIME = timedelta(seconds=60)
+"""How long a worker may take to exit after it reported the end of its run."""
+
+
+@sensor(
+    interval=SLOW_INTERVAL_SECONDS,
+    description="Starts run workers again that were lost before they started, and removes those of runs that are over.",
+    requests_runs=False,
+)
+def recover_run_workers(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    instance, now = context.instance, datetime.now(UTC)
+    launcher = instance.run_launcher
+    if not isinstance(launcher, RecoverableWorkers):
+        return dg.SensorResult()
+    for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
+        if now - last_change(record) > LAUNCH_TIME:
+            launcher.recover_start(record.dagster_run)
+    for run_id in launcher.remove_leftovers(lambda run_id: is_over(instance, run_id, now)):
+        context.log.info(f"removed the worker of run {run_id}, which is over")
+    return dg.SensorResult()
+
+
+def is_over(instance: dg.DagsterInstance, run_id: str, now: datetime) -> bool:
+    """Whether a run ended long enough ago for its worker to have exited, or was deleted."""
+    record = instance.get_run_record_by_id(run_id)
+    return record is None or (record.dagster_run.is_finished and now - last_change(record) > EXIT_TIME)
+
+
+def last_change(record: dg.RunRecord) -> datetime:
+    changed: datetime = record.update_timestamp.replace(tzinfo=UTC)
+    return changed

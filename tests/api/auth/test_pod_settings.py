@@ -1,0 +1,58 @@
+"""Where people sign in, a job uses the Secrets, claims and variables that the operator lets it use, and no others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.routes.v1.job_submission import allow_pod_settings, allow_variables
+from api.routes.v1.jobs import allow_command
+from recipes.contracts.pod_settings import PodSettings
+from resources.errors import HanzoError
+from resources.settings.settings import Settings
+from tests.api.auth.conftest import SignedIn
+
+POD: dict[str, Any] = {
+    "secrets": ["wandb"],
+    "image_pull_secrets": ["registry"],
+    "volumes": [{"claim": "corpus", "path": "/corpus"}],
+}
+
+
+def settings_of(folder: Path, *, signs_in: bool = True, **scheduler: Any) -> Settings:
+    settings = Settings.load({"HANZO_ML_HOME": str(folder)})
+    auth = settings.auth.model_copy(update={"verify_tokens": signs_in})
+    return settings.model_copy(update={"auth": auth, "scheduler": settings.scheduler.model_copy(update=scheduler)})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"pod": {"secrets": ["other-job-token"]}}, "scheduler.user_secrets"),
+        ({"pod": {"image_pull_secrets": ["registry"]}}, "scheduler.user_secrets"),
+        ({"pod": {"volumes": [{"claim": "corpus", "path": "/corpus"}]}}, "scheduler.user_claims"),
+        ({"env": {"LD_PRELOAD": "/tmp/mine.so"}}, "rights of this server's own user"),
+    ],
+)
+def test_job_is_refused_what_the_operator_does_not_list(signed_in: SignedIn, given: dict[str, Any], words: str) -> None:
+    answer = signed_in.acme.admin.post("/v1/jobs", json={"name": "mine", "dataset": "d", **given})
+    assert answer.status_code == 403 and words in answer.json()["message"], answer.text
+
+
+def test_listed_secrets_and_claims_are_everybody_s(tmp_path: Path) -> None:
+    pod = PodSettings.model_validate(POD)
+    allow_pod_settings(settings_of(tmp_path, user_secrets=("wandb", "registry"), user_claims=("corpus",)), pod)
+    allow_pod_settings(settings_of(tmp_path, signs_in=False), pod)
+    with pytest.raises(HanzoError, match="'registry'"):
+        allow_pod_settings(settings_of(tmp_path, user_secrets=("wandb",), user_claims=("corpus",)), pod)
+
+
+def test_on_a_cluster_commands_and_variables_have_the_rights_of_their_pod_alone(tmp_path: Path) -> None:
+    cluster = settings_of(tmp_path, backend="kubernetes")
+    allow_command(cluster, from_own_user=False)
+    allow_variables(cluster, {"LD_PRELOAD": "/opt/lib.so"})
+    here = settings_of(tmp_path)
+    with pytest.raises(HanzoError):
+        allow_command(here, from_own_user=True)
+    with pytest.raises(HanzoError):
+        allow_variables(here, {"A": "b"})

@@ -1,0 +1,197 @@
+"""An API server over HTTP, as far as it keeps objects: create, read, list, watch and delete, with resource versions.
+
+No controllers run: tests put what those would write.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from kubernetes.client import ApiClient, Configuration
+
+from resources.compute.kubernetes.cluster import ALL_KINDS, Cluster, Kind, kind_of
+
+Item = dict[str, Any]
+PLURALS = {kind.plural for kind in ALL_KINDS}
+
+
+class ApiServer:
+    """`refusal`, if set, answers every creation: status and message. `silent`: watches send nothing, not even an end."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {}
+        self.events: list[tuple[int, str, str, Item]] = []
+        self.version = 1
+        self.oldest_version = 0
+        self.refusal: tuple[int, str] | None = None
+        self.silent = False
+        self.requests: list[str] = []
+        self.changed = threading.Condition()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(self))
+        self.http.daemon_threads = True
+
+    @property
+    def cluster(self) -> Cluster:
+        configuration = Configuration(host=f"http://127.0.0.1:{self.http.server_port}")
+        configuration.retries = False
+        return Cluster(ApiClient(configuration))
+
+    def put(self, item: Item, event: str = "MODIFIED") -> Item:
+        """Write an object as a controller of the cluster would."""
+        metadata = item["metadata"]
+        path = kind_of(item).path(metadata.get("namespace"), metadata["name"])
+        with self.changed:
+            self.version += 1
+            metadata.setdefault("uid", f"uid-{self.version}")
+            metadata.setdefault("creationTimestamp", timestamp())
+            metadata["resourceVersion"] = str(self.version)
+            self.items[path] = item
+            self.events.append((self.version, path, event, copy.deepcopy(item)))
+            self.changed.notify_all()
+        return item
+
+    def remove(self, path: str) -> Item:
+        with self.changed:
+            self.version += 1
+            item = self.items.pop(path)
+            item["metadata"]["resourceVersion"] = str(self.version)
+            self.events.append((self.version, path, "DELETED", copy.deepcopy(item)))
+            self.changed.notify_all()
+        return item
+
+    def forget_history(self) -> None:
+        """A watch from before is answered with 410 Gone."""
+        self.oldest_version = self.version
+
+    def find(self, kind: Kind, name: str, namespace: str = "hanzo-ml") -> Item | None:
+        return self.items.get(kind.path(namespace, name))
+
+    def names(self, kind: Kind, namespace: str = "hanzo-ml") -> list[str]:
+        folder = kind.path(namespace) + "/"
+        return sorted(path.removeprefix(folder) for path in self.items if path.startswith(folder))
+
+
+def timestamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def is_selected(item: Item, query: dict[str, str]) -> bool:
+    labels = item["metadata"].get("labels", {})
+    wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+    fields = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
+    name = fields.get("involvedObject.name")
+    return wanted.items() <= labels.items() and (name is None or item["involvedObject"]["name"] == name)
+
+
+def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path, query = self.parts()
+            if "watch" in query:
+                self.stream(path, query)
+            elif path in server.items:
+                self.answer(200, server.items[path])
+            elif (folder := path.rpartition("/")[2]).endswith("s") and folder.islower() and "-" not in folder:
+                found = [
+                    item for place, item in list(server.items.items()) if below(path, place) and is_selected(item, query)
+                ]
+                self.answer(200, {"items": found, "metadata": {"resourceVersion": str(server.version)}})
+            else:
+                self.refuse(404, f"{path} not found")
+
+        def do_POST(self) -> None:
+            path, _ = self.parts()
+            item = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if server.refusal:
+                self.refuse(*server.refusal)
+            elif f"{path}/{item['metadata']['name']}" in server.items:
+                self.refuse(409, f"{item['kind']} {item['metadata']['name']} already exists")
+            else:
+                self.answer(201, server.put(item, "ADDED"))
+
+        def do_DELETE(self) -> None:
+            path, _ = self.parts()
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if path not in server.items:
+                self.refuse(404, f"{path} not found")
+            else:
+                self.answer(200, server.remove(path))
+
+        def parts(self) -> tuple[str, dict[str, str]]:
+            server.requests.append(f"{self.command} {self.path}")
+            split = urlsplit(self.path)
+            return split.path, {name: values[0] for name, values in parse_qs(split.query).items()}
+
+        def stream(self, path: str, query: dict[str, str]) -> None:
+            since, end = int(query["resourceVersion"]), time.monotonic() + float(query["timeoutSeconds"])
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            if since < server.oldest_version:
+                self.chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
+                since, end = server.version, 0
+            while time.monotonic() < end:
+                with server.changed:
+                    if server.silent:
+                        server.changed.wait(0.05)
+                        continue
+                    found = [event for event in server.events if event[0] > since]
+                    if not found:
+                        server.changed.wait(0.05)
+                for version, place, event, item in found:
+                    since = version
+                    if below(path, place) and is_selected(item, query):
+                        self.chunk({"type": event, "object": item})
+            self.wfile.write(b"0\r\n\r\n")
+
+        def chunk(self, event: Any) -> None:
+            line = json.dumps(event).encode() + b"\n"
+            self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+            self.wfile.flush()
+
+        def refuse(self, status: int, message: str) -> None:
+            self.answer(status, {"kind": "Status", "message": message, "code": status})
+
+        def answer(self, status: int, item: Any) -> None:
+            content = json.dumps(item).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def below(folder: str, path: str) -> bool:
+    """Whether an object is one of a list, of one namespace or of all."""
+    root, _, plural = folder.rpartition("/")
+    return path.rpartition("/")[0] == folder or (
+        "/namespaces/" in path and path.split("/namespaces/")[0] == root and path.split("/")[-2] == plural
+    )
+
+
+@contextmanager
+def serving() -> Iterator[ApiServer]:
+    server = ApiServer()
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.http.shutdown()
+        server.http.server_close()

@@ -1,0 +1,482 @@
+"""The controller against an API server that keeps objects: from a row to pods, through faults, to the end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Distributed, Job, Schedule
+from resources.compute.base import Phase
+from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.controller import Controller
+from resources.compute.kubernetes.gang import base_name
+from resources.compute.kubernetes.view import ClusterView
+from resources.jobs.program_tokens import ClusterCredentials, find_program
+from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
+from resources.metadata.database import Database
+from resources.metadata.job_attempts import Claim, JobAttempts
+from resources.settings.sections import Scheduler
+from tests.postgres_server import migrated_sqlite, sqlite_url
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
+from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
+from tests.resources.compute.kubernetes.jobs import a_job
+from tests.resources.compute.kubernetes.schemas import check
+
+__all__ = ["migrated_sqlite", "sqlite_url"]
+
+TRAIN = a_job(tracking=None)
+TWO_NODES = a_job(tracking=None, distributed=Distributed(strategy="fsdp", num_nodes=2, gpus_per_node=1, backend="gloo"))
+NAME = base_name(TRAIN)
+
+
+class Killed(BaseException):
+    """The controller's process ends here."""
+
+
+class MortalCluster(Cluster):
+    """Ends the controller at its request number `fatal`: before it is sent, or after it was carried out."""
+
+    def __init__(self, cluster: Cluster, fatal: int, *, carried_out: bool) -> None:
+        super().__init__(cluster._api)
+        self._left, self._carried_out = fatal, carried_out
+
+    def _request(self, method: str, *arguments: Any, **named: Any) -> Item:
+        self._left -= method != "GET"
+        if self._left == 0 and not self._carried_out:
+            raise Killed
+        try:
+            return super()._request(method, *arguments, **named)
+        finally:
+            if self._left == 0 and method != "GET":
+                raise Killed
+
+
+class Room:
+    """One cluster, one database, and as many controllers as a test kills."""
+
+    def __init__(self, server: ApiServer, database: Database) -> None:
+        self.server, self.database = server, database
+        self.jobs, self.attempts = ClusterJobs(database), JobAttempts(database)
+        self.scheduler = Scheduler()
+        self.start_controller()
+        for name in ("node-0", "node-1"):
+            server.put(node(name))
+
+    def start_controller(self, cluster: Cluster | None = None) -> None:
+        cluster = cluster or self.server.cluster
+        self.view = ClusterView(cluster, self.scheduler.gang_backend, lambda: None)
+        self.controller = Controller(cluster, self.view, self.scheduler, self.database, ClusterCredentials(self.database))
+
+    def submit(self, job: Job = TRAIN) -> ClusterJob:
+        return self.jobs.submit(job, self.scheduler.namespace, base_name(job))
+
+    def reconcile(self) -> ClusterJob:
+        """Passes until nothing is left to do. Returns the row of the job."""
+        again = True
+        while again:
+            for mirror in self.view.mirrors:
+                mirror.refresh()
+            again = self.controller.reconcile()
+        return self.row
+
+    @property
+    def row(self) -> ClusterJob:
+        return self.jobs.get(TRAIN)
+
+    def gang(self, name: str = NAME) -> Gang:
+        found = self.server.find(JOB_SET, name)
+        assert found is not None
+        return Gang(self.server, found)
+
+    def start(self, job: Job = TRAIN, nodes: int = 1) -> Gang:
+        """A gang that runs, with its attempt claimed."""
+        self.submit(job)
+        self.reconcile()
+        gang = self.gang()
+        gang.admit()
+        self.claim(gang.start(nodes), nodes)
+        assert self.reconcile().phase is Phase.RUNNING
+        return gang
+
+    def claim(self, uid: str, nodes: int = 1) -> int:
+        generation = self.row.generation
+        claim = Claim(generation=generation, pod_uid=uid, node_rank=0, num_nodes=nodes, node="node-0")
+        return self.attempts.claim(TRAIN, claim).attempt
+
+    def objects(self) -> list[str]:
+        kinds: tuple[Kind, ...] = (CONFIG_MAP, SECRET, SERVICE, JOB_SET, JOB)
+        return [f"{kind.name}/{name}" for kind in kinds for name in self.server.names(kind)]
+
+
+@pytest.fixture
+def room(sqlite_url: str) -> Iterator[Room]:
+    database = Database(sqlite_url)
+    with serving() as server:
+        yield Room(server, database)
+    database.close()
+
+
+def test_row_becomes_objects_that_the_api_server_accepts(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    row = room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}", f"Secret/{NAME}-token", f"JobSet/{NAME}"]
+    for item in room.server.items.values():
+        if item["kind"] not in ("Node", "Event"):
+            metadata = {key: item["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
+            check({**item, "metadata": metadata})
+    assert (row.phase, row.is_queued, row.detail) == (Phase.PENDING, True, "waits for Kueue to see it")
+
+
+def test_pods_get_a_token_of_their_program(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    secret = room.server.find(SECRET, f"{NAME}-token")
+    assert secret is not None
+    with room.database.read() as connection:
+        grant = find_program(connection, secret["stringData"]["token"])
+    assert grant is not None and (grant.job_id, grant.program) == (TRAIN.id, TRAIN.program)
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["before the request", "after the request"])
+@pytest.mark.parametrize("fatal", [1, 2, 3])
+def test_submission_is_completed_by_the_next_controller(room: Room, fatal: int, carried_out: bool) -> None:
+    room.submit()
+    room.start_controller(MortalCluster(room.server.cluster, fatal, carried_out=carried_out))
+    with pytest.raises(Killed):
+        room.reconcile()
+    room.start_controller()
+    room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}", f"Secret/{NAME}-token", f"JobSet/{NAME}"]
+    assert room.row.phase is Phase.PENDING
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["before the request", "after the request"])
+@pytest.mark.parametrize("fatal", [1, 2, 3, 4])
+def test_clearing_is_completed_by_the_next_controller(room: Room, fatal: int, carried_out: bool) -> None:
+    gang = room.start()
+    gang.delete_pods()
+    gang.change(condition("Completed"))
+    room.start_controller(MortalCluster(room.server.cluster, fatal, carried_out=carried_out))
+    with pytest.raises(Killed):
+        for _ in range(3):
+            room.reconcile()
+    room.start_controller()
+    for _ in range(3):
+        room.reconcile()
+    assert room.objects() == [] and room.row.phase is Phase.SUCCEEDED
+
+
+def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> None:
+    words = (
+        "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor gpu, 16 more needed"
+    )
+    room.submit()
+    other = TRAIN.model_copy(update={"id": "f" * 32})
+    room.submit(other)
+    room.reconcile()
+    room.gang(base_name(other)).set_workload(created="2026-01-01T00:00:00Z")
+    room.gang().wait_for_quota(words)
+    row = room.reconcile()
+    assert (row.phase, row.detail, row.queue_position) == (Phase.PENDING, words, 2)
+    assert room.jobs.get(other).queue_position == 1
+    room.gang().admit()
+    row = room.reconcile()
+    assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
+
+
+def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
+    gang = room.start()
+    room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
+    gang.end(0, 0, "Completed")
+    assert room.reconcile().phase is Phase.RUNNING
+    gang.change(condition("Completed", "jobset completed successfully"))
+    row = room.reconcile()
+    assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
+    room.reconcile()
+    gang.delete_pods()
+    room.reconcile()
+    assert room.objects() == []
+    with room.database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM program_tokens").scalar_one() == 0
+
+
+def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:
+    gang = room.start()
+    for attempt in range(1, 4):
+        room.attempts.end(TRAIN, attempt, ExitReason.PREEMPTED, "saved checkpoint 7")
+        gang.suspend("Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue")
+        row = room.reconcile()
+        assert (row.phase, row.reason, row.attempt) == (Phase.SUSPENDED, ExitReason.PREEMPTED, attempt)
+        assert "Preempted to accommodate" in row.detail and "8 more needed" in row.detail
+        gang.admit()
+        assert room.reconcile().phase is Phase.RESTARTING
+        assert room.claim(gang.start()) == attempt + 1
+        assert room.reconcile().phase is Phase.RUNNING
+    assert not any(attempt.counted for attempt in room.attempts.list(TRAIN))
+
+
+def test_preempted_pods_that_reported_nothing_are_taken_as_preempted(room: Room) -> None:
+    room.start().suspend("Preempted to accommodate a workload")
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.SUSPENDED, ExitReason.PREEMPTED)
+
+
+def test_out_of_memory_of_one_pod_is_the_reason_of_the_attempt(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    gang.end(1, 137, "OOMKilled")
+    row = room.reconcile()
+    assert row.reason is ExitReason.OOM_KILLED
+    assert f"{NAME}-node-0-1-1" in row.detail and "its limit is 4Gi" in row.detail
+    # The first pod noticed only that the other is gone.
+    assert room.attempts.report_exit(TRAIN, 1, ExitReason.NODE_LOST, "node 1 is silent").reason is ExitReason.OOM_KILLED
+
+
+def test_vague_report_of_survivors_gives_way_to_what_the_cluster_saw(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    room.attempts.report_exit(TRAIN, 1, ExitReason.NODE_LOST, "node 1 is silent")
+    assert room.reconcile().reason is ExitReason.NODE_LOST
+    gang.end(1, 137)
+    row = room.reconcile()
+    assert row.reason is ExitReason.KILLED and room.attempts.list(TRAIN)[0].counted
+
+
+def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> None:
+    gang = room.start()
+    words = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+    gang.end(0, 137, reason="Error")
+    gang.set_container(0, {"terminated": {"exitCode": 137}}, "Failed", reason="Evicted", message=words)
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
+
+
+def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    room.server.put(node("node-1", ready="Unknown"))
+    assert room.reconcile().phase is Phase.RUNNING
+    gang.pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    room.server.put(gang.pods[1])
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.NODE_LOST) and "node node-1 was lost" in row.detail
+    assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
+    assert not room.attempts.list(TRAIN)[0].counted
+
+
+def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    gang.pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    room.server.put(gang.pods[1])
+    room.reconcile()
+    assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 2
+
+
+def test_gang_that_keeps_ending_with_75_fails_at_its_limit(room: Room) -> None:
+    job = TRAIN.model_copy(update={"schedule": Schedule(retries=2)})
+    gang = room.start(job)
+    for attempt in range(1, 4):
+        room.attempts.end(TRAIN, attempt, ExitReason.RESTART_REQUESTED, "smaller batches")
+        gang.delete_pods()
+        row = room.reconcile()
+        if attempt < 3:
+            assert row.phase is Phase.RESTARTING
+            room.claim(gang.start())
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.RESTART_REQUESTED)
+    assert row.detail == "smaller batches (3 attempts failed)"
+    for _ in range(2):
+        room.reconcile()
+    assert room.objects() == []
+
+
+def test_pods_that_die_before_they_claim_an_attempt_count(room: Room) -> None:
+    job = TRAIN.model_copy(update={"schedule": Schedule(retries=1)})
+    room.submit(job)
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    for _ in range(2):
+        gang.start()
+        gang.end(0, 137)
+        row = room.reconcile()
+        gang.delete_pods()
+    assert (row.phase, row.reason, row.attempt) == (Phase.FAILED, ExitReason.KILLED, 2)
+
+
+def test_bad_configuration_fails_at_once(room: Room) -> None:
+    gang = room.start()
+    room.attempts.end(TRAIN, 1, ExitReason.BAD_CONFIGURATION, "learning_rate is negative: use a positive number")
+    gang.end(0, 78)
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.FAILED, "learning_rate is negative: use a positive number")
+
+
+def test_job_set_that_the_cluster_gave_up_says_why_its_pod_ended(room: Room) -> None:
+    gang = room.start()
+    gang.end(0, 1, message="Traceback\nModuleNotFoundError: No module named 'recipes'")
+    gang.change(condition("Failed", "jobset failed due to one or more job failures"))
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.PROGRAM_ERROR)
+    assert "ended with exit code 1" in row.detail and "No module named 'recipes'" in row.detail
+
+
+def test_starting_names_the_event_that_holds_the_pod(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    name = gang.pods[0]["metadata"]["name"]
+    gang.warn(name, 'MountVolume.SetUp failed for volume "data" : configmap "data" not found', "FailedMount")
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING
+    assert row.detail == f'pod {name}: MountVolume.SetUp failed for volume "data" : configmap "data" not found'
+
+
+def test_image_that_cannot_be_pulled_ends_after_its_limit_with_the_words_of_the_registry(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    words = 'failed to resolve reference "registry/x:1": not found'
+    gang.set_container(0, {"waiting": {"reason": "ImagePullBackOff", "message": words}})
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING and words in row.detail
+    gang.pods[0]["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    room.server.put(gang.pods[0])
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.BAD_CONFIGURATION) and words in row.detail
+    room.reconcile()
+    assert room.server.names(JOB_SET) == []
+
+
+def test_child_that_the_api_server_refuses_fails_the_job(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    words = 'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Invalid value'
+    gang.warn(NAME, words, "JobCreationFailed")
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.BAD_CONFIGURATION) and words in row.detail
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "phase"),
+    [
+        (422, 'JobSet.jobset.x-k8s.io "x" is invalid: spec.replicatedJobs: Invalid value', Phase.FAILED),
+        (403, 'admission webhook "vjobset.kb.io" denied the request: too long', Phase.FAILED),
+        (500, 'Internal error occurred: failed calling webhook "mjobset.kb.io": connection refused', Phase.PENDING),
+        (403, "configmaps is forbidden: exceeded quota: compute, requested: pods=1", Phase.PENDING),
+    ],
+)
+def test_refusal_is_told_and_only_what_is_invalid_fails(room: Room, status: int, message: str, phase: Phase) -> None:
+    room.submit()
+    room.server.refusal = (status, message)
+    row = room.reconcile()
+    assert row.phase is phase and message in row.detail
+    room.server.refusal = None
+    room.start_controller()
+    assert room.reconcile().phase is phase
+
+
+def test_cancelled_job_is_deleted_and_over_when_its_pods_are_gone(room: Room) -> None:
+    gang = room.start()
+    room.jobs.want_cancel(TRAIN)
+    row = room.reconcile()
+    assert room.server.names(JOB_SET) == []
+    assert row.phase is Phase.RUNNING and "may still save a checkpoint" in row.detail
+    gang.delete_pods()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.CANCELLED)
+    room.reconcile()
+    assert room.objects() == []
+
+
+def test_cancelled_job_in_the_queue_ends_at_once(room: Room) -> None:
+    room.submit()
+    room.jobs.want_cancel(TRAIN)
+    assert room.reconcile().reason is ExitReason.CANCELLED
+    assert room.objects() == []
+
+
+def test_job_set_deleted_by_hand_is_created_again_and_the_attempt_ended(room: Room) -> None:
+    gang = room.start()
+    room.server.remove(JOB_SET.path("hanzo-ml", NAME))
+    row = room.reconcile()
+    assert row.phase is Phase.RESTARTING and "waits for 1 pod of the attempt before to end" in row.detail
+    assert room.server.names(JOB_SET) == []
+    gang.delete_pods()
+    row = room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+    assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.KILLED)
+    assert row.detail == "somebody deleted the objects of the job in the cluster"
+
+
+def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
+    job = TRAIN.model_copy(update={"schedule": Schedule(max_duration="1s")})
+    gang = room.start(job)
+    with room.database.write() as connection:
+        connection.exec_driver_sql("UPDATE job_attempts SET started_at = started_at - 2000")
+        connection.exec_driver_sql("UPDATE cluster_jobs SET created_at = created_at - 5000")
+    row = room.reconcile()
+    assert not row.has_ended and room.server.names(JOB_SET) == []
+    gang.delete_pods()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration, 1s" in row.detail
+
+
+def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Room) -> None:
+    gang = room.start()
+    room.submit(TRAIN.model_copy(update={"parameters": {"steps": 2}}))
+    row = room.reconcile()
+    assert room.server.names(JOB_SET) == [] and "waits for 1 pod" in row.detail
+    gang.delete_pods()
+    for _ in range(2):
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
+
+
+def test_objects_applied_by_hand_stay(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    with room.database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM cluster_jobs")
+    room.controller.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+
+
+def test_name_taken_by_other_work_fails_with_the_command_that_frees_it(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    with room.database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM cluster_jobs")
+    room.server.remove(JOB_SET.path("hanzo-ml", NAME))
+    room.submit(TRAIN.model_copy(update={"parameters": {"steps": 2}}))
+    row = room.reconcile()
+    assert row.phase is Phase.FAILED and f"kubectl -n hanzo-ml delete configmaps {NAME}" in row.detail
+
+
+def test_failed_indexed_job_of_several_pods_is_created_again(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    with serving() as server:
+        room = Room(server, database)
+        room.scheduler = Scheduler(gang_backend="indexed_job")
+        room.start_controller()
+        room.submit(TWO_NODES)
+        room.reconcile()
+        assert room.objects() == [f"ConfigMap/{NAME}", f"Secret/{NAME}-token", f"Service/{NAME}", f"Job/{NAME}"]
+        job = server.find(JOB, NAME)
+        assert job is not None
+        job["spec"]["replicatedJobs"] = [{"template": {"spec": {"template": job["spec"]["template"]}}}]
+        gang = Gang(server, job)
+        room.claim(gang.start(2), 2)
+        assert room.reconcile().phase is Phase.RUNNING
+        room.attempts.end(TRAIN, 1, ExitReason.NODE_LOST, "node 1 is silent")
+        gang.change(condition("Failed", reason="BackoffLimitExceeded"))
+        assert room.reconcile().phase is Phase.RESTARTING
+        assert server.names(JOB) == []
+        gang.delete_pods()
+        room.reconcile()
+        assert server.names(JOB) == [NAME]
+    database.close()

@@ -1,0 +1,261 @@
+"""Jobs of a backend with a queue of its own: submitted by the sensor, and given a run once they are admitted."""
+
+from collections.abc import Sequence
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.training import DATASET_METADATA, RECIPE_METADATA
+from hanzo_ml_assets.training_plan import make_training_plan, training_job
+from recipes.contracts.command_job import CommandJob
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job, Program
+from resources.compute.base import Compute, JobKey, JobRef, Observation, Phase
+from resources.jobs.command import submit_command
+from resources.metadata.cluster_jobs import ClusterJobs, JobState
+from resources.metadata.job_record import ResumeHistory
+from resources.metadata.outbox import now_ms
+from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.sensors.test_decisions import MODEL, House, house, repository
+from tests.sensors.test_job_quota import set_quotas
+
+__all__ = ["house", "repository"]  # fixtures
+
+
+class QueueCompute(Compute):
+    """A backend whose queue is a dictionary: a test admits its jobs."""
+
+    queues_jobs = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents: dict[str, Job] = {}
+        self.states: dict[str, Observation] = {}
+        self.admitted_at: dict[str, int] = {}
+        self.refuses: set[str] = set()
+
+    def submit(self, job: Job) -> None:
+        if job.id in self.refuses:
+            raise ConnectionError("the API server does not answer")
+        self.documents[job.id] = job
+        self.states.setdefault(job.id, Observation(Phase.PENDING, 0, "queued: 16 more GPUs needed (position 2)"))
+
+    def admit(self, job_id: str, phase: Phase = Phase.STARTING, reason: ExitReason | None = None) -> None:
+        self.states[job_id] = Observation(phase, 1, "pulling the image", reason)
+        self.admitted_at[job_id] = now_ms()
+
+    def observe(self, job: JobKey) -> Observation:
+        if job.id not in self.states:
+            raise FileNotFoundError(job.id)
+        return self.states[job.id]
+
+    def cancel(self, job: JobKey) -> None:
+        self.states.pop(job.id, None)
+
+    def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
+        return b""
+
+    def log_size(self, job: JobKey) -> int:
+        return 0
+
+    def has_processes(self, job: JobKey) -> bool:
+        state = self.states.get(job.id)
+        return state is not None and state.phase not in (Phase.SUCCEEDED, Phase.FAILED)
+
+    def terminate_processes(self, job: JobKey) -> None:
+        self.cancel(job)
+
+    def queued_until(self, job: JobKey) -> int:
+        state = self.states.get(job.id)
+        if state is None:
+            return 0
+        return now_ms() if state.phase is Phase.PENDING else self.admitted_at[job.id]
+
+
+@pytest.fixture
+def compute(house: House) -> QueueCompute:
+    compute = QueueCompute()
+    house.plane.__dict__["compute"] = compute  # where the cached property keeps it
+    return compute
+
+
+def submit(house: House, name: str = "script", organization: str = "default", gpus: int = 0) -> str:
+    asked = {"name": name, "command": ["python", "train.py"], "resources": {"gpus": gpus}}
+    job = CommandJob.model_validate(asked)
+    return submit_command(house.plane.database, house.plane.store, job, "ann", organization).id
+
+
+def tick(house: House) -> Sequence[str]:
+    """The run keys of the runs that a tick of the sensor requests."""
+    return [str(request.run_key) for request in house.tick(start_submitted_jobs)]
+
+
+def reason(house: House, job: str) -> str:
+    return house.plane.jobs.read(job).reason
+
+
+def test_queued_job_is_submitted_and_starts_its_run_at_admission(house: House, compute: QueueCompute) -> None:
+    job = submit(house)
+    assert tick(house) == []
+    assert compute.documents[job].program is Program.COMMAND
+    assert tick(house) == []
+    assert reason(house, job) == "queued: 16 more GPUs needed (position 2)"
+    compute.admit(job)
+    assert tick(house) == [job]
+    assert house.plane.jobs.read(job).status == "queued"  # its run starts it
+
+
+def test_submitted_document_of_training_equals_that_of_its_asset(house: House, compute: QueueCompute) -> None:
+    house.dataset()
+    house.submit("job-1")
+    assert tick(house) == []
+    submitted = compute.documents["job-1"]
+    compute.admit("job-1")
+    assert tick(house) == ["job-1"]
+
+    house.plane.jobs.start("job-1")  # as its asset does, before it plans the same
+    plan = make_training_plan(definition(house), "job-1", house.plane)
+    assert training_job(plan, house.plane) == submitted
+
+
+def definition(house: House) -> ModelDefinition:
+    metadata = house.repository.asset_graph.get(dg.AssetKey(["models", MODEL, "checkpoint"])).metadata
+    return ModelDefinition(
+        name=MODEL,
+        dataset=metadata[DATASET_METADATA],
+        recipe=metadata[RECIPE_METADATA],
+        deployment=DeploymentTarget(smoke_prompts=("Who?",)),
+    )
+
+
+def test_job_that_ended_before_its_run_began_gets_the_run_that_reports_it(house: House, compute: QueueCompute) -> None:
+    job = submit(house)
+    tick(house)
+    compute.admit(job, Phase.FAILED, ExitReason.BAD_CONFIGURATION)
+    assert tick(house) == [job]
+
+
+def test_job_that_cannot_be_planned_fails_with_the_reason(house: House, compute: QueueCompute) -> None:
+    house.dataset()
+    house.submit("job-1", recipe="no-such-recipe")
+    assert tick(house) == []
+    job = house.plane.jobs.read("job-1")
+    assert job.status == "failed" and "no-such-recipe" in job.reason
+    assert compute.documents == {}
+
+
+def test_job_that_cannot_be_submitted_yet_holds_up_no_other(house: House, compute: QueueCompute) -> None:
+    first, second = submit(house, "first"), submit(house, "second")
+    compute.refuses.add(first)
+    tick(house)
+    assert "ConnectionError: the API server does not answer" in reason(house, first)
+    assert set(compute.documents) == {second}
+    compute.refuses.clear()
+    tick(house)
+    assert set(compute.documents) == {first, second}
+
+
+def test_jobs_beyond_their_number_are_not_submitted_and_gpus_are_the_backends_to_count(
+    house: House, compute: QueueCompute
+) -> None:
+    set_quotas(house, "scheduler: {devices: [], quotas: {community: {max_gpus: 8, max_concurrent_jobs: 2}}}")
+    house.plane.__dict__["compute"] = compute
+    first, second, third = (submit(house, str(number), "community", gpus=8) for number in range(3))
+    tick(house)
+    assert set(compute.documents) == {first, second}
+    assert reason(house, third) == "waits for its organization's quota: 2 of 2 jobs run"
+    compute.states[first] = Observation(Phase.SUCCEEDED, 1)
+    house.complete(first)
+    tick(house)
+    assert set(compute.documents) == {first, second, third}
+
+
+def test_jobs_beyond_the_global_limit_wait_and_those_in_the_queue_take_no_place(house: House, compute: QueueCompute) -> None:
+    set_quotas(house, "scheduler: {devices: [], max_concurrent_jobs: 1}")
+    house.plane.__dict__["compute"] = compute
+    first, second = submit(house, "first"), submit(house, "second")
+    tick(house)
+    assert set(compute.documents) == {first, second}
+    compute.admit(first)
+    third = submit(house, "third")
+    assert tick(house) == [first]
+    assert third not in compute.documents
+    assert reason(house, third) == "waits for its turn: 1 of 1 job run"
+
+
+def test_resumed_job_is_submitted_once_more_and_not_mistaken_for_its_earlier_life(
+    house: House, compute: QueueCompute
+) -> None:
+    job = submit(house)
+    tick(house)
+    compute.admit(job)
+    house.plane.jobs.start(job)
+    house.plane.jobs.fail(job, "its node was lost")
+    compute.admitted_at[job] -= 60_000
+    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(house) == []  # what still runs of its earlier life is ended
+    assert job not in compute.states
+    assert tick(house) == []
+    assert compute.states[job].phase is Phase.PENDING
+    assert tick(house) == [] and compute.states[job].phase is Phase.PENDING  # it waits, and is not ended again
+    compute.admit(job)
+    assert tick(house) == [f"{job}-1"]
+
+
+def test_cancelled_job_leaves_the_queue(house: House, compute: QueueCompute) -> None:
+    job = submit(house)
+    tick(house)
+    house.plane.jobs.cancel(job)
+    house.tick(stop_cancelled_jobs)
+    assert job not in compute.states
+    assert tick(house) == []
+
+
+# The same through the backend of a cluster, whose controller is a test that writes rows.
+
+
+def test_cluster_job_waits_as_a_row_and_starts_its_run_at_admission(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    assert tick(house) == []
+    assert rows.get(key).is_queued
+    rows.set_state(rows.get(key), JobState(Phase.PENDING, "quota: 16 more GPUs needed", queue_position=3))
+    assert tick(house) == []
+    assert reason(house, job) == "quota: 16 more GPUs needed"
+    rows.set_state(rows.get(key), JobState(Phase.STARTING, admitted_at=now_ms()))
+    assert tick(house) == [job]
+
+
+def test_cluster_job_that_failed_unwatched_gets_a_run_and_after_its_report_a_new_generation(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    tick(house)
+    rows.set_state(rows.get(key), JobState(Phase.FAILED, "the image is missing", ExitReason.BAD_CONFIGURATION))
+    assert tick(house) == [job]
+    house.plane.compute.acknowledge_end(key)  # as its run does
+    house.plane.jobs.fail(job, "the image is missing")
+    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(house) == []
+    assert (rows.get(key).generation, rows.get(key).phase) == (2, Phase.PENDING)
+    assert tick(house) == [] and rows.get(key).wanted == "run"
+
+
+def test_resumed_cluster_job_waits_for_the_end_of_what_is_being_cancelled(house: House) -> None:
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    tick(house)
+    rows.set_state(rows.get(key), JobState(Phase.RUNNING, attempt=1, admitted_at=now_ms() - 60_000))
+    house.plane.jobs.start(job)
+    house.plane.jobs.cancel(job)
+    house.tick(stop_cancelled_jobs)
+    assert rows.get(key).wanted == "cancel"
+    house.plane.jobs.resume(job, ResumeHistory(times=1), {})
+    assert tick(house) == [] and rows.get(key).generation == 1
+    assert reason(house, job) == "waits until what ran before it was resumed has ended"
+    rows.set_state(rows.get(key), JobState(Phase.FAILED, "cancelled", attempt=1))
+    assert tick(house) == [] and rows.get(key).generation == 2
