@@ -91,7 +91,7 @@ class Launcher:
     def _stop(self) -> None:
         if self._asked_to_stop_at is None:
             self._asked_to_stop_at = time.monotonic()
-            self._spool.write_line(f"node {self._pod.node_rank} was asked to stop: the whole gang saves and stops")
+            self._spool.write_line(f"node {self._pod.node_rank} was asked to stop")
             self._gang.announce_stop(preempted=True)
 
     async def _run_attempt(self) -> ExitDocument | None:

@@ -65,8 +65,7 @@ class Coordinator(Gang):
         return [rank for rank in range(1, self._num_nodes) if rank not in self._members]
 
     def announce_stop(self, *, preempted: bool) -> None:
-        if not self.stopping.is_set():
-            self.begin_stop(preempted=preempted)
+        if self.begin_stop(preempted=preempted):
             self._broadcast("stop", preempted=preempted)
 
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
