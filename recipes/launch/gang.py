@@ -52,7 +52,7 @@ class Gang(ABC):
         return STOP_SECONDS if self.is_preempted else FAILED_STOP_SECONDS
 
     def begin_stop(self, *, preempted: bool) -> bool:
-        """Returns whether this is news. The first cause counts: as soon as one pod has failed, the cluster stops the others."""
+        """Returns whether it begins now. Once a gang ends, that counts: a cluster stops all pods when one has failed."""
         if self.stopping.is_set() or self.ending.is_set():
             return False
         self.is_preempted = preempted
