@@ -6,7 +6,7 @@ import pytest
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Result
-from tests.recipes.launch.launched_gang import ClusterJob, LaunchedGang
+from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.preparation.test_prepare import mixed
 from tests.server_process import ServerProcess
@@ -24,7 +24,7 @@ def test_pod_that_restarts_alone_joins_the_attempt_of_the_others(tmp_path: Path)
         try:
             gang.wait_for(lambda: len(cluster_job.attempts()) == 1 and None not in cluster_job.attempts()[0].nodes)
             gang.kill_launcher(1)
-            assert gang.pods[1].wait(30) == -9
+            assert gang.pods[1].wait(LONG) == -9
             gang.pods[1] = gang.start(1)
             assert gang.wait() == [0, 0], gang.describe()
         finally:
