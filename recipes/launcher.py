@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -42,8 +43,10 @@ from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
 from recipes.launch.member import Member
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.platform_errors import classify_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreRefuses
 from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 
 SPOOL_FOLDER = "log_segments"
@@ -57,6 +60,8 @@ LOG_FIRST_SECONDS = 60.0
 """How long the exit report waits for the end of the log, which people read because of it."""
 REPORT_GRACE_SECONDS = STOP_SECONDS + 20.0
 """From SIGTERM to the exit of this process: pods are killed after 300."""
+
+DISK_REASONS = (ExitReason.STORAGE_FULL, ExitReason.STORAGE_READ_ONLY)
 
 T = TypeVar("T")
 
@@ -91,7 +96,7 @@ class Launcher:
     def _stop(self) -> None:
         if self._asked_to_stop_at is None:
             self._asked_to_stop_at = time.monotonic()
-            self._spool.write_line(f"node {self._pod.node_rank} was asked to stop: the whole gang saves and stops")
+            self._spool.write_line(f"node {self._pod.node_rank} was asked to stop")
             self._gang.announce_stop(preempted=True)
 
     async def _run_attempt(self) -> ExitDocument | None:
@@ -121,6 +126,11 @@ class Launcher:
             missing = ", ".join(map(str, self._gang.missing_nodes()))
             message = f"of {self._pod.num_nodes} nodes, these were not there within {RENDEZVOUS_SECONDS} s: {missing}"
             return ExitDocument(code=None, message=message, reason=ExitReason.RESTART_REQUESTED)
+        except Exception as error:  # without a verdict the other nodes would only see that this one is gone
+            traceback.print_exc()
+            reason = classify_error(error)
+            reason = reason if reason in DISK_REASONS else ExitReason.SUPERVISOR_FAILED
+            return ExitDocument(code=None, message=f"the launcher failed: {type(error).__name__}: {error}", reason=reason)
 
     def _start_upload(self, attempt: ClaimedAttempt) -> None:
         store = self._open_store(attempt)
@@ -213,17 +223,11 @@ class Launcher:
         if self._uploader is not None:
             await in_thread(self._uploader.finish, min(LOG_FIRST_SECONDS, self._seconds_left(until)))
         if not (self._pod.shares_work(self._job) and leaves_attempt_open(self._pod, verdict)):
-            await self._retry_until(until, lambda left: self._report_exit(attempt, verdict, left))
+            await self._retry_until(until, lambda left: self._api.report_exit(attempt.number, verdict, left))
             if self._pod.is_first or (isinstance(self._gang, Member) and self._gang.lost_first):
                 await self._retry_until(until, lambda left: self._store_exit(attempt, verdict))
         if self._uploader is not None:
             await in_thread(self._uploader.finish, self._seconds_left(until))
-
-    async def _report_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument, seconds: float) -> None:
-        try:
-            await self._api.report_exit(attempt.number, verdict, seconds)
-        except ApiRefused as error:  # a newer attempt runs, or somebody has ended the job
-            write_line(f"the exit reason is not recorded: {error}")
 
     async def _store_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument) -> None:
         store, uri = self._open_store(attempt), f"{self._folder(attempt)}/{EXIT_FILE}"
@@ -234,6 +238,9 @@ class Launcher:
         while (left := self._seconds_left(until)) > 0:
             try:
                 await asyncio.wait_for(call(left), left)
+            except (ApiRefused, StoreRefuses) as error:  # a newer attempt runs, or somebody has ended the job
+                write_line(f"the end of the attempt is not recorded: {error}")
+                return
             except Exception as error:  # the exit code still says what is needed most
                 write_line(f"the end of the attempt cannot be reported yet: {type(error).__name__}: {error}")
                 await asyncio.sleep(RESULT_PAUSE_SECONDS)

@@ -5,6 +5,8 @@ program. Readers concatenate the segments: offsets stay valid while the log grow
 """
 
 import os
+import select
+import sys
 import threading
 import time
 from collections import deque
@@ -12,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import StoreRefuses
 
 SEGMENT_SECONDS = 5.0
 RETRY_SECONDS = 1.0
@@ -20,20 +23,47 @@ MAX_SPOOL_BYTES = 1 << 30
 """Bytes that wait on disk while the store is away. What comes after them is on stdout alone."""
 
 
+PIPE_BYTES = 4096
+"""A pipe that is ready takes so many bytes without blocking."""
+STALL_SECONDS = 1.0
+
+
+class LiveOutput:
+    """A copy of the output on a descriptor, for `kubectl logs`.
+
+    The container runtime reads it. While it is restarted nobody does, and a program that waited for it would stop: what is
+    not taken within a second is left out, and from then on whatever would block.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._wait_seconds = descriptor, STALL_SECONDS
+
+    def write(self, data: bytes) -> None:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        with suppress(OSError):
+            while data:
+                if not poll.poll(self._wait_seconds * 1000):
+                    self._wait_seconds = 0.0
+                    return
+                self._wait_seconds = STALL_SECONDS
+                data = data[os.write(self._descriptor, data[:PIPE_BYTES]) :]
+
+
 class LogSpool:
     """Output that waits on disk, in one file for each segment. Safe for several threads."""
 
     def __init__(self, folder: Path, stdout: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._stdout = folder, stdout
+        self._folder, self._live = folder, LiveOutput(stdout)
         self._lock = threading.Lock()
         self._closed: deque[Path] = deque()
         self._number, self._size, self._lost = 0, 0, 0
 
     def write(self, data: bytes) -> None:
         """Pass output on and spool it. A full disk costs the copy in the store, never the program."""
-        write_all(self._stdout, data)
         with self._lock:
+            self._live.write(data)
             try:
                 if self._size + len(data) > MAX_SPOOL_BYTES:
                     raise OSError("the spool is full")
@@ -80,20 +110,20 @@ class LogUploader(threading.Thread):
         super().__init__(name="log uploader", daemon=True)  # a store that hangs must not keep the launcher from exiting
         self._spool, self._store, self._uri = spool, store, uri
         self._next: int | None = None
-        self._failing = False
+        self._error: Exception | None = None
         self._finishing = threading.Event()
 
     def run(self) -> None:
         while True:
             finishing = self._finishing.wait(SEGMENT_SECONDS)
             self._spool.close_segment()
-            if self._upload() and finishing:
-                return
+            if (self._upload() or isinstance(self._error, StoreRefuses)) and finishing:
+                return  # a newer attempt has replaced this one, or the token is not valid any more
             if finishing:
                 time.sleep(RETRY_SECONDS)
 
     def finish(self, seconds: float) -> bool:
-        """Upload the rest. Returns whether all of it is stored; called again it waits again."""
+        """Upload the rest. Returns whether that is over; called again it waits again."""
         self._finishing.set()
         self.join(seconds)
         return not self.is_alive()
@@ -108,22 +138,15 @@ class LogUploader(threading.Thread):
                 self._next += 1
                 self._spool.remove_oldest()
         except Exception as error:  # whatever the store fails with, the next attempt may succeed
-            if not self._failing:
+            if self._error is None:
                 cause = " ".join(str(error).split())
-                write_all(2, f"the log cannot be stored and waits on disk: {type(error).__name__}: {cause}\n".encode())
-            self._failing = True
+                print(f"the log waits on disk: {type(error).__name__}: {cause}", file=sys.stderr, flush=True)
+            self._error = error
             return False
-        self._failing = False
+        self._error = None
         return True
 
     def _first_free_number(self) -> int:
         """Segments never change: a pod that joins an attempt that had its rank before appends to its log."""
         names = (uri.rpartition("/")[2] for uri in self._store.list(self._uri))
         return max((int(name.removesuffix(".log")) + 1 for name in names if name.endswith(".log")), default=0)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write without a buffer. A reader that has gone away loses the rest."""
-    with suppress(OSError):
-        while data:
-            data = data[os.write(descriptor, data) :]

@@ -36,9 +36,8 @@ class Member(Gang):
         self._task = asyncio.create_task(self._stay_connected())
 
     def announce_stop(self, *, preempted: bool) -> None:
-        self.begin_stop(preempted=preempted)
-        if self._connection is not None:
-            self._connection.send("stop", preempted=self.is_preempted)
+        if self.begin_stop(preempted=preempted) and self._connection is not None:
+            self._connection.send("stop", preempted=preempted)
 
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
         if self._connection is None and not self.started.is_set():

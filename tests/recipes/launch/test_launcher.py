@@ -13,7 +13,7 @@ from recipes.contracts.job import OUT_OF_MEMORY_FILE
 from recipes.launch.child_process import descendants
 from recipes.storage.artifact_store import Store
 from tests.recipes.command.test_program import House
-from tests.recipes.launch.launched_gang import ClusterJob, LaunchedGang
+from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
 from tests.server_process import ServerProcess
 
 Launch = Callable[..., LaunchedGang]
@@ -88,7 +88,7 @@ if os.environ["PET_NODE_RANK"] == "1":
     raise ValueError("no such column")
 time.sleep(600)
 """)
-    assert gang.wait(90) == [1, 1], gang.describe()
+    assert gang.wait() == [1, 1], gang.describe()
     (attempt,) = gang.cluster_job.attempts()
     assert attempt.reason is ExitReason.PROGRAM_ERROR
     assert "node 1: the command exited with 1: ValueError: no such column" in attempt.message
@@ -108,7 +108,9 @@ def test_lost_launcher_ends_the_gang_and_is_named(launch: Launch, killed: int, l
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
     gang.kill_launcher(killed)
-    assert gang.pods[left].wait(30) == 75, gang.describe()
+    gang.wait_for(lambda: "the gang ends" in gang.output(left), left)
+    gang.pods[left].send_signal(signal.SIGTERM)  # JobSet deletes the other pods as soon as one has failed
+    assert gang.pods[left].wait(LONG) == 75, gang.describe()
     (attempt,) = gang.cluster_job.attempts()
     assert (attempt.reason, attempt.counted) == (ExitReason.NODE_LOST, False)
     assert f"node {killed} (" in attempt.message and "without a goodbye" in attempt.message
@@ -119,7 +121,7 @@ def test_silent_launcher_is_lost_after_ten_seconds(launch: Launch) -> None:
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
     gang.pods[1].send_signal(signal.SIGSTOP)
-    assert gang.pods[0].wait(60) == 75, gang.describe()
+    assert gang.pods[0].wait(LONG) == 75, gang.describe()
     assert "node 1 (pod pod-1 on node machine-1) sent no heartbeat for 10 s" in gang.cluster_job.attempts()[0].message
 
 
@@ -128,7 +130,7 @@ def test_killed_program_is_told_from_its_consequences(launch: Launch) -> None:
     gang.wait_for_output("begins on")
     (program,) = (pid for pid in descendants(gang.pods[1].pid) if is_program(pid))
     os.kill(program, signal.SIGKILL)
-    assert gang.wait(90) == [75, 75], gang.describe()
+    assert gang.wait() == [75, 75], gang.describe()
     (attempt,) = gang.cluster_job.attempts()
     assert (attempt.reason, attempt.counted) == (ExitReason.KILLED, True)
     assert "node 1: the program was killed (SIGKILL)" in attempt.message
@@ -158,7 +160,7 @@ def test_cancelled_job_gets_no_new_attempt(launch: Launch, tmp_path: Path, serve
     cluster_job = make_job(tmp_path, server, COUNT, 2)
     cluster_job.set_row(wanted="cancel")
     gang = launch(COUNT, again=cluster_job)
-    assert gang.pods[0].wait(60) == 1, gang.describe()
+    assert gang.pods[0].wait(LONG) == 1, gang.describe()
     assert "is cancelled or over" in gang.output(0)
     assert cluster_job.attempts() == []
 

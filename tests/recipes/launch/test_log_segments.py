@@ -78,6 +78,20 @@ def test_full_spool_costs_the_stored_copy_alone(
     )
 
 
+def test_stdout_that_nobody_reads_does_not_stop_the_program(tmp_path: Path, store: Store) -> None:
+    reading, writing = os.pipe()
+    spool = LogSpool(tmp_path / "spool", writing)
+    for _ in range(100):
+        spool.write(b"x" * 10_000)
+    upload(spool, store)
+    assert sum(map(len, stored(store).values())) == 1_000_000
+    assert len(os.read(reading, 1 << 20)) >= 4096, "what fits is passed on"
+    spool.write(b"again\n")
+    assert os.read(reading, 100) == b"again\n"
+    os.close(reading)
+    os.close(writing)
+
+
 def test_reader_of_stdout_that_went_away_does_not_stop_the_program(tmp_path: Path, store: Store) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -11,7 +11,7 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Tracking
 from recipes.contracts.results import TrainingFacts
 from recipes.launch.child_process import descendants
-from tests.recipes.launch.launched_gang import ClusterJob, LaunchedGang
+from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel.test_two_nodes import FULL, STEPS, job_of, losses_of, result_of
 from tests.recipes.training.simulated_pods import NODES
@@ -52,7 +52,7 @@ def test_gang_resumes_after_kill_and_preemption_bit_for_bit(
         gang = launch()
         wait_for_step(gang, 12)
         gang.freeze(0)
-        assert gang.pods[1].wait(60) == 75, gang.describe()
+        assert gang.pods[1].wait(LONG) == 75, gang.describe()
         assert "most recent call first" in gang.output(1), "no stacks of the rank that waited in a collective"
         gang.kill_all()
 
