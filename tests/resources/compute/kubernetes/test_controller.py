@@ -426,6 +426,31 @@ def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration, 1s" in row.detail
 
 
+def test_time_limit_of_kueue_is_written_before_the_gang_that_shows_it_is_deleted(room: Room) -> None:
+    gang = room.start()
+    reason = "DeactivatedDueToMaximumExecutionTimeExceeded"
+    gang.set_workload(condition("Evicted", "exceeding the maximum execution time", reason=reason))
+    gang.change(suspend=True)
+    row = room.reconcile()
+    assert not row.has_ended and room.server.names(JOB_SET) == [NAME]
+    gang.delete_pods()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT)
+    room.reconcile()
+    assert room.server.names(JOB_SET) == []
+
+
+def test_child_that_a_webhook_denies_may_pass_later(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    words = 'admission webhook "mjob.kb.io" denied the request: JobSet.jobset.x-k8s.io "x" not found'
+    gang.warn(NAME, words, "JobCreationFailed")
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING and words in row.detail
+
+
 def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Room) -> None:
     gang = room.start()
     room.submit(TRAIN.model_copy(update={"parameters": {"steps": 2}}))
