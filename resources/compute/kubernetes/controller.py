@@ -33,6 +33,7 @@ from resources.compute.kubernetes.cluster import (
 )
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL, object_name
+from resources.compute.kubernetes.generations import is_stuck, next_generation
 from resources.compute.kubernetes.leader import LeadershipLost, lead
 from resources.compute.kubernetes.phases import (
     Limits,
@@ -120,6 +121,8 @@ class Controller:
         recorded = [self._record(job, ending, snapshot.limits.nodes) for ending in find_endings(snapshot)]
         if any(recorded):
             return True  # decided from what is written then
+        if self._begin_generation(snapshot):
+            return True
         decided = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
         if end is not None:
@@ -197,6 +200,18 @@ class Controller:
         assert pod is not None  # an ending without a number has the pod that did not claim one
         claim = Claim(generation=pod.generation, pod_uid=pod.uid, node_rank=0, num_nodes=nodes, node=pod.node)
         return self._attempts.claim(job, claim).attempt
+
+    def _begin_generation(self, snapshot: Snapshot) -> bool:
+        """Have a job that waits in vain go on as another generation."""
+        job = snapshot.job
+        if job.wanted == CANCEL or not (snapshot.limits.elastic or is_stuck(snapshot)):
+            return False
+        document = next_generation(snapshot, self._jobs.document(job))
+        if document is None or not self._jobs.restart(document, job.generation):
+            return False
+        nodes = pluralize(Limits.of(document, self._scheduler).nodes, "node")
+        log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
+        return True
 
     def _create(self, job: ClusterJob, snapshot: Snapshot, decided: JobState) -> JobState:
         """Create what the job lacks, once no pod of an earlier attempt is left. Returns its state, with what prevents it."""

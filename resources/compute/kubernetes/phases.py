@@ -33,7 +33,7 @@ later: Kueue's deny a child whose parent they have not seen yet.
 class Limits:
     """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
 
-    `start_ms`: how long a pod may wait for its image or its configuration.
+    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes.
     """
 
     nodes: int
@@ -41,6 +41,7 @@ class Limits:
     max_duration: str
     retries: int
     start_ms: int
+    elastic: bool
 
     @classmethod
     def of(cls, job: Job, scheduler: Scheduler) -> Self:
@@ -51,6 +52,7 @@ class Limits:
             max_duration=limit,
             retries=job.schedule.retries,
             start_ms=round(parse_duration(scheduler.start_limit) * 1000),
+            elastic=job.distributed is not None and job.distributed.elastic is not None,
         )
 
 
