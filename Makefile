@@ -1,7 +1,8 @@
 # make demo: raw data to a served and proved model, on this machine.   make test: what must hold, but for
 # the tests that are marked slow; make test-slow: those, which CI runs too; make test-long: those that CI has no time for,
-# run whole before an issue is closed; make test-gpu: those that fail where there is no GPU. All do their own set-up: .venv
-# and the locked dependencies.
+# run whole before an issue is closed; make test-gpu: those that fail where there is no GPU; make test-cluster: those on a real
+# Kubernetes cluster, as root, and make test-cluster-slow all of them. All do their own set-up: .venv and the locked
+# dependencies.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -12,22 +13,29 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-gpu up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
+.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
 
 test: $(INSTALLED) lint
-	@$(PYTEST) -m "not slow and not long and not gpu"
+	@$(PYTEST) -m "not slow and not long and not gpu and not cluster"
 
 test-slow: $(INSTALLED)
-	@$(PYTEST) -m "slow and not long and not gpu"
+	@$(PYTEST) -m "slow and not long and not gpu and not cluster"
 
 test-long: $(INSTALLED)
-	@$(PYTEST) -m "long and not gpu"
+	@$(PYTEST) -m "long and not gpu and not cluster"
 
 test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m gpu tests/recipes/training
+
+# The first time, the cluster's programs are compiled: half an hour or more.
+test-cluster: CHOSEN := cluster and not cluster_slow
+test-cluster-slow: CHOSEN := cluster
+test-cluster test-cluster-slow: $(INSTALLED)
+	@$(BIN)/python -m tests.cluster up
+	@$(BIN)/python -m pytest -q --durations=10 -m "$(CHOSEN)" tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 lint: $(INSTALLED)
 	@$(MAKE) --no-print-directory --output-sync -j 2 types style walls defs

@@ -12,8 +12,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def found_or_installed(find: Callable[[], T | None], package: str) -> T | None:
-    """What `find` finds, once the package that brings it is there; None where it cannot be installed.
+def found_or_installed(find: Callable[[], T | None], *packages: str) -> T | None:
+    """What `find` finds, once the packages that bring it are there; None where it cannot be installed.
 
     One process at a time: tests run in several, and apt-get refuses to run twice.
     """
@@ -26,7 +26,7 @@ def found_or_installed(find: Callable[[], T | None], package: str) -> T | None:
         if found is not None:
             return found
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", package]):
+        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
             print("apt-get", *arguments)
             subprocess.run(["apt-get", "--quiet", *arguments], env=environment, check=False, stdout=subprocess.DEVNULL)
     return find()

@@ -1,0 +1,254 @@
+"""A real Kubernetes cluster on this machine: brought up, used and taken down.
+
+All of it is in network namespaces, cgroups and one state folder, and the names derive from the folder's path. Whatever an
+earlier process left of it, however that ended, is removed before it comes up again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import cgroups, dependencies, network, processes
+from tests.cluster.build import Cache, compile_components, exclusive, missing_components, report
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.debian import require_machine
+from tests.cluster.images import build_images
+from tests.cluster.node import Node
+from tests.cluster.storage import S3, Postgres
+
+ROOT = Path(__file__).parents[2]
+GPU = "nvidia.com/gpu"
+NODES, GPUS = 3, 8
+READY_WITHIN = 180.0
+FAKE = "kwok.x-k8s.io/node"
+"""The annotation of nodes that kwok pretends to be."""
+
+
+class Cluster:
+    """One cluster, known by its state folder: any process can use the one that another brought up."""
+
+    def __init__(self, state: Path | None = None, cache: Cache | None = None) -> None:
+        self.state = (state or default_state()).absolute()
+        self.cache = cache or Cache()
+        self.namespace = "hc-" + hashlib.sha256(str(self.state).encode()).hexdigest()[:6]
+        self.control_plane = ControlPlane(self.state, self.namespace, self.cache)
+        self.s3 = S3(self.state, self.namespace, self.cache)
+        self.postgres = Postgres(self.state, self.namespace)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.control_plane.kubeconfig
+
+    @property
+    def address(self) -> str:
+        """Where pods reach what listens in the cluster's namespace."""
+        return network.GATEWAY
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes that have been started, by name."""
+        numbers = sorted(int(path.name.removeprefix("node-")) for path in self.state.glob("node-*"))
+        return {node.name: node for node in map(self._node, numbers)}
+
+    def up(self, nodes: int = NODES, gpus: int = GPUS) -> None:
+        """Compile what is missing, clear away what an earlier one left, and start everything."""
+        with self._locked():
+            require_machine(compiler=bool(missing_components(self.cache)))
+            compile_components(self.cache)
+            images = build_images(self.cache)
+            self._clear()
+            self.state.mkdir(parents=True)
+            report(f"starting {nodes} nodes in network namespace {self.namespace}, state in {self.state}")
+            network.create_cluster_network(self.namespace)
+            self.control_plane.prepare()
+            self.s3.start()
+            self.postgres.start()
+            self.control_plane.start_all()
+            self._write_kubectl()
+            self._wait_for_api_server()
+            for number in range(1, nodes + 1):
+                self._node(number).connect(list(self.nodes.values()))
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda number: self._start_node(number, gpus, images), range(1, nodes + 1)))
+            for name in ("jobset", "kueue"):
+                self.kubectl("apply", "--server-side", f"--filename={self.cache.manifests(name)}")
+            self.s3.create_buckets()
+            self.postgres.wait_until_ready()
+            for name in ("jobset", "kueue"):
+                self.kubectl("rollout", "status", f"--namespace={name}-system", f"deployment/{name}-controller-manager",
+                             f"--timeout={READY_WITHIN:.0f}s")  # fmt: skip
+            report("ready")
+
+    def down(self) -> None:
+        with self._locked():
+            self._clear()
+
+    def is_running(self) -> bool:
+        """Whether the API server answers and says that it is ready."""
+        if not (self.kubeconfig.exists() and (network.NAMESPACES / self.namespace).exists()):
+            return False
+        return self._kubectl("get", "--raw", "/readyz").stdout.strip() == "ok"
+
+    def entered(self) -> AbstractContextManager[None]:
+        """This thread, and all that it starts, are in the cluster's network until the end."""
+        return network.entered(self.namespace)
+
+    def command(self, *command: str | Path) -> list[str]:
+        """A command that runs in the cluster's network namespace."""
+        return [*network.inside(self.namespace), *map(str, command)]
+
+    def kubectl(self, *arguments: str, document: str | None = None) -> str:
+        """Run kubectl as administrator, with `document` as its input. Returns its output."""
+        done = self._kubectl(*arguments, document=document)
+        if done.returncode:
+            raise RuntimeError(f"kubectl {' '.join(arguments)} failed:\n{done.stderr}")
+        return done.stdout
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        self.kubectl("apply", "--server-side", "--filename=-", document=yaml.safe_dump_all(objects))
+
+    def get(self, *arguments: str) -> Any:
+        """The objects that `kubectl get` finds, as JSON."""
+        return json.loads(self.kubectl("get", "--output=json", *arguments))
+
+    def create_namespace(self, name: str, *, pod_security: str = "restricted", checkout: Path = ROOT) -> None:
+        """A namespace with the claim `dependencies` on interpreter, packages and a checkout."""
+        folder = self.state / "dependencies" / name
+        for source in dependencies.sources(checkout):
+            (folder / source).mkdir(parents=True, exist_ok=True)
+        (folder / "checkout.path").write_text(str(checkout.resolve()))
+        for node in self.nodes.values():
+            mount_dependencies(node, folder)
+        labels = {"pod-security.kubernetes.io/enforce": pod_security}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        self.apply(namespace, *dependencies.manifests(name, folder))
+
+    def delete_namespace(self, name: str) -> None:
+        self.kubectl("delete", "namespace", name, "--timeout=120s")
+        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
+        shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
+
+    def add_node(self, number: int, gpus: int = GPUS) -> Node:
+        """Start another node, or one that was killed."""
+        self._node(number).connect(list(self.nodes.values()))
+        return self._start_node(number, gpus, build_images(self.cache))
+
+    def kill_node(self, name: str) -> None:
+        """End all processes of a node at once. Its Node object stays, as where a machine loses power."""
+        self.nodes[name].kill()
+
+    def start_kwok(self) -> None:
+        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods."""
+        selector = f"--manage-nodes-with-annotation-selector={FAKE}=fake"
+        kwok = self.cache.program("kwok")
+        command = self.command(kwok, f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=false", selector)
+        processes.start("kwok", command, self.state)
+
+    def add_fake_nodes(self, count: int, gpus: int = GPUS) -> None:
+        """Nodes without a machine, whose pods only pretend to run. The taint keeps pods away that do not tolerate it."""
+        if processes.pid("kwok", self.state) is None:
+            self.start_kwok()
+        capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
+        self.apply(
+            *(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "metadata": {"name": f"fake-{number}", "annotations": {FAKE: "fake"}, "labels": {"type": "fake"}},
+                    "spec": {"taints": [{"key": FAKE, "value": "fake", "effect": "NoSchedule"}]},
+                    "status": {"capacity": capacity, "allocatable": capacity},
+                }
+                for number in range(1, count + 1)
+            )
+        )
+
+    def _node(self, number: int) -> Node:
+        return Node(self.namespace, number, self.control_plane, self.cache)
+
+    def _start_node(self, number: int, gpus: int, images: Sequence[Path]) -> Node:
+        node = self._node(number)
+        node.start(images)
+        for folder in self.state.glob("dependencies/*"):
+            mount_dependencies(node, folder)
+        log = node.folder / "kubelet.log"
+        processes.wait_until(
+            lambda: self._is_ready(node.name),
+            READY_WITHIN,
+            lambda: f"{node.name} is not Ready:\n{processes.tail(log)}",
+            pause=0.5,
+        )
+        path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps resources that it does not know
+        patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
+        self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
+        return node
+
+    def _is_ready(self, name: str) -> bool:
+        template = '{.status.conditions[?(@.type=="Ready")].status}'
+        return self._kubectl("get", "node", name, f"--output=jsonpath={template}").stdout == "True"
+
+    def _wait_for_api_server(self) -> None:
+        log = self.state / "apiserver.log"
+        processes.wait_until(
+            self.is_running, READY_WITHIN, lambda: f"the API server is not ready:\n{processes.tail(log)}", pause=0.5
+        )
+
+    def _kubectl(self, *arguments: str, document: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments)
+        return subprocess.run(command, input=document, capture_output=True, text=True, check=False)
+
+    def _write_kubectl(self) -> None:
+        """A program for people: STATE/kubectl."""
+        script = self.state / "kubectl"
+        command = " ".join(self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}"))
+        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.chmod(0o755)
+
+    def _clear(self) -> None:
+        """Remove all that carries this cluster's names, in whatever state it is."""
+        nodes = {path.name for path in network.NAMESPACES.glob(f"{self.namespace}-node-*")}
+        nodes |= {path.name for path in cgroups.HIERARCHIES.glob(f"*/{self.namespace}-node-*")}
+        ourselves = {os.getpid(), os.getppid()}
+        for namespace in [*nodes, self.namespace]:
+            processes.kill(set(network.processes(namespace)) - ourselves)
+            cgroups.remove(namespace)
+            network.delete_network(namespace)
+        unmount_all(self.state)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time brings a cluster up or down."""
+        with exclusive(self.cache.folder / f"{self.namespace}.lock"):
+            yield
+
+
+def default_state() -> Path:
+    """Of this checkout, so that clusters of two checkouts do not meet; HANZO_ML_TEST_CLUSTER names another."""
+    if given := os.environ.get("HANZO_ML_TEST_CLUSTER"):
+        return Path(given)
+    return Path(tempfile.gettempdir()) / f"hanzo-ml-cluster-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+
+
+def mount_dependencies(node: Node, folder: Path) -> None:
+    checkout = Path((folder / "checkout.path").read_text())
+    for name, source in dependencies.sources(checkout).items():
+        node.mount(source, folder / name)
+
+
+def unmount_all(folder: Path) -> None:
+    """Nodes mount in namespaces of their own. A mount that is here all the same must not be deleted with its folder."""
+    points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed([point for point in points if Path(point).is_relative_to(folder)]):
+        subprocess.run(["umount", "--lazy", point], check=True)

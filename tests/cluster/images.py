@@ -1,0 +1,142 @@
+"""Container images for the nodes: static programs FROM scratch, and the image of jobs on a Debian base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.build import Cache, exclusive, report
+
+JOB_IMAGE = "localhost/hanzo-ml:1"
+PAUSE_IMAGE = "localhost/pause:1"
+DEPENDENCIES = "/opt/hanzo-ml/dependencies"
+"""Where the volume of interpreter, packages and checkout belongs in a pod of the job image."""
+
+CONTAINERFILE = Path(__file__).with_name("Containerfile")
+BASE_PACKAGES = (  # libraries that CPython's and the wheels' modules are linked to
+    "ca-certificates",
+    "libbz2-1.0",
+    "libcrypt1",
+    "libexpat1",
+    "libffi8",
+    "libgomp1",
+    "liblzma5",
+    "libncursesw6",
+    "libnsl2",
+    "libreadline8",
+    "libsqlite3-0",
+    "libssl3",
+    "libstdc++6",
+    "libtirpc3",
+    "libuuid1",
+    "zlib1g",
+)
+
+
+def build_images(cache: Cache) -> list[Path]:
+    """The images as archives in the cache, made where they are missing."""
+    with exclusive(cache.folder / "build.lock"):
+        return [pause_image(cache), manager_image(cache, "jobset"), manager_image(cache, "kueue"), job_image(cache)]
+
+
+def pause_image(cache: Cache) -> Path:
+    """What holds a pod's namespaces. It sleeps."""
+    containerfile = 'FROM scratch\nCOPY busybox /bin/busybox\nENTRYPOINT ["/bin/busybox", "sleep", "infinity"]\n'
+    return build_image(cache, Recipe(PAUSE_IMAGE, containerfile, (Path("/usr/bin/busybox"),)))
+
+
+def manager_image(cache: Cache, name: str) -> Path:
+    containerfile = f'FROM scratch\nCOPY {name} /manager\nUSER 65532:65532\nENTRYPOINT ["/manager"]\n'
+    return build_image(cache, Recipe(f"localhost/{name}:1", containerfile, (cache.program(name),)))
+
+
+def job_image(cache: Cache) -> Path:
+    base = build_image(
+        cache, Recipe("localhost/base:1", "FROM scratch\nADD base.tar /\n", (debian(cache) / "base.tar",)), "oci-archive"
+    )
+    arguments = {
+        "BASE_IMAGE": f"oci-archive:{base}",
+        "DEPENDENCIES": DEPENDENCIES,
+        "PYTHON": f"python{sys.version_info.major}.{sys.version_info.minor}",
+        "LIBPYTHON": str(sysconfig.get_config_var("INSTSONAME")),
+    }
+    return build_image(cache, Recipe(JOB_IMAGE, CONTAINERFILE.read_text(), (), tuple(arguments.items())))
+
+
+def debian(cache: Cache) -> Path:
+    """This machine's own release, because the interpreter is linked to its libraries."""
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    packages = ",".join(BASE_PACKAGES)
+    final = cache.folder / f"debian-{release}-{hashlib.sha256(packages.encode()).hexdigest()[:12]}"
+
+    def make(folder: Path) -> None:
+        report(f"debootstrap {release}")
+        folder.mkdir()
+        root = folder / "root"
+        run("debootstrap", "--variant=minbase", f"--include={packages}", release, str(root))
+        excluded = [f"--exclude=./{path}/*" for path in ("dev", "var/cache/apt", "var/lib/apt/lists", "usr/share/doc")]
+        run("tar", "--create", f"--file={folder / 'base.tar'}", f"--directory={root}", *excluded, ".")
+        shutil.rmtree(root)
+
+    return cache.publish(final, make)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides an image."""
+
+    name: str
+    containerfile: str
+    files: tuple[Path, ...]
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Files in the cache have a digest of their content in their folder's name."""
+        content = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def build_image(cache: Cache, recipe: Recipe, archive: str = "docker-archive") -> Path:
+    short = recipe.name.partition("/")[2].partition(":")[0]
+
+    def make(final: Path) -> None:
+        report(f"image {short}")
+        context = final.parent / "context"
+        context.mkdir()
+        (context / "Containerfile").write_text(recipe.containerfile)
+        for path in recipe.files:
+            shutil.copy(path, context)
+        arguments = [f"--build-arg={name}={value}" for name, value in recipe.arguments]
+        with buildah_storage(final.parent) as buildah:
+            run(*buildah, "bud", "--isolation=chroot", "--quiet", f"--tag={recipe.name}", *arguments, str(context))
+            run(*buildah, "push", "--quiet", recipe.name, f"{archive}:{final}:{recipe.name}")
+        shutil.rmtree(context)
+
+    return cache.publish(cache.folder / f"image-{short}-{recipe.digest}.tar", make)
+
+
+@contextmanager
+def buildah_storage(folder: Path) -> Iterator[tuple[str, ...]]:
+    """buildah with a storage of its own: nothing stays on the machine, and it works on top of overlay file systems."""
+    storage, state = folder / "storage", folder / "state"
+    try:
+        yield "buildah", "--storage-driver=vfs", f"--root={storage}", f"--runroot={state}"
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

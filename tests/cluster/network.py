@@ -1,0 +1,105 @@
+"""Network namespaces: one of the cluster with a bridge, and one of each node that is attached to it.
+
+Nothing leaves the cluster's namespace, and no port or address of the machine is taken: any number of clusters can run beside
+each other with the same addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+GATEWAY = "10.89.0.1"
+"""The bridge: here answer the API server, DNS, S3, PostgreSQL and whatever tests start in the namespace."""
+SERVICES = "10.90.0.0/16"
+KUBERNETES_SERVICE = "10.90.0.1"
+NAMESPACES = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
+
+
+def node_address(number: int) -> str:
+    return f"10.89.0.{10 + number}"
+
+
+def pod_range(number: int) -> str:
+    return f"10.91.{number}.0/24"
+
+
+def create_cluster_network(name: str) -> None:
+    ip("netns", "add", name)
+    ip("-n", name, "link", "set", "lo", "up")
+    ip("-n", name, "link", "add", "br0", "type", "bridge")
+    ip("-n", name, "addr", "add", f"{GATEWAY}/16", "dev", "br0")
+    ip("-n", name, "link", "set", "br0", "up")
+    forward(name)
+
+
+def attach_node(cluster: str, namespace: str, number: int, others: dict[int, str]) -> None:
+    """Connect a node to the bridge. Each node reaches the pods of the `others`, and the bridge those of all."""
+    device = f"node{number}"
+    ip("netns", "add", namespace)
+    ip("link", "add", device, "netns", cluster, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    ip("-n", cluster, "link", "set", device, "master", "br0", "up")
+    ip("-n", namespace, "link", "set", "lo", "up")
+    ip("-n", namespace, "addr", "add", f"{node_address(number)}/16", "dev", "eth0")
+    ip("-n", namespace, "link", "set", "eth0", "up")
+    ip("-n", namespace, "route", "add", "default", "via", GATEWAY)
+    forward(namespace)
+    route_pods(cluster, number)
+    for other_number, other in others.items():
+        route_pods(other, number)
+        route_pods(namespace, other_number)
+
+
+def route_pods(namespace: str, number: int) -> None:
+    ip("-n", namespace, "route", "replace", pod_range(number), "via", node_address(number))
+
+
+def forward(namespace: str) -> None:
+    subprocess.run([*inside(namespace), "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+
+
+def inside(namespace: str) -> list[str]:
+    """The prefix of a command that runs in a network namespace. `ip netns exec` would hide the cgroups: it remounts /sys."""
+    return ["nsenter", f"--net={NAMESPACES / namespace}"]
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def delete_network(namespace: str) -> None:
+    """Devices, addresses and routes go with their namespace."""
+    if (NAMESPACES / namespace).exists():
+        ip("netns", "delete", namespace)
+
+
+def processes(namespace: str) -> list[int]:
+    if not (NAMESPACES / namespace).exists():
+        return []
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+@contextmanager
+def entered(namespace: str) -> Iterator[None]:
+    """This thread, and all threads and processes that it starts, are in a network namespace until the end."""
+    own, other = os.open("/proc/thread-self/ns/net", os.O_RDONLY), os.open(NAMESPACES / namespace, os.O_RDONLY)
+    try:
+        set_namespace(other)
+        yield
+    finally:
+        set_namespace(own)
+        os.close(own)
+        os.close(other)
+
+
+def set_namespace(descriptor: int) -> None:
+    """`os.setns`, which Python has from 3.12 on."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")

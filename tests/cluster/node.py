@@ -1,0 +1,216 @@
+"""A node: network, mount, host name and process namespaces with containerd, kubelet, kube-proxy and kube-router.
+
+The first process of the process namespace is an idle shell. Where it ends, the kernel ends all others of the node, with its
+containers, at once: as where a machine loses power.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster import cgroups, network, processes
+from tests.cluster.build import Cache
+from tests.cluster.certificates import Authority
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.images import PAUSE_IMAGE
+
+STARTS_WITHIN = 60.0
+
+INIT = """\
+hostname {hostname}
+mount -t tmpfs netns {namespaces}
+touch {ready}
+while :; do sleep 3600 & wait $!; done
+"""
+"""bash waits for orphans too. The tmpfs keeps the names of pods' network namespaces in the node."""
+
+CNI = """\
+{{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+    "ipam": {{"type": "host-local", "dataDir": "{folder}/ipam", "ranges": [[{{"subnet": "{pods}"}}]],
+             "routes": [{{"dst": "0.0.0.0/0"}}]}}}},
+  {{"type": "portmap", "capabilities": {{"portMappings": true}}}}]}}
+"""
+
+# Without CAP_SYS_RESOURCE no process may lower its score for the OOM killer, and no pod would start.
+CONTAINERD = """\
+version = 3
+root = "{folder}/containerd"
+state = "{folder}/containerd-state"
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{pause}"
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["/usr/lib/cni"]
+    conf_dir = "{folder}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      BinaryName = "/usr/sbin/runc"
+      Root = "{folder}/runc"
+      SystemdCgroup = false
+"""
+
+# syncFrequency: by default a Secret reaches a volume after a minute, and the webhooks of Kueue and JobSet wait for theirs.
+KUBELET = """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: true}}, x509: {{clientCAFile: {pki}/ca.crt}}}}
+authorization: {{mode: Webhook}}
+clusterDNS: [{dns}]
+clusterDomain: cluster.local
+resolvConf: {folder}/resolv.conf
+containerRuntimeEndpoint: unix://{folder}/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: /{cgroup}
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+enforceNodeAllocatable: []
+tlsCertFile: {pki}/{name}.crt
+tlsPrivateKeyFile: {pki}/{name}.key
+evictionHard: {{nodefs.available: "1%", imagefs.available: "1%", memory.available: "50Mi"}}
+imageGCHighThresholdPercent: 100
+nodeStatusUpdateFrequency: 5s
+syncFrequency: 5s
+podLogsDir: {folder}/pod-logs
+"""
+
+
+class Node:
+    """One node of a cluster, by its number."""
+
+    def __init__(self, cluster: str, number: int, control_plane: ControlPlane, cache: Cache) -> None:
+        self.number = number
+        self.name = f"node-{number}"
+        self.namespace = f"{cluster}-{self.name}"
+        self.folder = control_plane.folder / self.name
+        self._cluster = cluster
+        self._control_plane = control_plane
+        self._cache = cache
+
+    def connect(self, others: Sequence[Node]) -> None:
+        """Give it a network, and routes to and from the `others`."""
+        network.attach_node(self._cluster, self.namespace, self.number, {node.number: node.namespace for node in others})
+        self._write_configuration()
+
+    def start(self, images: Sequence[Path]) -> None:
+        """Start its programs, with these images."""
+        cgroups.create(self.namespace)
+        self._start_init()
+        self.start_program("containerd")
+        socket = self.folder / "containerd.sock"
+        self._wait_for(socket, "containerd")
+        for image in images:
+            self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", "import", image)
+        for program in ("kube-proxy", "kube-router", "kubelet"):
+            self.start_program(program)
+
+    def kill(self) -> None:
+        """End all its processes at once, and remove what it has on the machine. Started again, it has an empty disk."""
+        processes.kill(network.processes(self.namespace))  # its first process is among them
+        cgroups.remove(self.namespace)
+        network.delete_network(self.namespace)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start_program(self, name: str) -> None:
+        """Start containerd, kubelet, kube-proxy or kube-router."""
+        processes.start(name, [*self._inside, self._cache.program(name), *self._arguments(name)], self.folder)
+
+    def kill_program(self, name: str) -> None:
+        """End one of its programs as a crash would; the pods continue."""
+        starter = processes.pid(name, self.folder)  # it waits outside of the process namespace
+        processes.kill([] if starter is None else processes.children(starter))
+
+    def run(self, *command: str | Path) -> str:
+        """Run a command in the node's namespaces, and return its output."""
+        done = subprocess.run([*self._inside, *command], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    def mount(self, source: Path, target: Path) -> None:
+        """Show a folder of the machine, read-only, at another place of the node."""
+        self.run("mount", "--bind", source, target)
+        self.run("mount", "-o", "remount,bind,ro", target)
+
+    @property
+    def _inside(self) -> list[str]:
+        starter = processes.pid("init", self.folder)
+        shells = [] if starter is None else processes.children(starter)
+        if not shells:
+            raise processes.NotReady(f"{self.name} is not running")
+        # The search path: containerd looks up its shim, which lies beside it.
+        path = (
+            f"PATH={self._cache.program('containerd').parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        )
+        return ["nsenter", f"--target={shells[0]}", "--mount", "--net", "--uts", "--ipc", "--pid", "env", path]
+
+    def _start_init(self) -> None:
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        script = INIT.format(hostname=self.name, namespaces=network.NAMESPACES, ready=ready)
+        unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        processes.start("init", [*network.inside(self.namespace), *unshare, "bash", "-ec", script], self.folder)
+        self._wait_for(ready, "init")
+
+    def _wait_for(self, path: Path, program: str) -> None:
+        log = self.folder / f"{program}.log"
+        processes.wait_until(
+            path.exists, STARTS_WITHIN, lambda: f"{self.name}: {program} starts not:\n{processes.tail(log)}"
+        )
+
+    def _write_configuration(self) -> None:
+        (self.folder / "cni").mkdir(parents=True, exist_ok=True)
+        pki = self._control_plane.pki
+        Authority(pki).issue(
+            self.name, f"system:node:{self.name}", group="system:nodes", hosts=(self.name, network.node_address(self.number))
+        )
+        self._control_plane.write_kubeconfig(self.folder / "kubeconfig", self.name)
+        values = {
+            "folder": self.folder,
+            "pki": pki,
+            "name": self.name,
+            "cgroup": self.namespace,
+            "dns": network.GATEWAY,
+            "pods": network.pod_range(self.number),
+            "pause": PAUSE_IMAGE,
+        }
+        for path, template in (
+            ("cni/10-bridge.conflist", CNI),
+            ("containerd.toml", CONTAINERD),
+            ("kubelet.yaml", KUBELET),
+            ("resolv.conf", "nameserver {dns}\n"),
+        ):
+            (self.folder / path).write_text(template.format(**values))
+
+    def _arguments(self, program: str) -> list[str]:
+        admin, name = f"--kubeconfig={self._control_plane.kubeconfig}", f"--hostname-override={self.name}"
+        return {
+            "containerd": [f"--config={self.folder}/containerd.toml"],
+            "kube-proxy": [admin, name, "--proxy-mode=nftables", "--conntrack-max-per-core=0"],
+            "kube-router": [
+                admin,
+                name,
+                "--run-router=false",
+                "--run-firewall=true",
+                "--run-service-proxy=false",
+                "--enable-cni=false",
+                "--iptables-sync-period=10s",
+                "--health-port=0",
+                "--metrics-port=0",
+            ],
+            "kubelet": [
+                name,
+                f"--config={self.folder}/kubelet.yaml",
+                f"--kubeconfig={self.folder}/kubeconfig",
+                f"--root-dir={self.folder}/kubelet",
+                f"--node-ip={network.node_address(self.number)}",
+            ],
+        }[program]

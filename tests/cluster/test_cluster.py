@@ -1,0 +1,174 @@
+"""The test cluster itself: what all tests on it rely on."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.cluster.cluster import GPU, Cluster
+from tests.cluster.dependencies import CLAIM
+from tests.cluster.images import DEPENDENCIES, JOB_IMAGE
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACE = "smoke"
+QUEUE = Path(__file__).with_name("queue.yaml")
+
+# Rank 0 waits for rank 1, which looks up its name and imports what only the mounted volume has.
+GREET = """
+import os, socket, time
+import torch
+if os.environ["RANK"] == "0":
+    with socket.create_server(("", 29500)) as server:
+        connection, _ = server.accept()
+        print(connection.recv(100).decode(), "as", os.getuid())
+else:
+    for _ in range(60):
+        try:
+            with socket.create_connection((os.environ["RANK_0"], 29500), timeout=5) as connection:
+                connection.sendall(f"torch {torch.__version__} on {os.environ['NODE']}".encode())
+            break
+        except OSError:
+            time.sleep(1)
+    else:
+        raise SystemExit("rank 0 does not answer")
+"""
+
+FETCH = """
+import sys, urllib.error, urllib.request
+print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())
+try:
+    urllib.request.urlopen(sys.argv[1].partition("?")[0], timeout=20)
+except urllib.error.HTTPError as refusal:
+    print(refusal.code)
+"""
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster) -> Iterator[str]:
+    cluster.create_namespace(NAMESPACE)
+    cluster.kubectl("apply", "--server-side", f"--filename={QUEUE}")
+    yield NAMESPACE
+    cluster.delete_namespace(NAMESPACE)
+    cluster.kubectl("delete", "clusterqueue,resourceflavor", NAMESPACE)
+
+
+def test_queued_gang_runs_on_two_nodes_and_finds_each_other_by_name(cluster: Cluster, namespace: str) -> None:
+    name = unique("gang")
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"clusterIP": "None", "selector": {"job-name": name}, "publishNotReadyAddresses": True},
+    }
+    rank = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    variables: list[dict[str, Any]] = [
+        {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": rank}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "RANK_0", "value": f"{name}-0.{name}"},
+    ]
+    gang = job(name, namespace, ["python", "-c", GREET], pods=2, env=variables, subdomain=name, gpus=8)
+    gang["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": NAMESPACE}
+    gang["spec"]["suspend"] = True
+    cluster.apply(service, gang)
+
+    cluster.kubectl("wait", f"--namespace={namespace}", f"job/{name}", "--for=condition=Complete", "--timeout=180s")
+
+    pods = cluster.get("pods", f"--namespace={namespace}", f"--selector=job-name={name}")["items"]
+    nodes = {
+        pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]: pod["spec"]["nodeName"] for pod in pods
+    }
+    first = next(pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == nodes["0"])
+    assert nodes["0"] != nodes["1"]
+    log = cluster.kubectl("logs", f"--namespace={namespace}", first)
+    assert log.startswith("torch ")
+    assert log.strip().endswith(f"on {nodes['1']} as 10001")
+
+
+def test_pod_fetches_signed_object_and_is_refused_without_signature(cluster: Cluster, namespace: str) -> None:
+    key, name = unique("object"), unique("fetch")
+    client = cluster.s3.client()
+    client.put_object(Bucket="hanzo-ml", Key=key, Body=b"content")
+    signed = client.generate_presigned_url("get_object", Params={"Bucket": "hanzo-ml", "Key": key})
+    cluster.apply(job(name, namespace, ["python", "-c", FETCH, signed]))
+
+    cluster.kubectl("wait", f"--namespace={namespace}", f"job/{name}", "--for=condition=Complete", "--timeout=120s")
+
+    assert cluster.kubectl("logs", f"--namespace={namespace}", f"job/{name}").split() == ["content", "403"]
+
+
+def test_store_refuses_changed_signature(cluster: Cluster) -> None:
+    client = cluster.s3.client()
+    client.put_object(Bucket="hanzo-ml", Key="smoke/secret", Body=b"content")
+    signed = client.generate_presigned_url("get_object", Params={"Bucket": "hanzo-ml", "Key": "smoke/secret"})
+    changed = signed[:-1] + ("0" if signed[-1] != "0" else "1")
+
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(changed, timeout=20)
+
+    assert refusal.value.code == 403
+    assert urllib.request.urlopen(signed, timeout=20).read() == b"content"
+
+
+def test_database_answers_in_the_cluster_network(cluster: Cluster) -> None:
+    with psycopg.connect(cluster.postgres.create_database(unique("smoke"))) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def unique(prefix: str) -> str:
+    return f"{prefix}-{uuid4().hex[:8]}"
+
+
+def job(
+    name: str,
+    namespace: str,
+    command: list[str],
+    *,
+    pods: int = 1,
+    gpus: int = 0,
+    env: list[dict[str, Any]] | None = None,
+    subdomain: str | None = None,
+) -> dict[str, Any]:
+    """An Indexed Job under the restricted Pod Security profile, with the dependencies mounted."""
+    resources = {"cpu": "100m", "memory": "512Mi"} | ({GPU: str(gpus)} if gpus else {})
+    container = {
+        "name": "program",
+        "image": JOB_IMAGE,
+        "command": command,
+        "env": env or [],
+        "resources": {"requests": resources, "limits": resources | {"cpu": "2"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": CLAIM, "mountPath": DEPENDENCIES, "readOnly": True}],
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": CLAIM, "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}],
+    }
+    if subdomain:
+        pod["subdomain"] = subdomain
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": pods,
+            "parallelism": pods,
+            "backoffLimit": 0,
+            "template": {"spec": pod},
+        },
+    }
