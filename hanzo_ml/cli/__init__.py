@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from hanzo_ml import demo
-from hanzo_ml.cli import dataset, dataset_checks, hpo, job, lineage, local, model, recipe, run
+from hanzo_ml.cli import cluster, dataset, dataset_checks, hpo, job, lineage, local, model, recipe, run
 from hanzo_ml.cli.connection import Refused, tracking_uri
 from hanzo_ml.cli.output import sanitize_text
 from hanzo_ml.client.transport import InvalidToken
@@ -29,6 +29,7 @@ app.add_typer(recipe.app, name="recipe")
 app.add_typer(run.experiment_app, name="experiment")
 app.add_typer(run.app, name="run")
 run.app.command("replay")(run.replay)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(local.config, name="config")
 app.add_typer(local.server, name="server")
 app.command("up")(local.up)

@@ -22,8 +22,8 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="A YAML file: name, model, dataset, recipe, parameters. Or, for a script of your own: name, command, code, "
-        "env, resources, distributed, storage, schedule."
+        help="A YAML file: name, model, dataset, recipe, parameters, schedule, env, pod. Or, for a script of your own: "
+        "name, command, code, env, resources, distributed, storage, schedule, pod."
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="A model definition; enough by itself.")]

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from recipes.contracts.job import Schedule
+from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import invalid
@@ -18,7 +19,7 @@ DEFAULT_METHOD = "lora"
 NAME_KEYS = ("model", "dataset", "recipe", "method")
 SEED_RANGE = 2**32
 """A recipe's seed is one of so many."""
-JOB_KEYS = (*NAME_KEYS, "parameters", "schedule")
+JOB_KEYS = (*NAME_KEYS, "parameters", "schedule", "pod")
 """Keys of base_config that are not the recipe's."""
 DEFAULT_PRIORITY = "low"
 """Of a trial's job, where base_config.schedule says none: the specification has sweeps give way to other jobs."""
@@ -58,7 +59,12 @@ def build_trial_job(config: SweepConfig, params: Params, generation: int = 0) ->
         parameters["seed"] = (trial_seed(recipe, parameters) + generation) % SEED_RANGE
     job = {"name": config.experiment, "type": "training", "model": model, "dataset": base.get("dataset"), "recipe": recipe}
     known = {key: value for key, value in job.items() if value is not None}
-    return {**known, "schedule": parse_schedule(base.get("schedule")), "parameters": parameters}
+    return {
+        **known,
+        "schedule": parse_schedule(base.get("schedule")),
+        **parse_pod(base.get("pod")),
+        "parameters": parameters,
+    }
 
 
 def parse_schedule(given: JsonValue) -> dict[str, JsonValue]:
@@ -68,6 +74,15 @@ def parse_schedule(given: JsonValue) -> dict[str, JsonValue]:
         return Schedule.model_validate(wanted).model_dump(mode="json", exclude_none=True)
     except ValidationError as error:
         raise invalid(f"base_config.schedule: {explain_first_error(error, Schedule)}") from None
+
+
+def parse_pod(given: JsonValue) -> dict[str, JsonValue]:
+    """The job's key `pod`, where it says anything."""
+    try:
+        pod = PodSettings.model_validate({} if given is None else given)
+    except ValidationError as error:
+        raise invalid(f"base_config.pod: {explain_first_error(error, PodSettings)}") from None
+    return {} if pod == PodSettings() else {"pod": pod.model_dump(mode="json")}
 
 
 def trial_seed(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration, Distributed
+from recipes.launch.pod import HEARTBEAT_PORT, RENDEZVOUS_PORT
 from resources.compute.kubernetes.job_manifest import out_of_reach, render
-from resources.compute.kubernetes.pod_manifest import HEARTBEAT_PORT, RENDEZVOUS_PORT, USER_ID
+from resources.compute.kubernetes.pod_manifest import USER_ID
 from resources.installation import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.settings.sections import Scheduler

@@ -1,6 +1,7 @@
 """`hanzo-ml job submit --dry-run` with a command: the specification's job file as a gang of four pods; it writes nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import yaml
 
 from tests.api.routes.v1.test_command_jobs import SPECIFICATION
+from tests.resources.compute.kubernetes.schemas import check
 
 ROOT = Path(__file__).resolve().parents[2]
+EXACT = Path(__file__).with_name("specification_job.yaml")
 
 
 def dry_run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +46,20 @@ def test_the_specification_s_job_file_is_one_gang_of_four_pods(folder: Path) -> 
     assert container["image"] == "hanzoai/ml-pytorch:2.3-cuda12.4"
     assert container["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
     assert not (folder / "none").exists()
+
+
+def test_specification_s_job_file_renders_exactly_these_objects(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To see a wanted change: `REWRITE=1 pytest -k exactly`, then `git diff`."""
+    (folder / "train.py").write_text("print()\n")
+    monkeypatch.setenv("HANZO_ML_SCHEDULER_TRACKING_URI", "http://ml.hanzo.svc:8057")
+    done = dry_run(folder, SPECIFICATION)
+    assert done.returncode == 0, done.stderr
+    objects = done.stdout.partition("---\n")[2]
+    if os.environ.get("REWRITE"):
+        EXACT.write_text(objects)
+    assert objects == EXACT.read_text()
+    for item in yaml.safe_load_all(objects):
+        check(item)
 
 
 def test_what_is_wrong_is_one_line(folder: Path) -> None:

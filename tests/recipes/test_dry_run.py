@@ -13,9 +13,7 @@ from recipes.contracts.job import EXIT_BAD_CONFIGURATION, Distributed, Job, Prog
 from recipes.contracts.recipe import Recipe
 from recipes.planning.parallel_layout import build_torchrun_command, sharding_arguments
 from recipes.storage.manifest import Artifact
-from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod_manifest import command
-from resources.settings.sections import Scheduler
+from tests.resources.compute.kubernetes.jobs import launched
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = Recipe.names()
@@ -84,7 +82,7 @@ def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
         distributed=recipe.distributed,
     )
     flags = [flag for flag in build_torchrun_command(recipe) if flag.startswith("--n")]
-    assert set(flags) <= set(command(plan_gang(job, Scheduler()), "rank-0"))
+    assert set(flags) <= set(launched(job))
 
 
 @pytest.mark.parametrize(("strategy", "stage"), [("deepspeed_zero2", 2), ("deepspeed_zero3", 3)])

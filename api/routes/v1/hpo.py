@@ -13,6 +13,7 @@ from api.json_bodies import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     allow_base_model,
     allow_image,
+    allow_pod_settings,
     find_recipe,
     refuse_unreadable_base,
     refuse_zero_durations,
@@ -22,6 +23,7 @@ from api.routing import Router
 from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
 from api.schemas.v1.sweeps import Sweeps as SweepsPage
 from recipes.contracts.job import Schedule
+from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.validation_errors import explain_first_error
 from resources.errors import HanzoError, invalid
 from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
@@ -70,6 +72,7 @@ def start(
     if (values := sum(len(probe_values(dimension)) for dimension in config.search_space.values())) > MAX_PROBES:
         raise invalid(f"search_space has {values} values to check, {MAX_PROBES} fit: give ranges for long choices")
     first = build_trial_job(config, {})
+    allow_pod_settings(settings, PodSettings.model_validate(first.get("pod", {})))
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = find_recipe(first.get("recipe"))

@@ -113,11 +113,20 @@ class Cluster:
     def __init__(self, api: "ApiClient") -> None:
         self._api = api
 
-    def create(self, item: Mapping[str, Any]) -> Item:
-        """Create an object. Raises AlreadyExists, InvalidObject, RequestDenied or ClusterUnavailable."""
+    @property
+    def address(self) -> str:
+        """Of the API server."""
+        return str(self._api.configuration.host)
+
+    def create(self, item: Mapping[str, Any], *, dry_run: bool = False) -> Item:
+        """Create an object. Raises AlreadyExists, InvalidObject, RequestDenied or ClusterUnavailable.
+
+        With `dry_run` the API server and its webhooks only say whether they would accept it.
+        """
         kind = kind_of(item)
+        query = {"dryRun": "All"} if dry_run else {}
         try:
-            return self._request("POST", kind.path(item["metadata"].get("namespace")), body=item)
+            return self._request("POST", kind.path(item["metadata"].get("namespace")), query=query, body=item)
         except NotFound as problem:  # of the namespace, or of the kind
             raise RequestDenied(str(problem)) from None
 
@@ -169,6 +178,10 @@ class Cluster:
             body["gracePeriodSeconds"] = grace_seconds
         with suppress(NotFound):
             self._request("DELETE", kind.path(namespace, name), body=body)
+
+    def request(self, method: str, path: str, body: Any = None) -> Item:
+        """A request about no object, such as for the version of the API server."""
+        return self._request(method, path, body=body)
 
     def _request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Item:
         with translate_errors():

@@ -1,49 +1,16 @@
-"""Pod template: security profile, volumes, environment and the torchrun command."""
+"""Pod template: security profile, volumes, environment and the launcher's command."""
 
 import hashlib
 from typing import Any
 
 from recipes.contracts.job import Distributed, Program
+from recipes.launch.pod import RENDEZVOUS_PORT, RENDEZVOUS_SECONDS
 from resources.compute.base import PROGRAM_ENVIRONMENT
 from resources.compute.kubernetes.gang import WORK, Gang, annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.jobs.job_tokens import TOKEN_VARIABLE
 
-# How the processes of a pod start: the program itself, or torchrun with the rendezvous of its gang (rows H1, H8, Z24).
-#
-# Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic here, because a gang that
-# loses a pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
-
 JOB_FILE = "/job/job.json"
-HEARTBEAT_PORT, RENDEZVOUS_PORT = 29400, 29500
-RENDEZVOUS_SECONDS = 900
-"""More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
-
-
-def command(gang: Gang, rank_0: str) -> list[str]:
-    """The command of every pod of a gang; `rank_0` is the host name of its first.
-
-    `$(NODE_RANK)` is expanded by Kubernetes from the variable of that name, which the pod declares.
-    """
-    program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
-    if gang.processes is None or gang.job.program is Program.COMMAND:
-        return ["python", *program, *(["$(NODE_RANK)"] if gang.shares else [])]
-    return [
-        "python",
-        "-m",
-        "recipes.torchrun",
-        f"--nnodes={gang.nodes}",
-        f"--nproc-per-node={gang.processes}",
-        "--node-rank=$(NODE_RANK)",
-        "--rdzv-backend=static",
-        f"--rdzv-id={gang.name}",
-        f"--rdzv-conf=timeout={RENDEZVOUS_SECONDS}",
-        f"--master-addr={rank_0 if gang.nodes > 1 else '127.0.0.1'}",
-        f"--master-port={RENDEZVOUS_PORT}",
-        "--max-restarts=0",
-        f"--shutdown-timeout={gang.job.schedule.shutdown_seconds}",
-        *program,
-    ]
 
 
 def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
@@ -192,14 +159,13 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     for volume in gang.volumes:
         mount = {"name": volume_name(volume.claim), "mountPath": volume.path, "readOnly": volume.read_only}
         mounts.append(mount | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+    secrets = (*([gang.secret] if gang.secret else []), *gang.job.pod.secrets)
     return {
         "name": CONTAINER,
         "image": gang.image,
         "command": ["python", "-m", "recipes.launcher", JOB_FILE],
         "env": environment(gang, rank_0),
-        "envFrom": [
-            {"secretRef": {"name": name}} for name in (*([gang.secret] if gang.secret else ()), *gang.job.pod.secrets)
-        ],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in secrets]} if secrets else {}),
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",

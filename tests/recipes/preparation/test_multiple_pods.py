@@ -12,12 +12,11 @@ import pytest
 
 from recipes.contracts.job import Job, Result
 from recipes.storage.artifact_store import Store
-from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod_manifest import JOB_FILE, command
-from resources.settings.sections import Scheduler
+from resources.compute.kubernetes.pod_manifest import JOB_FILE
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.preparation.test_feature_stages import FEATURES, table
 from tests.recipes.preparation.test_prepare import EVERYTHING, SMALL, mixed
+from tests.resources.compute.kubernetes.jobs import launched
 from tests.s3_server import VARIABLES, S3Server
 
 pytestmark = pytest.mark.slow
@@ -51,8 +50,7 @@ class Pods:
         mine = {"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache"), "pods": PODS}
         job = self._job.model_copy(update=mine)
         (folder / "job.json").write_text(job.model_dump_json())
-        words = command(plan_gang(job, Scheduler()), "nobody")
-        assert words == ["python", "-m", "recipes.prepare", JOB_FILE, "$(NODE_RANK)"]
+        assert launched(job, rank=rank)[1:] == ["-m", "recipes.prepare", JOB_FILE, str(rank)]
         script = folder / "small_units.py"
         script.write_text(SCRIPT)
         words = [sys.executable, str(script), str(folder / "job.json"), str(rank)]

@@ -4,15 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.contracts.job import Job
-from resources.compute.kubernetes.gang import plan_gang
-from resources.compute.kubernetes.pod_manifest import JOB_FILE, RENDEZVOUS_PORT, command
-from resources.settings.sections import Scheduler
+from recipes.launch.command import program_command
+from recipes.launch.pod import Pod
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,13 +32,20 @@ class Gang:
         (folder / "work").mkdir(parents=True, exist_ok=True)
         mine = job.model_copy(update={"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache")})
         (folder / "job.json").write_text(mine.model_dump_json())
-        pod = {
-            "python": sys.executable,
-            JOB_FILE: str(folder / "job.json"),
-            "--node-rank=$(NODE_RANK)": f"--node-rank={rank}",
-            f"--master-port={RENDEZVOUS_PORT}": f"--master-port={port}",
-        }
-        words = [pod.get(word, word) for word in command(plan_gang(job, Scheduler()), "127.0.0.1")]
+        place = Pod(
+            node_rank=rank,
+            uid=str(rank),
+            name=f"pod-{rank}",
+            node=f"node-{rank}",
+            generation=1,
+            first_host="127.0.0.1",
+            num_nodes=NODES,
+            processes=job.distributed.gpus_per_node if job.distributed else 0,
+            api="http://127.0.0.1",
+            token="token",
+            rendezvous_port=port,
+        )
+        words = program_command(mine, place, folder / "job.json")
         with self.log(rank).open("wb") as log:
             told = environment() | self._variables[rank]
             return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=told)

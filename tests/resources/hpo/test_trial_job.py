@@ -83,3 +83,12 @@ def test_after_the_largest_seed_comes_the_smallest() -> None:
     """No recipe has a larger one: all trials of the second generation failed of it."""
     config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
     assert [build_trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]
+
+
+def test_pods_of_a_sweep_are_those_of_every_trial() -> None:
+    pod = {"image_pull_secrets": ["registry"]}
+    job = build_trial_job(sweep(base_config={**BASE, "pod": pod}), {})
+    assert job["pod"].items() >= {"image_pull_secrets": ["registry"]}.items() and "pod" not in job["parameters"]
+    assert "pod" not in build_trial_job(sweep(base_config=BASE), {})
+    with pytest.raises(HanzoError, match=r"base_config\.pod: .*privileged"):
+        build_trial_job(sweep(base_config={**BASE, "pod": {"privileged": True}}), {})

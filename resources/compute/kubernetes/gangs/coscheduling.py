@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from recipes.launch.pod import RENDEZVOUS_SECONDS
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.gangs.job_set import scheduled_job_set
-from resources.compute.kubernetes.pod_manifest import RENDEZVOUS_SECONDS, metadata
+from resources.compute.kubernetes.pod_manifest import metadata
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 

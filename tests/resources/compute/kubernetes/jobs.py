@@ -1,16 +1,21 @@
 """Jobs of every shape, and the parts of what is rendered for one."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
 from recipes.contracts.job import Distributed, Hardware, Job, Program, Schedule, StoreAddress, Tracking
 from recipes.contracts.pod_settings import PodSettings, Toleration, VolumeClaim
+from recipes.launch.command import program_command
+from recipes.launch.pod import Pod
 from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.gang import plan_gang
 from resources.compute.kubernetes.gangs import GANG_BACKENDS
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.pod_manifest import command
+from resources.compute.kubernetes.pod_manifest import JOB_FILE
+from resources.jobs.job_tokens import TOKEN_VARIABLE
 from resources.settings.sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
@@ -100,6 +105,13 @@ def variables(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in program(job, scheduler)["env"]}
 
 
-def launched(job: Job, scheduler: Scheduler = KUEUE) -> list[str]:
-    """The command line that the launcher of a pod starts."""
-    return command(plan_gang(job, scheduler), variables(job, scheduler)["HANZO_ML_RANK_0"])
+def place(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> Pod:
+    """What the launcher of a pod reads of its environment, once Kubernetes has put in what it knows."""
+    known = {"NODE_RANK": str(rank), "POD_UID": "uid", "POD_NAME": "pod", "NODE_NAME": "node", TOKEN_VARIABLE: "token"}
+    return Pod.from_environment(variables(job, scheduler) | known)
+
+
+def launched(job: Job, scheduler: Scheduler = KUEUE, rank: int = 0) -> list[str]:
+    """The command line that the launcher of a pod starts, from the interpreter on."""
+    command = program_command(plan_gang(job, scheduler).job, place(job, scheduler, rank), Path(JOB_FILE))
+    return command[command.index(sys.executable) :]

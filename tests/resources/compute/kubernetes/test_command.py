@@ -1,5 +1,7 @@
 """A command of the user's own on a cluster: its image, and for its torchrun what its words leave out (rows G4, H8, Z24)."""
 
+import sys
+
 import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Program
@@ -23,7 +25,7 @@ def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(schedul
     job = JOBS["a command on four nodes"]
     container = program(job, scheduler)
     assert container["image"] == "me/mine:1"
-    assert launched(job, scheduler) == ["python", "-m", "recipes.command", "/job/job.json"]
+    assert launched(job, scheduler) == [sys.executable, "-m", "recipes.command", "/job/job.json"]
     found = variables(job, scheduler)
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"], found["PET_MASTER_PORT"]) == ("4", "8", "29500")
     assert found["PET_MASTER_ADDR"] == found["HANZO_ML_RANK_0"]

@@ -82,7 +82,7 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
     assert read.store.buckets == a_job().store.buckets
     moved = {"work_dir", "cache_dir", "tracking", "store"}
     assert read.model_dump(exclude=moved) == a_job().model_dump(exclude=moved)
-    assert launched(a_job()) == ["python", "-m", "recipes.train", "/job/job.json"]
+    assert launched(a_job())[1:] == ["-m", "recipes.train", "/job/job.json"]
     mounted = {mount["mountPath"]: mount["name"] for mount in program(a_job())["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod(a_job())["volumes"]}
     assert volumes[mounted["/job"]]["configMap"]["name"] == of_kind("ConfigMap", a_job())["metadata"]["name"]
@@ -138,7 +138,7 @@ def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() ->
         spec = child(job, scheduler)
         assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
         (container,) = spec["template"]["spec"]["containers"]
-        assert launched(job, scheduler)[1:] == ["-m", "recipes.prepare", "/job/job.json", "$(NODE_RANK)"]
+        assert launched(job, scheduler, rank=2)[1:] == ["-m", "recipes.prepare", "/job/job.json", "2"]
         (number,) = [variable for variable in container["env"] if variable["name"] == "NODE_RANK"]
         assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
     assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Secret", "Job"]

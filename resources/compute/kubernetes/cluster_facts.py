@@ -1,0 +1,181 @@
+"""What a cluster has of what jobs need, read from its API server for `hanzo-ml cluster check`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.contracts.job import Hardware, Job, Program, StoreAddress
+from resources.compute.kubernetes.cluster import (
+    NODE,
+    Cluster,
+    ClusterError,
+    ClusterUnavailable,
+    InvalidObject,
+    Item,
+    Kind,
+    NotFound,
+    RequestDenied,
+)
+from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.permissions import Permission, required_permissions
+from resources.settings.sections import Scheduler
+
+API_VERSIONS = {
+    "kueue": ("jobset.x-k8s.io/v1alpha2", "kueue.x-k8s.io/v1beta2"),
+    "indexed_job": (),
+    "coscheduling": ("jobset.x-k8s.io/v1alpha2", "scheduling.x-k8s.io/v1alpha1"),
+    "volcano": ("jobset.x-k8s.io/v1alpha2", "scheduling.volcano.sh/v1beta1"),
+}
+"""What must be installed for each gang backend."""
+PLURALS = {
+    "ResourceFlavor": "resourceflavors",
+    "ClusterQueue": "clusterqueues",
+    "LocalQueue": "localqueues",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+    "PriorityClass": "priorityclasses",
+    "Queue": "queues",
+}
+
+UNKNOWN = "unknown"
+"""Phase of a claim that may not be read."""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """Everything that the check decides from. Objects by kind and name are None where there is none.
+
+    Args:
+        nodes: of the cluster; None where this identity may not list them.
+        claims: phase by name; empty for one that does not exist.
+        unreadable: objects that this identity may not read, so that nothing is known of them.
+        refused: why the API server would not create the objects of a small job; empty where it would.
+    """
+
+    version: str
+    namespace_exists: bool
+    missing_apis: tuple[str, ...]
+    denied: tuple[tuple[Permission, str], ...]
+    nodes: Sequence[Item] | None
+    queues: Mapping[tuple[str, str], Item | None]
+    secrets: Mapping[str, bool]
+    claims: Mapping[str, str]
+    unreadable: tuple[str, ...]
+    refused: str
+
+
+class FactReader:
+    """Reads the facts; what this identity may not read is remembered and left out."""
+
+    def __init__(self, cluster: Cluster, scheduler: Scheduler) -> None:
+        self._cluster = cluster
+        self._scheduler = scheduler
+        self._unreadable: list[str] = []
+
+    def read(self, wanted: Sequence[Item]) -> ClusterFacts:
+        """The facts; `wanted` are the queues and classes that the settings ask for.
+
+        Raises:
+            ClusterUnavailable: the API server does not answer.
+        """
+        version = str(self._cluster.request("GET", "/version")["gitVersion"])
+        namespace = self._find(Kind("v1", "Namespace", "namespaces", namespaced=False), self._scheduler.namespace)
+        missing = tuple(each for each in API_VERSIONS[self._scheduler.gang_backend] if not self._serves(each))
+        claims = self._read_claims()
+        secrets = self._read_secrets()
+        return ClusterFacts(
+            version=version,
+            namespace_exists=namespace is not None,
+            missing_apis=missing,
+            denied=tuple(self._denied()),
+            nodes=self._read_nodes(),
+            queues={(item["kind"], item["metadata"]["name"]): self._find_item(item) for item in wanted},
+            secrets=secrets,
+            claims=claims,
+            unreadable=tuple(self._unreadable),
+            refused="" if missing or namespace is None else self._try_job(),
+        )
+
+    def _serves(self, api_version: str) -> bool:
+        try:
+            self._cluster.request("GET", f"/apis/{api_version}")
+        except NotFound:
+            return False
+        return True
+
+    def _find(self, kind: Kind, name: str) -> Item | None:
+        """An object; an empty one where it may not be read."""
+        try:
+            return self._cluster.read(kind, self._scheduler.namespace, name)
+        except NotFound:
+            return None
+        except RequestDenied:
+            self._unreadable.append(f"{kind.name} {name}")
+            return {}
+
+    def _find_item(self, item: Item) -> Item | None:
+        kind = Kind(item["apiVersion"], item["kind"], PLURALS[item["kind"]], "namespace" in item["metadata"])
+        return self._find(kind, item["metadata"]["name"])
+
+    def _denied(self) -> list[tuple[Permission, str]]:
+        return [
+            (each, verb)
+            for each in required_permissions(self._scheduler)
+            for verb in each.verbs
+            if not self._may(each, verb)
+        ]
+
+    def _may(self, permission: Permission, verb: str) -> bool:
+        resource, _, subresource = permission.resource.partition("/")
+        place = {} if permission.cluster_wide else {"namespace": self._scheduler.namespace}
+        attributes = {"group": permission.group, "resource": resource, "subresource": subresource, "verb": verb, **place}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._cluster.request("POST", path, body=review)["status"]["allowed"])
+
+    def _read_nodes(self) -> Sequence[Item] | None:
+        try:
+            return self._cluster.list(NODE)[0]
+        except RequestDenied:
+            return None
+
+    def _read_secrets(self) -> dict[str, bool]:
+        kind = Kind("v1", "Secret", "secrets")
+        common = (self._scheduler.job_secret,) if self._scheduler.job_secret else ()
+        names = dict.fromkeys((*common, *self._scheduler.image_pull_secrets, *self._scheduler.user_secrets))
+        return {name: self._find(kind, name) is not None for name in names}
+
+    def _read_claims(self) -> dict[str, str]:
+        kind = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        names = dict.fromkeys((*(volume.claim for volume in self._scheduler.volumes), *self._scheduler.user_claims))
+        found = {name: self._find(kind, name) for name in names}
+        return {name: "" if item is None else item.get("status", {}).get("phase", UNKNOWN) for name, item in found.items()}
+
+    def _try_job(self) -> str:
+        """Have the API server check the objects of a job, admission webhooks included, without creating them."""
+        try:
+            for item in render(sample_job(), self._scheduler):
+                self._cluster.create(item, dry_run=True)
+        except (InvalidObject, RequestDenied) as refusal:
+            return str(refusal)
+        except ClusterUnavailable as problem:  # 500 of a webhook that does not answer
+            return str(problem)
+        except ClusterError:
+            pass  # an object of that name exists: an earlier check was killed
+        return ""
+
+
+def sample_job() -> Job:
+    """A job of one pod, for what the API server would say to any."""
+    store = StoreAddress(root="http://none", buckets={})
+    hardware = Hardware(cpu=1, memory="1Gi")
+    return Job(
+        id="check", program=Program.VALIDATE, result_uri="s3://hanzo-ml/check", store=store, cache_dir="", hardware=hardware
+    )
+
+
+def gpu_count(node: Mapping[str, Any], resource: str) -> int:
+    return int(node["status"].get("allocatable", {}).get(resource, 0))

@@ -1,0 +1,78 @@
+"""What the control plane does at the API server, as permissions, and the Roles that grant exactly that (rows U4, Z12)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from resources.compute.kubernetes.cluster import CONFIG_MAP, EVENT, NODE, POD, SECRET, WORKLOAD, Kind
+from resources.compute.kubernetes.submission import GANG_KINDS
+from resources.settings.sections import Scheduler
+
+ROLE = "hanzo-ml-scheduler"
+SERVICE_ACCOUNT = "hanzo-ml"
+"""Of the control plane, in the namespace `dagster.run_pods.namespace` (row U2)."""
+RBAC = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Verbs on one resource: in the jobs' namespace, or in all of them."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    cluster_wide: bool = False
+
+    @property
+    def rule(self) -> dict[str, list[str]]:
+        """As a Role has it."""
+        return {"apiGroups": [self.group], "resources": [self.resource], "verbs": list(self.verbs)}
+
+
+def permission(kind: Kind, *verbs: str, cluster_wide: bool = False, subresource: str = "") -> Permission:
+    group = kind.api_version.rpartition("/")[0]
+    return Permission(group, "/".join(filter(None, (kind.plural, subresource))), verbs, cluster_wide)
+
+
+def required_permissions(scheduler: Scheduler) -> list[Permission]:
+    """Of the controller. Secrets are written and never read; everything is watched in all namespaces of organizations."""
+    gang = GANG_KINDS[scheduler.gang_backend]
+    watched = (gang[0], POD, CONFIG_MAP, NODE, *([WORKLOAD] if scheduler.gang_backend == "kueue" else []))
+    return [
+        *(permission(kind, "list", "watch", cluster_wide=True) for kind in watched),
+        *(permission(kind, "create", "get", "delete") for kind in (*gang, CONFIG_MAP)),
+        permission(SECRET, "create", "delete"),
+        permission(POD, "delete"),
+        permission(POD, "get", subresource="log"),
+        permission(EVENT, "list"),
+    ]
+
+
+def render_roles(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
+    """Both namespaces, the service account of the control plane, and the two roles that it is bound to."""
+    needed = required_permissions(scheduler)
+    subject = {"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": control_namespace}
+    # Every pod of a job keeps to the restricted profile: no root, no privileges, no host network or paths (row X6).
+    restricted = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    objects: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": control_namespace}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": scheduler.namespace, "labels": restricted}},
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": SERVICE_ACCOUNT, "namespace": control_namespace},
+        },
+    ]
+    for kind, cluster_wide in (("ClusterRole", True), ("Role", False)):
+        metadata = {"name": ROLE} if cluster_wide else {"name": ROLE, "namespace": scheduler.namespace}
+        rules = [each.rule for each in needed if each.cluster_wide is cluster_wide]
+        objects.append({"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules})
+        objects.append(
+            {
+                "apiVersion": f"{RBAC}/v1",
+                "kind": f"{kind}Binding",
+                "metadata": metadata,
+                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": ROLE},
+                "subjects": [subject],
+            }
+        )
+    return objects

@@ -1,0 +1,145 @@
+"""Roles, queues, quotas and priorities of a cluster, rendered from the settings: `hanzo-ml cluster render`.
+
+Kueue: one ClusterQueue whose quota is `scheduler.capacity`, one LocalQueue in the jobs' namespace, one ResourceFlavor for
+each type of GPU, and a WorkloadPriorityClass for each priority. Volcano: a queue with the same limits. Whoever installs the
+cluster applies them once.
+"""
+
+import sys
+from typing import Any
+
+from recipes.contracts.job import BadConfiguration
+from recipes.contracts.quantities import parse_bytes
+from resources.compute.kubernetes.job_manifest import to_yaml
+from resources.compute.kubernetes.permissions import render_roles
+from resources.orchestration.launcher_role import launcher_objects
+from resources.settings.sections import CPU_FLAVOR, Capacity, Scheduler
+from resources.settings.settings import Settings
+
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
+GPU = "nvidia.com/gpu"
+PRIORITIES = {"low": 100, "medium": 1000, "high": 10_000}
+"""By priority of a job; with room for classes in between."""
+LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
+
+
+def render_queues(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """The objects, in the order in which they are applied; none for a gang backend that knows no queues.
+
+    Raises:
+        BadConfiguration: the settings do not say how much jobs may use.
+    """
+    match scheduler.gang_backend:
+        case "kueue":
+            return render_kueue(scheduler)
+        case "volcano":
+            return [volcano_queue(scheduler), *priority_classes(scheduler)]
+        case "coscheduling":
+            return priority_classes(scheduler)
+    return []
+
+
+def render_kueue(scheduler: Scheduler) -> list[dict[str, Any]]:
+    capacity = require_capacity(scheduler)
+    flavors = [resource_flavor(name, scheduler) for name in capacity]
+    return [*flavors, cluster_queue(capacity, scheduler), local_queue(scheduler), *workload_priorities(scheduler)]
+
+
+def require_capacity(scheduler: Scheduler) -> dict[str, Capacity]:
+    if not scheduler.capacity:
+        raise BadConfiguration(
+            "scheduler.capacity is empty: say how much jobs may use of each type of node, such as "
+            f"{scheduler.gpu_types[0] if scheduler.gpu_types else CPU_FLAVOR}: {{gpus: 8, cpu: 64, memory: 512Gi}}"
+        )
+    return scheduler.capacity
+
+
+def resource_flavor(name: str, scheduler: Scheduler) -> dict[str, Any]:
+    """Nodes with one type of GPU. Their taint keeps jobs away that need none, whether nodes really carry it or not."""
+    spec: dict[str, Any] = {}
+    if name != CPU_FLAVOR:
+        spec["nodeLabels"] = {scheduler.gpu_type_label: name}
+        spec["nodeTaints"] = [{"key": GPU, "value": "present", "effect": "NoSchedule"}]
+    return cluster_object(KUEUE_API, "ResourceFlavor", name) | {"spec": spec}
+
+
+def cluster_queue(capacity: dict[str, Capacity], scheduler: Scheduler) -> dict[str, Any]:
+    quotas = {name: quota(each, scheduler.rdma_resource) for name, each in capacity.items()}
+    spec = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scheduler.namespace}},
+        "queueingStrategy": "BestEffortFIFO",
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [
+            {
+                "coveredResources": list(next(iter(quotas.values()))),
+                "flavors": [
+                    {
+                        "name": name,
+                        "resources": [{"name": key, "nominalQuota": amount} for key, amount in quotas[name].items()],
+                    }
+                    for name in quotas
+                ],
+            }
+        ],
+    }
+    return cluster_object(KUEUE_API, "ClusterQueue", scheduler.cluster_queue) | {"spec": spec}
+
+
+def quota(capacity: Capacity, rdma_resource: str | None) -> dict[str, str]:
+    """By resource. A pod has one network device and at least one GPU: as many of the one as of the other are enough."""
+    amounts = {"cpu": str(capacity.cpu), "memory": capacity.memory, GPU: str(capacity.gpus)}
+    return amounts | ({rdma_resource: str(capacity.gpus)} if rdma_resource else {})
+
+
+def local_queue(scheduler: Scheduler) -> dict[str, Any]:
+    item = cluster_object(KUEUE_API, "LocalQueue", scheduler.queue)
+    item["metadata"]["namespace"] = scheduler.namespace
+    return item | {"spec": {"clusterQueue": scheduler.cluster_queue}}
+
+
+def workload_priorities(scheduler: Scheduler) -> list[dict[str, Any]]:
+    return [
+        cluster_object(KUEUE_API, "WorkloadPriorityClass", getattr(scheduler.priority_classes, priority))
+        | {"value": value, "description": f"Jobs of Hanzo ML with priority {priority}"}
+        for priority, value in PRIORITIES.items()
+    ]
+
+
+def priority_classes(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """For schedulers that preempt pods: by Kubernetes' own classes."""
+    return [
+        cluster_object("scheduling.k8s.io/v1", "PriorityClass", getattr(scheduler.priority_classes, priority))
+        | {"value": value, "description": f"Jobs of Hanzo ML with priority {priority}"}
+        for priority, value in PRIORITIES.items()
+    ]
+
+
+def volcano_queue(scheduler: Scheduler) -> dict[str, Any]:
+    capacity = require_capacity(scheduler).values()
+    memory = sum(parse_bytes(each.memory) for each in capacity)
+    limits = {
+        "cpu": str(sum(each.cpu for each in capacity)),
+        "memory": str(int(memory)),
+        GPU: str(sum(each.gpus for each in capacity)),
+    }
+    spec = {"weight": 1, "reclaimable": True, "capability": limits}
+    return cluster_object("scheduling.volcano.sh/v1beta1", "Queue", scheduler.queue) | {"spec": spec}
+
+
+def cluster_object(api_version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "labels": dict(LABELS)}}
+
+
+def main() -> None:
+    try:
+        settings = Settings.load()
+        queues = render_queues(settings.scheduler)
+    except BadConfiguration as problem:
+        sys.exit(f"error: {problem}")
+    run_pods = settings.dagster.run_pods
+    roles = render_roles(settings.scheduler, run_pods.namespace)
+    print(to_yaml([*roles, *launcher_objects(run_pods), *queues]), end="")
+
+
+if __name__ == "__main__":
+    main()
