@@ -15,6 +15,8 @@ from recipes.launch.pod import Pod
 
 ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)
 """Ends that the programs of other nodes come to as well, by themselves."""
+KILL_REASONS = (ExitReason.KILLED, ExitReason.OOM_KILLED)
+"""Ends of a rank that the others wait for in a collective, as they do for a lost node."""
 OTHERS_SECONDS = 300.0
 """How long the first node, whose program has ended, waits for the others': longer than they may take to save and stop."""
 
@@ -65,8 +67,7 @@ class Coordinator(Gang):
         return [rank for rank in range(1, self._num_nodes) if rank not in self._members]
 
     def announce_stop(self, *, preempted: bool) -> None:
-        if not self.stopping.is_set():
-            self.begin_stop(preempted=preempted)
+        if self.begin_stop(preempted=preempted):
             self._broadcast("stop", preempted=preempted)
 
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
@@ -163,7 +164,7 @@ class Coordinator(Gang):
         if end is not None and end.reason is ExitReason.PREEMPTED:
             self.announce_stop(preempted=True)
         elif end is not None and end.reason not in ORDERLY_REASONS:
-            self._end_all(ERROR_END_SECONDS)
+            self._end_all(LOST_END_SECONDS if end.reason in KILL_REASONS else ERROR_END_SECONDS)
         self._settle()
 
     def _record_loss(self, member: Member, message: str) -> None:

@@ -51,11 +51,13 @@ class Gang(ABC):
     def stop_seconds(self) -> float:
         return STOP_SECONDS if self.is_preempted else FAILED_STOP_SECONDS
 
-    def begin_stop(self, *, preempted: bool) -> None:
-        """The first cause of a stop counts."""
-        if not self.stopping.is_set():
-            self.is_preempted = preempted
-            self.stopping.set()
+    def begin_stop(self, *, preempted: bool) -> bool:
+        """Returns whether it begins now. Once a gang ends, that counts: a cluster stops all pods when one has failed."""
+        if self.stopping.is_set() or self.ending.is_set():
+            return False
+        self.is_preempted = preempted
+        self.stopping.set()
+        return True
 
     @abstractmethod
     def announce_stop(self, *, preempted: bool) -> None:

@@ -165,11 +165,12 @@ class LaunchedGang:
         except subprocess.TimeoutExpired:
             raise AssertionError(self.describe()) from None
 
-    def wait_for(self, look: Callable[[], bool]) -> None:
-        """Until something is so, while all pods run."""
+    def wait_for(self, look: Callable[[], bool], *ranks: int) -> None:
+        """Until something is so, while all pods run, or those of some ranks."""
         end = time.monotonic() + LONG
+        pods = [pod for rank, pod in self.pods.items() if not ranks or rank in ranks]
         while not look():
-            assert time.monotonic() < end and all(pod.poll() is None for pod in self.pods.values()), self.describe()
+            assert time.monotonic() < end and all(pod.poll() is None for pod in pods), self.describe()
             time.sleep(0.02)
 
     def wait_for_output(self, text: str, *ranks: int) -> None:

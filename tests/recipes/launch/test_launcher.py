@@ -108,6 +108,8 @@ def test_lost_launcher_ends_the_gang_and_is_named(launch: Launch, killed: int, l
     gang = launch(COUNT)
     gang.wait_for_output("begins on")
     gang.kill_launcher(killed)
+    gang.wait_for(lambda: "the gang ends" in gang.output(left), left)
+    gang.pods[left].send_signal(signal.SIGTERM)  # JobSet deletes the other pods as soon as one has failed
     assert gang.pods[left].wait(30) == 75, gang.describe()
     (attempt,) = gang.cluster_job.attempts()
     assert (attempt.reason, attempt.counted) == (ExitReason.NODE_LOST, False)
