@@ -41,7 +41,8 @@ Quantity = Annotated[str, AfterValidator(validate_quantity)]
 class StoreAddress(FrozenModel):
     """Where the object store is.
 
-    `root` is `file:///folder` or the endpoint of an S3 server; `buckets` maps the specification's kinds (datasets,
+    `root` is `file:///folder`, the endpoint of an S3 server, or in a pod the API's `api+http://...`
+    (`recipes.storage.signed_bucket`); `buckets` maps the specification's kinds (datasets,
     checkpoints, models) to bucket names (specification row R1). An S3 server encrypts at rest as `encryption` says (row X1),
     and refuses what is not as its `checksum` says.
     """

@@ -6,12 +6,14 @@ urllib3 and not httpx: it reads and sends bodies at a multiple of its speed, and
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 import urllib3
 from tenacity import Retrying, retry_if_exception_type
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError, LocationParseError
 
 from recipes.storage.buckets import NO_SPACE_SUFFIX, ObjectReplaced, StoreFull, StoreRefuses, StoreUnavailable
@@ -23,6 +25,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 API_READ_SECONDS = 300.0
 """For an answer of the API, which waits for the object store itself."""
+SILENCE_SECONDS = 30
+"""After which a machine that acknowledges nothing counts as gone."""
 CONNECTIONS = 32
 BLOCK_BYTES = 1 << 20
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -122,8 +126,21 @@ class ObjectApi:
         """The connections of this process: after a fork, both would read answers from the same sockets."""
         with self._lock:
             if os.getpid() not in self._pools:
-                self._pools = {os.getpid(): urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS, blocksize=BLOCK_BYTES)}
+                self._pools = {os.getpid(): open_pool()}
             return self._pools[os.getpid()]
+
+
+def open_pool() -> urllib3.PoolManager:
+    """Connections that notice a machine that is gone: it sends no end, and an answer may take minutes."""
+    options = [
+        *HTTPConnection.default_socket_options,
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS // 2),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000),
+    ]
+    return urllib3.PoolManager(num_pools=8, maxsize=CONNECTIONS, blocksize=BLOCK_BYTES, socket_options=options)
 
 
 def retried(work: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from recipes.contracts.job import BadConfiguration, Job
+from recipes.contracts.job import BadConfiguration, Job, Program
 from recipes.contracts.results import UNSENT_METRICS_FILE, USAGE_FILE, result_folder
 from recipes.contracts.tokenizer_reference import find_recipe
 from recipes.storage import uris
@@ -81,7 +81,8 @@ def program_scope(job: Job) -> ProgramScope:
     run = (uris.run_folder(job.tracking.run_id), uris.run_checkpoints(job.tracking.run_id)) if job.tracking else ()
     inputs = tuple(strip(artifact.uri) for artifact in job.inputs.values())
     outputs = tuple(strip(uri) for uri in job.outputs.values())
-    beside_result = tuple(f"{result_folder(job)}/{name}" for name in (USAGE_FILE, UNSENT_METRICS_FILE, PODS_FOLDER))
+    names = (USAGE_FILE, UNSENT_METRICS_FILE) if job.tracking else (PODS_FOLDER,) if job.program is Program.PREPARE else ()
+    beside_result = tuple(f"{result_folder(job)}/{name}" for name in names)
     return ProgramScope(
         readable=(*inputs, *run),
         writable=(*outputs, *(f"{uri}.index" for uri in outputs), *beside_result, job.result_uri),

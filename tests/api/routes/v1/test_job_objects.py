@@ -200,12 +200,12 @@ def test_split_that_names_another_organization_s_dataset_gives_no_access_to_it(s
             pod.store.get_bytes(uri)
 
 
-def test_training_writes_usage_and_checkpoints_but_no_record(server_on_either: ServerProcess) -> None:
+def test_training_writes_checkpoints_but_no_record(server_on_either: ServerProcess) -> None:
     job = program_job(server_on_either, {}, program=Program.TRAIN)
     checkpoints = uris.run_checkpoints(job.id)
     pod = Pod(server_on_either, job.model_copy(update={"outputs": {"checkpoints": checkpoints}}))
     folder = uris.run_folder(job.id)
-    for uri in (f"{folder}/usage.json", f"{checkpoints}/5/manifest.json", job.result_uri):
+    for uri in (f"{checkpoints}/5/manifest.json", job.result_uri):
         pod.store.put_bytes(uri, b"{}")
         assert pod.store.get_bytes(uri) == b"{}"
     with pytest.raises(StoreRefuses, match="no output of this job"):
