@@ -11,7 +11,8 @@ from tests.cluster.network import GATEWAY, KUBERNETES_SERVICE, SERVICES, inside
 
 ETCD = "http://127.0.0.1:2379"
 ADMIN = "admin"
-STARTS_WITHIN = 120.0
+PROXY = "front-proxy"
+"""As whom the API server passes requests on to others, such as Kueue's for the order of its queues."""
 
 COREFILE = """\
 .:53 {{
@@ -54,6 +55,7 @@ class ControlPlane:
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
         authority.issue("apiserver", "kube-apiserver", hosts=(GATEWAY, "127.0.0.1", KUBERNETES_SERVICE, *names))
         authority.issue(ADMIN, ADMIN, group="system:masters")
+        Authority(self.pki / PROXY).issue(PROXY, PROXY)
         self.write_kubeconfig(self.kubeconfig, ADMIN)
         corefile = COREFILE.format(address=GATEWAY, kubeconfig=self.kubeconfig, context=self._namespace)
         (self.folder / "Corefile").write_text(corefile)
@@ -107,6 +109,13 @@ class ControlPlane:
                 "--authorization-mode=Node,RBAC",
                 f"--service-cluster-ip-range={SERVICES}",
                 "--allow-privileged=true",
+                f"--requestheader-client-ca-file={self.pki}/{PROXY}/ca.crt",
+                f"--requestheader-allowed-names={PROXY}",
+                "--requestheader-username-headers=X-Remote-User",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={self.pki}/{PROXY}/{PROXY}.crt",
+                f"--proxy-client-key-file={self.pki}/{PROXY}/{PROXY}.key",
                 "--enable-aggregator-routing=true",  # webhooks by endpoint: there is no kube-proxy in this namespace
             ],
             "controller-manager": [

@@ -144,12 +144,12 @@ def check_nodes(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
     if wanted and not with_gpus:
         yield Finding("GPUs", f"no node offers {GPU}", f"kubectl apply -f {DEVICE_PLUGIN}")
         return
-    for node in with_gpus:
-        name, label = node["metadata"]["name"], node["metadata"].get("labels", {}).get(scheduler.gpu_type_label)
-        if label not in scheduler.gpu_types:
-            problem = f"has GPUs, but its label {scheduler.gpu_type_label} is {label or 'missing'}"
-            types = "|".join(scheduler.gpu_types)
-            yield Finding(f"node {name}", problem, f"kubectl label node {name} {scheduler.gpu_type_label}={types}")
+    label = scheduler.gpu_type_label
+    unlabelled = [node for node in with_gpus if node["metadata"].get("labels", {}).get(label) not in scheduler.gpu_types]
+    if unlabelled:
+        names = [str(node["metadata"]["name"]) for node in unlabelled]
+        mend = f"kubectl label node {' '.join(names)} {label}=TYPE    # one of {', '.join(scheduler.gpu_types)}"
+        yield Finding(f"GPU type of {', '.join(names)}", f"is unknown: label {label} is missing or another", mend)
     for gpu_type, quota in wanted.items():
         yield Finding(f"GPUs {gpu_type}", *compare_quota(gpu_type, quota, with_gpus, scheduler))
     if scheduler.rdma_resource and not any(gpu_count(node, scheduler.rdma_resource) for node in facts.nodes):
@@ -185,8 +185,9 @@ def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]
     problems = [finding for finding in findings if finding.problem]
     lines = [f"Kubernetes {facts.version} at {address}"]
     lines += [f"ok       {finding.subject}" for finding in findings if not finding.problem]
-    for finding in problems:
-        lines += [f"MISSING  {finding.subject} {finding.problem}", f"           {finding.mend}"]
+    for problem, mend in dict.fromkeys((finding.problem, finding.mend) for finding in problems):
+        subjects = [each.subject for each in problems if (each.problem, each.mend) == (problem, mend)]
+        lines += [f"MISSING  {', '.join(subjects)} {problem}", f"           {mend}"]
     if facts.unreadable:
         lines.append(f"unknown  {', '.join(facts.unreadable)}: this identity may not read them")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from resources.settings.settings import Settings
 
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
-PRIORITIES = {"low": 1000, "medium": 2000, "high": 3000}
+PRIORITIES = {"low": 100, "medium": 1000, "high": 10_000}
 """By priority of a job; with room for classes in between."""
 LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
 

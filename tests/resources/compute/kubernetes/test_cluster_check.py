@@ -68,7 +68,12 @@ RENDER = "hanzo-ml cluster render | kubectl apply -f -"
 LACKING: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "namespace": ({"namespace_exists": False}, "namespace hanzo-ml", "does not exist", "kubectl create namespace hanzo-ml"),
     "no GPU": ({"nodes": [node("a", 0)]}, "GPUs", "no node offers nvidia.com/gpu", "k8s-device-plugin"),
-    "no label": ({"nodes": [node("a", 16), node("c", 8, None)]}, "node c", "is missing", "kubectl label node c ml.hanzo.ai"),
+    "no label": (
+        {"nodes": [node("a", 16), node("c", 8, None)]},
+        "GPU type of c",
+        "label ml.hanzo.ai/gpu-type is missing",
+        "kubectl label node c ml.hanzo.ai/gpu-type=",
+    ),
     "node away": ({"nodes": [node("a", 8)]}, f"GPUs {A100}", "the quota is 16, but nodes offer 8", "capacity"),
     "nodes denied": ({"nodes": None}, "nodes", "cannot be listed", RENDER),
     "other quota": (
@@ -101,6 +106,9 @@ def test_missing_operators_are_named_instead_of_their_queues() -> None:
 def test_queues_that_were_never_applied_are_all_missing() -> None:
     found = problems(replace(healthy(), queues=dict.fromkeys(healthy().queues)))
     assert {problem for _, problem, _ in found} == {"does not exist"} and len(found) == len(healthy().queues)
+    bare = replace(healthy(), queues=dict.fromkeys(healthy().queues))
+    report = format_report("https://cluster", bare, check_facts(bare, SCHEDULER))
+    assert report.count(RENDER) == 1, "what one command mends is said once"
 
 
 def test_quotas_that_are_equal_in_other_words_are_equal() -> None:
