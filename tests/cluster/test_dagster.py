@@ -1,7 +1,6 @@
 """Dagster on a real cluster: jobs wait without run pods, and no job is lost or doubled with the pod that supervises it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import dagster as dg
 import psutil
