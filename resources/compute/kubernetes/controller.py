@@ -61,6 +61,8 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 1.0
 MIN_INTERVAL_SECONDS = 0.1
 """Between two passes: changes that come together are one."""
+MAX_CREATIONS = 10
+"""Jobs whose objects are created in one pass: the others' phases do not wait for hundreds that were submitted at once."""
 RETRY_SECONDS = 5.0
 """Pause before objects are created again after the API server could not."""
 EVENTS_SECONDS = 3.0
@@ -92,6 +94,7 @@ class Controller:
         self._limits: dict[Key, Limits] = {}
         self._events: dict[Key, SeenEvents] = {}
         self._create_after = 0.0
+        self._creations = 0
         self._renewed_at: float | None = None
         self._foreign: set[str] = set()
 
@@ -104,7 +107,7 @@ class Controller:
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
-        again = False
+        again, self._creations = False, 0
         for job in jobs:
             try:
                 again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
@@ -114,7 +117,7 @@ class Controller:
         self._remove_lost_pods(state)
         self._renew_credentials(jobs)
         self._forget(jobs)
-        return again
+        return again or self._creations > MAX_CREATIONS
 
     def _reconcile_job(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> bool:
         snapshot = self._take_snapshot(job, state, attempts)
@@ -220,6 +223,9 @@ class Controller:
             return replace(decided, detail=waits)
         if time.monotonic() < self._create_after:
             return replace(decided, detail=job.detail)
+        self._creations += 1
+        if self._creations > MAX_CREATIONS:
+            return decided
         try:
             document = self._jobs.document(job)
             used_seconds = used_ms(snapshot) / 1000
