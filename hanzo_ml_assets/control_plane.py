@@ -15,7 +15,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.registry import Registry
-from resources.monitoring.heartbeats import Heartbeats
+from resources.monitoring.service_heartbeats import Heartbeats
 from resources.serving.client import EngineClient
 from resources.settings.settings import Settings
 

@@ -41,9 +41,10 @@ from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
 from recipes.launch.member import Member
-from recipes.launch.pod import ATTEMPT_VARIABLE, RENDEZVOUS_SECONDS, Pod
+from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
+from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 
 SPOOL_FOLDER = "log_segments"
 FAILURE_POLL_SECONDS = 1.0
@@ -122,10 +123,16 @@ class Launcher:
             return ExitDocument(code=None, message=message, reason=ExitReason.RESTART_REQUESTED)
 
     def _start_upload(self, attempt: ClaimedAttempt) -> None:
-        os.environ[ATTEMPT_VARIABLE] = str(attempt.number)
-        folder = uris.attempt_folder(self._job.id, self._job.program, attempt.number)
-        self._uploader = LogUploader(self._spool, Store(self._job.store), f"{folder}/logs/node-{self._pod.node_rank}")
+        store = self._open_store(attempt)
+        self._uploader = LogUploader(self._spool, store, f"{self._folder(attempt)}/logs/node-{self._pod.node_rank}")
         self._uploader.start()
+
+    def _open_store(self, attempt: ClaimedAttempt) -> Store:
+        """The job's store, in the name of this attempt."""
+        return Store(self._job.store, {ATTEMPT_VARIABLE: str(attempt.number)})
+
+    def _folder(self, attempt: ClaimedAttempt) -> str:
+        return uris.attempt_folder(self._job.id, self._job.program, attempt.number)
 
     async def _register(self, attempt: ClaimedAttempt, gpus: list[str]) -> None:
         """Say where this node runs; the first one has said it with its claim. The program does not wait for that."""
@@ -149,7 +156,7 @@ class Launcher:
         for watch in watches:
             watch.cancel()
         memory = read_memory_counters()
-        found = await self._has_result() if code == 0 and self._pod.is_first else True
+        found = await self._has_result(attempt) if code == 0 and self._pod.is_first else True
         document = read_exit_document(self._work) if code != 0 else None
         if found is None:
             message = "the program exited with 0, and the object store does not say whether its result is there"
@@ -181,9 +188,9 @@ class Launcher:
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._gang.announce_stop(preempted=False)
 
-    async def _has_result(self) -> bool | None:
+    async def _has_result(self, attempt: ClaimedAttempt) -> bool | None:
         """Whether the store holds this job's result; None if the store does not answer for a long time."""
-        store, until = Store(self._job.store), time.monotonic() + RESULT_SECONDS
+        store, until = self._open_store(attempt), time.monotonic() + RESULT_SECONDS
         while time.monotonic() < until:
             try:
                 raw = await in_thread(store.get_bytes, self._job.result_uri)
@@ -199,29 +206,28 @@ class Launcher:
         """The rest of the log, the exit report and `exit.json`: retried for a time, because nobody reports them later."""
         if verdict.reason is not ExitReason.COMPLETED:
             self._spool.write_line(f"exit reason {verdict.reason}: {verdict.message}")
-        if self._attempt is None:
+        attempt = self._attempt
+        if attempt is None:
             return
         until = time.monotonic() + REPORT_SECONDS
         if self._uploader is not None:
             await in_thread(self._uploader.finish, min(LOG_FIRST_SECONDS, self._seconds_left(until)))
         if not (self._pod.shares_work(self._job) and leaves_attempt_open(self._pod, verdict)):
-            await self._retry_until(until, lambda left: self._report_exit(verdict, left))
+            await self._retry_until(until, lambda left: self._report_exit(attempt, verdict, left))
             if self._pod.is_first or (isinstance(self._gang, Member) and self._gang.lost_first):
-                await self._retry_until(until, lambda left: self._store_exit(verdict))
+                await self._retry_until(until, lambda left: self._store_exit(attempt, verdict))
         if self._uploader is not None:
             await in_thread(self._uploader.finish, self._seconds_left(until))
 
-    async def _report_exit(self, verdict: ExitDocument, seconds: float) -> None:
-        assert self._attempt is not None
+    async def _report_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument, seconds: float) -> None:
         try:
-            await self._api.report_exit(self._attempt.number, verdict, seconds)
+            await self._api.report_exit(attempt.number, verdict, seconds)
         except ApiRefused as error:  # a newer attempt runs, or somebody has ended the job
             write_line(f"the exit reason is not recorded: {error}")
 
-    async def _store_exit(self, verdict: ExitDocument) -> None:
-        assert self._attempt is not None
-        folder = uris.attempt_folder(self._job.id, self._job.program, self._attempt.number)
-        await in_thread(Store(self._job.store).put_bytes, f"{folder}/{EXIT_FILE}", verdict.model_dump_json().encode())
+    async def _store_exit(self, attempt: ClaimedAttempt, verdict: ExitDocument) -> None:
+        store, uri = self._open_store(attempt), f"{self._folder(attempt)}/{EXIT_FILE}"
+        await in_thread(store.put_bytes, uri, verdict.model_dump_json().encode())
 
     async def _retry_until(self, until: float, call: Callable[[float], Awaitable[None]]) -> None:
         """Also a call that hangs is given up in the end."""

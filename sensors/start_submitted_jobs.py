@@ -24,7 +24,7 @@ from resources.errors import HanzoError
 from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND, DATASET_KEY, TRACKED_TYPES, JobRecord
-from resources.monitoring.heartbeats import SENSORS_NAME
+from resources.monitoring.service_heartbeats import SENSORS_NAME
 from resources.settings.sections import Scheduler
 from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, takes_defined_name
 from sensors.decisions.job_quota import apply_quotas

@@ -1,6 +1,6 @@
 """Answer plain calls of frequent routes without FastAPI; pass every other request on to the route of its path.
 
-Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`logging_bodies`), `FastQuery` and
+Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`run_logging`), `FastQuery` and
 `FastSearch` (`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
 """
 

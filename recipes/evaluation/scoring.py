@@ -18,7 +18,7 @@ from recipes.contracts.parameters import EvaluateParameters
 from recipes.contracts.recipe import Recipe
 from recipes.preparation.tokenization.record_tokenizer import Tokens
 from recipes.records.record_layouts import Layout, UnfitRecord
-from recipes.records.record_reader import Record, is_correct
+from recipes.records.record_reader import Record, normalize_text
 from recipes.runner import log_line
 from recipes.training.data.examples import encode_examples, prompt_tokens, tokenize_records
 from recipes.training.data.packing import collate, pack_examples
@@ -181,3 +181,8 @@ def score_model(
     perplexity = math.exp(min(found.loss, 700.0)) if math.isfinite(found.loss) else math.inf
     log_line(f"{name}: loss {found.loss:.4f}, perplexity {perplexity:.3f}, accuracy {accuracy:.3f}")
     return Scores(loss=found.loss, perplexity=perplexity, accuracy=accuracy, answers=tuple(answers))
+
+
+def is_correct(record: Record, answer: str) -> bool:
+    """An answer counts when the record's key stands in it as whole words."""
+    return f" {normalize_text(record.key)} " in f" {normalize_text(answer)} "

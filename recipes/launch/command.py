@@ -7,7 +7,8 @@ from pathlib import Path
 
 from recipes.contracts.job import Job
 from recipes.launch.gang import STOP_SECONDS
-from recipes.launch.pod import ATTEMPT_VARIABLE, RENDEZVOUS_SECONDS, Pod
+from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 
 RANK_LOGS = "processes"
 """Folder in which torchrun writes the output of all ranks of a node but the first; errors of all are in the log."""
@@ -51,4 +52,5 @@ def die_with_parent() -> list[str]:
 
 
 def program_environment(variables: Mapping[str, str], attempt: int) -> dict[str, str]:
+    """What the program commits carries the attempt's number: the API refuses what older attempts commit."""
     return {**variables, ATTEMPT_VARIABLE: str(attempt)}

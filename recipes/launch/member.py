@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.launch.attempt_api import ClaimedAttempt
@@ -45,7 +46,8 @@ class Member(Gang):
         if self._connection is not None:
             self._connection.send("ended", document=end.model_dump(mode="json") if end else None)
         assert self._task is not None
-        await asyncio.wait({self._verdict, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        waits: set[asyncio.Future[Any]] = {self._verdict, self._task}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return self._verdict.result() if self._verdict.done() else self._decide_alone(end)
 
     async def close(self) -> None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from recipes.contracts.job import Job, Program
+from recipes.storage.signed_bucket import TOKEN_VARIABLE
 
 HEARTBEAT_PORT = 29400
 RENDEZVOUS_PORT = 29500
 RENDEZVOUS_SECONDS = 900
 """How long nodes wait for each other: longer than the grace period of pods, which may hold the quota of ours that long."""
-ATTEMPT_VARIABLE = "HANZO_ML_ATTEMPT"
-"""The attempt's number, for the program: the API refuses what older attempts commit."""
 KEY_CONTEXT = b"hanzo-ml heartbeat"
 
 
@@ -47,7 +46,7 @@ class Pod:
             num_nodes=int(variables["HANZO_ML_NODES"]),
             processes=int(variables["HANZO_ML_PROCESSES"]),
             api=variables["HANZO_ML_API"].rstrip("/"),
-            token=variables["MLFLOW_TRACKING_TOKEN"].strip(),
+            token=variables[TOKEN_VARIABLE].strip(),
             heartbeat_port=int(variables.get("HANZO_ML_HEARTBEAT_PORT", HEARTBEAT_PORT)),
             rendezvous_port=int(variables.get("HANZO_ML_RENDEZVOUS_PORT", RENDEZVOUS_PORT)),
         )

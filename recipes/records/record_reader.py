@@ -110,8 +110,3 @@ def iterate_records(folder: Path) -> Iterator[Record]:
 def normalize_text(text: str) -> str:
     """Lower case, words only: the form in which texts are compared."""
     return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def is_correct(record: Record, answer: str) -> bool:
-    """An answer counts when the record's key stands in it as whole words."""
-    return f" {normalize_text(record.key)} " in f" {normalize_text(answer)} "

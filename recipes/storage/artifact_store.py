@@ -6,7 +6,7 @@ An artifact is files and a manifest with their SHA-256. What its files mean is n
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,9 @@ from recipes.storage.locations import BrokenArtifact, chunk_uri
 from recipes.storage.manifest import Artifact, Chunk, FileRecord, LineSelection, Manifest
 from recipes.storage.object_store import ObjectStore
 from recipes.storage.object_transfer import PREFETCH_RANGES, prefetch
+
+PREPARED_CHUNKS = 200
+"""Chunks of a file, of 1 MiB on average, whose addresses are asked for at once where reads need one."""
 
 __all__ = ["MANIFEST_FILE", "BrokenArtifact", "Store", "describe_files", "find_file_corruption", "hash_file"]
 
@@ -116,7 +119,7 @@ class Store(ObjectStore):
             yield from self._selected_pieces(artifact_uri, file, file.selection)
         elif not file.chunks:
             yield from self.open(f"{artifact_uri}/{file.path}").chunks()
-        for chunk in file.chunks:
+        for chunk in self._prepare_chunks(artifact_uri, file.chunks):
             yield self.chunk(artifact_uri, chunk)
 
     def prefetch_pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
@@ -124,8 +127,16 @@ class Store(ObjectStore):
         if file.selection is not None:
             return self.pieces(artifact_uri, file)
         if file.chunks:
-            return prefetch(partial(self.chunk, artifact_uri), file.chunks, PREFETCH_RANGES)
+            chunks = self._prepare_chunks(artifact_uri, file.chunks)
+            return prefetch(partial(self.chunk, artifact_uri), chunks, PREFETCH_RANGES)
         return self.open(f"{artifact_uri}/{file.path}").prefetch_ranges()
+
+    def _prepare_chunks(self, artifact_uri: str, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+        """The chunks; before some are read, the store knows which."""
+        for start in range(0, len(chunks), PREPARED_CHUNKS):
+            batch = chunks[start : start + PREPARED_CHUNKS]
+            self.prepare_reads([chunk_uri(artifact_uri, chunk.sha256) for chunk in batch])
+            yield from batch
 
     def chunk(self, artifact_uri: str, chunk: Chunk) -> bytes:
         """A verified part of a file.
@@ -135,7 +146,7 @@ class Store(ObjectStore):
             BrokenArtifact: it has other bytes than its name says.
         """
         location = chunk_uri(artifact_uri, chunk.sha256)
-        data = self.get_bytes(location)
+        data = b"".join(self.open_known_size(location, chunk.size).chunks())
         if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
             raise BrokenArtifact(f"{location}, a chunk of a file of {artifact_uri}, has SHA-256 {found}")
         return data

@@ -4,7 +4,7 @@
 FileNotFoundError, ObjectReplaced, StoreUnavailable, StoreRefuses, StoreFull.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,10 @@ class BucketOperations(Protocol):
 
         The first request is made before this returns, so that a missing object is known then.
         """
+        ...
+
+    def prepare_reads(self, uris: Sequence[str]) -> None:
+        """A hint: objects that will be read soon. Where each read needs an address, all are asked for at once."""
         ...
 
     def entries(self, uri: str, key: str) -> list[tuple[str, int]]:

@@ -31,7 +31,7 @@ BAD_DIGEST = b"BadDigest"
 CONNECTION_ERRORS = (HTTPError, OSError)
 
 T = TypeVar("T")
-Body = bytes | memoryview | IO[bytes] | None
+Body = bytes | IO[bytes] | None
 Response = urllib3.BaseHTTPResponse
 
 

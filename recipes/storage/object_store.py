@@ -7,7 +7,7 @@ and in which parts bytes travel (`recipes.storage.object_transfer`).
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,11 @@ class ObjectStore:
         then, and raises FileNotFoundError where nothing does."""
         bucket, key = self._resolve(uri)
         return StoredObject(uri, size, "", bucket, key)
+
+    def prepare_reads(self, uris: Sequence[str]) -> None:
+        """A hint: these objects of one bucket will be read soon, one by one. Their URIs are in their one form."""
+        if uris:
+            self._resolve(uris[0])[0].prepare_reads(uris)
 
     def has_content(self, uri: str, data: bytes) -> bool:
         """Whether these bytes lie there already, as far as the store tells without sending them.

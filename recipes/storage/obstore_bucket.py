@@ -1,6 +1,6 @@
 """A bucket that is a folder or on an S3 server, through obstore."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -87,6 +87,9 @@ class ObstoreBucket:
             else:
                 found = obstore.get(self.bucket, key, options={"range": (start, stop)})
         return self._stream(uri, found)
+
+    def prepare_reads(self, uris: Sequence[str]) -> None:
+        """Reads need no preparation."""
 
     def entries(self, uri: str, key: str) -> list[tuple[str, int]]:
         if self._folder is not None:

@@ -119,7 +119,7 @@ class JobAttempts:
     def list(self, job: JobKey) -> Sequence[Attempt]:
         """All attempts, oldest first."""
         with self._database.read() as connection:
-            rows = connection.execute(select(table).where(*_of(job)).order_by(table.c.attempt))
+            rows = connection.execute(select(table).where(*_same_program(job)).order_by(table.c.attempt))
             return [to_attempt(row) for row in rows]
 
     def list_active(self) -> Mapping[tuple[str, str], Sequence[Attempt]]:
@@ -150,7 +150,7 @@ class JobAttempts:
             )
 
     def _find_claimed(self, connection: Connection, job: JobKey, claim: Claim) -> Attempt | None:
-        known = connection.execute(select(table).where(*_of(job), table.c.claimed_by == claim.pod_uid)).first()
+        known = connection.execute(select(table).where(*_same_program(job), table.c.claimed_by == claim.pod_uid)).first()
         if known is not None:
             return to_attempt(known)
         newest = find_newest(connection, job) if claim.shared else None
@@ -206,10 +206,10 @@ class JobAttempts:
         return self._get(connection, job, attempt)
 
     def _update(self, connection: Connection, job: JobKey, attempt: int, values: Mapping[str, Any]) -> None:
-        connection.execute(update(table).where(*_of(job), table.c.attempt == attempt).values(**values))
+        connection.execute(update(table).where(*_same_program(job), table.c.attempt == attempt).values(**values))
 
     def _get(self, connection: Connection, job: JobKey, attempt: int) -> Attempt:
-        row = connection.execute(select(table).where(*_of(job), table.c.attempt == attempt)).first()
+        row = connection.execute(select(table).where(*_same_program(job), table.c.attempt == attempt)).first()
         if row is None:
             raise not_found(f"program {job.program} of job '{job.id}' has no attempt {attempt}")
         return to_attempt(row)
@@ -223,7 +223,7 @@ class JobAttempts:
 
 def find_newest(connection: Connection, job: JobKey) -> Attempt | None:
     """The newest attempt of a program, in the caller's transaction."""
-    row = connection.execute(select(table).where(*_of(job)).order_by(table.c.attempt.desc()).limit(1)).first()
+    row = connection.execute(select(table).where(*_same_program(job)).order_by(table.c.attempt.desc()).limit(1)).first()
     return to_attempt(row) if row else None
 
 
@@ -232,5 +232,5 @@ def to_attempt(row: Row[Any]) -> Attempt:
     return Attempt(**{**values, "reason": ExitReason(values["reason"]) if values["reason"] else None})
 
 
-def _of(job: JobKey) -> tuple[Any, Any]:
+def _same_program(job: JobKey) -> tuple[Any, Any]:
     return table.c.job_id == job.id, table.c.program == job.program.value

@@ -24,7 +24,7 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_stages import STAGES
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion
-from resources.monitoring.heartbeats import Heartbeat
+from resources.monitoring.service_heartbeats import Heartbeat
 
 NOT_SENT = {HardwareFit: {"budget", "fits", "paged", "room"}}
 MADE_OF: list[tuple[type, type]] = [

@@ -39,7 +39,7 @@ from resources.metadata.registry.registry import ClientVersion, ModelVersion
 from resources.metadata.registry.undeployment import undeploy
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
-from resources.monitoring.heartbeats import SENSORS_NAME
+from resources.monitoring.service_heartbeats import SENSORS_NAME
 from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.decisions.job_runs import PARTITION_TAG

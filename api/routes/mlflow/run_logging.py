@@ -1,6 +1,6 @@
 """What training scripts log to a run: log-metric, log-batch, log-parameter, set-tag and delete-tag.
 
-Plain calls of the first four take the fast path (`api.fast_path.logging_bodies`) and never get here.
+Plain calls of the first four take the fast path (`api.fast_path.run_logging`) and never get here.
 """
 
 import math
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from api.auth.ownership import require_own_run
 from api.auth.permissions import Permission
 from api.dependencies import TrackingDep
-from api.fast_path.logging_bodies import FastWrite, decode_log_batch, decode_log_metric, decode_log_parameter, decode_set_tag
+from api.fast_path.run_logging import FastWrite, decode_log_batch, decode_log_metric, decode_log_parameter, decode_set_tag
 from api.json_bodies import TypedResponse
 from api.routing import Audit, Router
 from api.schemas.mlflow import responses

@@ -13,7 +13,7 @@ from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.job_record import mask_payload
 from resources.metadata.outbox import now_ms
 from resources.metadata.ownership import list_events
-from resources.monitoring import heartbeats as recorded
+from resources.monitoring import service_heartbeats as recorded
 
 
 class Event(TypedDict):

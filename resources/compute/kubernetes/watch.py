@@ -88,7 +88,8 @@ class Mirror:
             except ResourceVersionExpired:
                 self._version = None
             except ClusterError as problem:
-                log.warning("watching %s: %s", self.kind.plural, problem)
+                if str(problem) != self._problem:
+                    log.warning("watching %s: %s", self.kind.plural, problem)
                 self._problem = str(problem)
                 time.sleep(RETRY_SECONDS)
             except Exception:

@@ -166,6 +166,9 @@ a     DELETE /v1/jobs/{job}
 """A researcher cancels his own only, which `test_routes` tries."""
 
 PROGRAMS = """
+p     POST /v1/jobs/{job}/programs/{program}/attempts
+p     POST /v1/jobs/{job}/programs/{program}/attempts/{attempt}/nodes
+p     POST /v1/jobs/{job}/programs/{program}/attempts/{attempt}/exit
 p     POST /v1/jobs/{job}/programs/{program}/objects/addresses
 p     POST /v1/jobs/{job}/programs/{program}/objects/head
 p     POST /v1/jobs/{job}/programs/{program}/objects/list

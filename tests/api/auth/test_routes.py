@@ -37,6 +37,7 @@ PARAMETERS_THAT_NAME_NO_OBJECT = {
     "artifact_path",
     "unserved",
     "program",
+    "attempt",
 }
 """`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"

@@ -7,6 +7,8 @@ import pytest
 from recipes.contracts.job import StoreAddress
 from recipes.storage.object_store import ObjectEntry, ObjectStore
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
+from tests.server_process import ServerProcess
+from tests.signed_store import program_job, store_in_pod, submit
 
 PLACE = "s3://hanzo-models/many"
 NAMES = [*(f"{number}" for number in range(60)), "a/b", "a-b", "a.b", "é", "z/y/x"]
@@ -51,6 +53,11 @@ def test_s3_is_asked_until_it_has_told_of_all(in_s3: ObjectStore, s3: S3Server) 
     check(in_s3)
     asked = [request for request in s3.requests if "list-type" in request.query]
     assert len([request for request in asked if "continuation-token" in request.query]) >= 2 * len(NAMES) // AT_ONCE
+
+
+def test_pod_lists_what_s3_has(in_s3: ObjectStore, server_of_pods: ServerProcess) -> None:
+    job = program_job(server_of_pods, {"merged": PLACE})
+    check(store_in_pod(server_of_pods, job, submit(server_of_pods, job)))
 
 
 def test_the_mark_by_which_a_console_makes_a_folder_is_no_object_in_it(s3: S3Server) -> None:

@@ -26,11 +26,15 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Place:
-    """`recipe` trains 8 steps of 4 of the 60 rows, one epoch not being over then."""
+    """`recipe` trains 8 steps of 4 of the 60 rows, one epoch not being over then.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        store: another one than a folder below `folder`.
+    """
+
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
         self.folder = folder
-        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.store = store or Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
         self.inputs = {
             "run": self.split("run", 1),
             "train": self.split("train", 60),

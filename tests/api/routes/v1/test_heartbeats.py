@@ -6,7 +6,7 @@ from sqlalchemy import update
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.tables import heartbeats
-from resources.monitoring.heartbeats import SENSORS_NAME, Heartbeats
+from resources.monitoring.service_heartbeats import SENSORS_NAME, Heartbeats
 from resources.settings.settings import Settings
 
 

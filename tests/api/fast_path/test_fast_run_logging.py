@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
-from api.fast_path.logging_bodies import (
+from api.fast_path.middleware import whole_body
+from api.fast_path.run_logging import (
     Decode,
     WriteCall,
     decode_log_batch,
@@ -19,7 +20,6 @@ from api.fast_path.logging_bodies import (
     decode_log_parameter,
     decode_set_tag,
 )
-from api.fast_path.middleware import whole_body
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.writes.group_commit import RunWriter

@@ -2,7 +2,7 @@
 
 Bodies are decoded to a `RunWrite` in microseconds. What is accepted here is accepted by the route too, and means the same;
 what is odd (an alias, a number written as text) or wrong in any way is left to the route, so that there is one set of
-messages. tests/api/fast_path/test_logging_bodies.py holds both together.
+messages. tests/api/fast_path/test_fast_run_logging.py holds both together.
 """
 
 from collections.abc import Callable, Sequence
