@@ -12,10 +12,10 @@ import pytest
 from recipes.contracts.job import Distributed, Hardware, Job, Schedule
 from resources.compute.kubernetes.cluster import Cluster as Api
 from resources.compute.kubernetes.cluster import ClusterError, open_cluster
-from resources.compute.kubernetes.cluster_check import check_cluster
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.permissions import render_roles
-from resources.compute.kubernetes.queues import render_queues
+from resources.compute.kubernetes.setup.check import check_cluster
+from resources.compute.kubernetes.setup.permissions import render_roles
+from resources.compute.kubernetes.setup.queues import render_queues
 from resources.settings.sections import CPU_FLAVOR, Capacity, PriorityClasses, Scheduler
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import JOB_IMAGE
@@ -179,7 +179,8 @@ def test_gang_waits_whole_and_is_preempted_and_resumed_whole(api: Api, scheduler
     assert first.job_set["spec"]["suspend"] is True
     urgent.wait_for("Completed=True")
     first.wait_for("PodsReady=True")
-    assert first.restarts == (0, 0), "a preemption costs no restart"
+    # Exit 143 may be seen before the suspension that caused it: JobSet then restarts the gang, without counting it.
+    assert first.restarts[1] == 0, "a preemption costs no counted restart"
     assert second.job_set["spec"]["suspend"] is True
     for gang in (first, second):
         cluster.kubectl("delete", "jobset", f"--namespace={NAME}", gang.name)
