@@ -6,9 +6,9 @@ from typing import Any
 from recipes.contracts.job import Distributed
 from recipes.launch.pod import RENDEZVOUS_PORT
 from resources.compute.kubernetes.cluster import POD, AlreadyExists, Cluster, InvalidObject, Item, RequestDenied
-from resources.compute.kubernetes.cluster_facts import sample_job
 from resources.compute.kubernetes.gang import JOB_LABEL
 from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.setup.facts import sample_job
 from resources.compute.kubernetes.states import PodState, read_pod
 from resources.compute.kubernetes.submission import delete_gang, delete_rest
 from resources.settings.sections import Scheduler

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from recipes.contracts.pod_settings import VolumeClaim
-from resources.compute.kubernetes.cluster_check import check_facts, format_report
-from resources.compute.kubernetes.cluster_facts import API_VERSIONS, ClusterFacts
-from resources.compute.kubernetes.cluster_probe import probe_objects
-from resources.compute.kubernetes.permissions import required_permissions
-from resources.compute.kubernetes.queues import render_queues
+from resources.compute.kubernetes.setup.check import check_facts, format_report
+from resources.compute.kubernetes.setup.facts import API_VERSIONS, ClusterFacts
+from resources.compute.kubernetes.setup.permissions import required_permissions
+from resources.compute.kubernetes.setup.probe import probe_objects
+from resources.compute.kubernetes.setup.queues import render_queues
 from resources.settings.sections import Capacity, Scheduler
 from tests.resources.compute.kubernetes.schemas import check
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 A100 = "nvidia-a100-80gb"
 SCHEDULER = Scheduler(capacity={A100: Capacity(gpus=16, cpu=128, memory="1Ti")})
 
@@ -145,7 +145,7 @@ def test_a_cluster_is_checked_for_the_gang_backend_of_the_settings() -> None:
 def test_without_a_cluster_the_command_says_what_to_set_in_one_line(tmp_path: Path) -> None:
 
     def run_check(*options: str) -> subprocess.CompletedProcess[str]:
-        run = [sys.executable, "-m", "resources.compute.kubernetes.cluster_check", *options]
+        run = [sys.executable, "-m", "resources.compute.kubernetes.setup.check", *options]
         env = {"HOME": str(tmp_path), "HANZO_ML_HOME": str(tmp_path / "home"), "PATH": ""}
         return subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, open_cluster
-from resources.compute.kubernetes.cluster_facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
-from resources.compute.kubernetes.cluster_probe import probe_pods
-from resources.compute.kubernetes.permissions import SERVICE_ACCOUNT
-from resources.compute.kubernetes.queues import GPU, render_queues
+from resources.compute.kubernetes.setup.facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
+from resources.compute.kubernetes.setup.permissions import SERVICE_ACCOUNT
+from resources.compute.kubernetes.setup.probe import probe_pods
+from resources.compute.kubernetes.setup.queues import GPU, render_queues
 from resources.settings.sections import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
