@@ -64,8 +64,9 @@ def test_queued_job_waits_without_a_run_pod_and_starts_at_admission(house: Dagst
 
 def test_run_worker_stays_within_its_memory_limit(house: DagsterInstallation) -> None:
     job, run = started(house, "memory", 600)
-    processes = [process for process in psutil.process_iter() if run.run_id in " ".join(process.cmdline())]
-    assert 0 < max(process.memory_info().rss for process in processes) < MEMORY_BYTES
+    processes = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
+    workers = [info for info in processes if run.run_id in " ".join(info["cmdline"] or ())]
+    assert 0 < max(info["memory_info"].rss for info in workers) < MEMORY_BYTES
     end(house, job)
 
 
