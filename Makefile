@@ -34,8 +34,8 @@ test-gpu: $(INSTALLED)
 test-cluster: CHOSEN := cluster and not cluster_slow
 test-cluster-slow: CHOSEN := cluster
 test-cluster test-cluster-slow: $(INSTALLED)
-	@$(BIN)/python -m tests.cluster up
-	@$(BIN)/python -m pytest -q --durations=10 -m "$(CHOSEN)" tests; status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
+	@$(BIN)/python -m tests.cluster up && $(BIN)/python -m pytest -q --durations=10 -m "$(CHOSEN)" tests/cluster; \
+		status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 lint: $(INSTALLED)
 	@$(MAKE) --no-print-directory --output-sync -j 2 types style walls defs

@@ -62,8 +62,7 @@ def status(state: State = None) -> None:
 @app.command(context_settings=PASS_ON)
 def kubectl(context: typer.Context) -> None:
     """Run kubectl on this checkout's cluster."""
-    cluster = Cluster()
-    execute(cluster.command(cluster.cache.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}", *context.args))
+    execute(Cluster().kubectl_command(*context.args))
 
 
 @app.command("exec", context_settings=PASS_ON)

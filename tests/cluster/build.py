@@ -20,7 +20,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Component:
-    """Programs of one Go module, and the folder of its manifests if it is installed as pods."""
+    """Programs of one Go module, and the folders of those of its manifests that are used."""
 
     name: str
     module: str
@@ -43,7 +43,7 @@ class Component:
     packages: tuple[str, ...]
     go: str
     staging_version: str | None = None
-    manifests: str | None = None
+    manifests: tuple[str, ...] = ()
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Component:
 
     @property
     def digest(self) -> str:
-        recipe = [repr(self), GO_FLAGS, self.linker_flags]
+        recipe = [{name: value for name, value in asdict(self).items() if value}, GO_FLAGS, self.linker_flags]
         return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
 
     def go_mod(self, staging: list[str]) -> str:
@@ -89,7 +89,15 @@ class Component:
 def components() -> dict[str, Component]:
     document = tomllib.loads(VERSIONS.read_text())
     return {
-        name: Component(name=name, go=document["go"], **{**values, "packages": tuple(values["packages"])})
+        name: Component(
+            name=name,
+            module=values["module"],
+            version=values["version"],
+            packages=tuple(values["packages"]),
+            go=document["go"],
+            staging_version=values.get("staging_version"),
+            manifests=tuple(values.get("manifests", ())),
+        )
         for name, values in document["components"].items()
     }
 
@@ -224,10 +232,12 @@ def build(component: Component, folder: Path, toolchain: Toolchain, cache: Cache
         "-ldflags", component.linker_flags, "-o", output, *component.imports, folder=module, title=component.name
     )
     if component.manifests:
-        manifests = subprocess.run(
-            [cache.program("kubectl"), "kustomize", source / component.manifests], capture_output=True, text=True, check=True
-        ).stdout
-        (folder / "manifests.yaml").write_text(with_local_image(manifests, component.name))
+        kubectl = str(cache.program("kubectl"))
+        documents = [
+            subprocess.run([kubectl, "kustomize", source / path], capture_output=True, text=True, check=True).stdout
+            for path in component.manifests
+        ]
+        (folder / "manifests.yaml").write_text(with_local_image("---\n".join(documents), component.name))
     shutil.rmtree(module)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -109,6 +110,11 @@ class Cluster:
         """A command that runs in the cluster's network namespace."""
         return [*network.inside(self.namespace), *map(str, command)]
 
+    def kubectl_command(self, *arguments: str) -> list[str]:
+        """kubectl as administrator. All clusters have one address: each needs a cache of its own for what it serves."""
+        options = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.state / 'kubectl-cache'}"]
+        return self.command(self.cache.program("kubectl"), *options, *arguments)
+
     def kubectl(self, *arguments: str, document: str | None = None) -> str:
         """Run kubectl as administrator, with `document` as its input. Returns its output."""
         done = self._kubectl(*arguments, document=document)
@@ -150,11 +156,17 @@ class Cluster:
         self.nodes[name].kill()
 
     def start_kwok(self) -> None:
-        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods."""
-        selector = f"--manage-nodes-with-annotation-selector={FAKE}=fake"
-        kwok = self.cache.program("kwok")
-        command = self.command(kwok, f"--kubeconfig={self.kubeconfig}", "--manage-all-nodes=false", selector)
-        processes.start("kwok", command, self.state)
+        """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods.
+
+        A pod of a Job completes after 1 to 5 s, or as its annotation `pod-complete.stage.kwok.x-k8s.io/delay` says.
+        """
+        arguments = [
+            f"--kubeconfig={self.kubeconfig}",
+            f"--config={self.cache.manifests('kwok')}",
+            "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+        ]
+        processes.start("kwok", self.command(self.cache.program("kwok"), *arguments), self.state)
 
     def add_fake_nodes(self, count: int, gpus: int = GPUS) -> None:
         """Nodes without a machine, whose pods only pretend to run. The taint keeps pods away that do not tolerate it."""
@@ -173,6 +185,9 @@ class Cluster:
                 for number in range(1, count + 1)
             )
         )
+
+    def remove_fake_nodes(self) -> None:
+        self.kubectl("delete", "nodes", "--selector=type=fake")
 
     def _node(self, number: int) -> Node:
         return Node(self.namespace, number, self.control_plane, self.cache)
@@ -205,14 +220,13 @@ class Cluster:
         )
 
     def _kubectl(self, *arguments: str, document: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments)
+        command = self.kubectl_command(*arguments)
         return subprocess.run(command, input=document, capture_output=True, text=True, check=False)
 
     def _write_kubectl(self) -> None:
         """A program for people: STATE/kubectl."""
         script = self.state / "kubectl"
-        command = " ".join(self.command(self.cache.program("kubectl"), f"--kubeconfig={self.kubeconfig}"))
-        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(self.kubectl_command())} "$@"\n')
         script.chmod(0o755)
 
     def _clear(self) -> None:

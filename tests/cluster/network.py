@@ -38,12 +38,16 @@ def create_cluster_network(name: str) -> None:
     forward(name)
 
 
+def device(number: int) -> str:
+    """The end of a node's cable at the bridge."""
+    return f"node{number}"
+
+
 def attach_node(cluster: str, namespace: str, number: int, others: dict[int, str]) -> None:
     """Connect a node to the bridge. Each node reaches the pods of the `others`, and the bridge those of all."""
-    device = f"node{number}"
     ip("netns", "add", namespace)
-    ip("link", "add", device, "netns", cluster, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-    ip("-n", cluster, "link", "set", device, "master", "br0", "up")
+    ip("link", "add", device(number), "netns", cluster, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    ip("-n", cluster, "link", "set", device(number), "master", "br0", "up")
     ip("-n", namespace, "link", "set", "lo", "up")
     ip("-n", namespace, "addr", "add", f"{node_address(number)}/16", "dev", "eth0")
     ip("-n", namespace, "link", "set", "eth0", "up")
@@ -53,6 +57,12 @@ def attach_node(cluster: str, namespace: str, number: int, others: dict[int, str
     for other_number, other in others.items():
         route_pods(other, number)
         route_pods(namespace, other_number)
+
+
+def detach_node(cluster: str, namespace: str, number: int) -> None:
+    """Delete its device first: the kernel removes a deleted namespace, and the devices in it, at some later time."""
+    subprocess.run(["ip", "-n", cluster, "link", "delete", device(number)], check=False, capture_output=True)
+    delete_network(namespace)
 
 
 def route_pods(namespace: str, number: int) -> None:

@@ -21,11 +21,19 @@ STARTS_WITHIN = 60.0
 
 INIT = """\
 hostname {hostname}
-mount -t tmpfs netns {namespaces}
-touch {ready}
+mount -t tmpfs run /run
+mkdir {namespaces}
+for path in {private}; do
+  mkdir -p $path {folder}/private$path
+  mount --bind {folder}/private$path $path
+done
+touch {folder}/ready
 while :; do sleep 3600 & wait $!; done
 """
-"""bash waits for orphans too. The tmpfs keeps the names of pods' network namespaces in the node."""
+"""bash waits for orphans too."""
+
+PRIVATE = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
+"""Places that no setting of kubelet and CNI plugins changes: each node sees its own there, and its own /run."""
 
 CNI = """\
 {{"cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -42,6 +50,8 @@ root = "{folder}/containerd"
 state = "{folder}/containerd-state"
 [grpc]
   address = "{folder}/containerd.sock"
+[plugins.'io.containerd.internal.v1.opt']
+  path = "{folder}/opt"
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = "{pause}"
 [plugins.'io.containerd.cri.v1.runtime']
@@ -116,7 +126,7 @@ class Node:
         """End all its processes at once, and remove what it has on the machine. Started again, it has an empty disk."""
         processes.kill(network.processes(self.namespace))  # its first process is among them
         cgroups.remove(self.namespace)
-        network.delete_network(self.namespace)
+        network.detach_node(self._cluster, self.namespace, self.number)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_program(self, name: str) -> None:
@@ -155,7 +165,9 @@ class Node:
     def _start_init(self) -> None:
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        script = INIT.format(hostname=self.name, namespaces=network.NAMESPACES, ready=ready)
+        script = INIT.format(
+            hostname=self.name, namespaces=network.NAMESPACES, folder=self.folder, private=" ".join(PRIVATE)
+        )
         unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         processes.start("init", [*network.inside(self.namespace), *unshare, "bash", "-ec", script], self.folder)
         self._wait_for(ready, "init")

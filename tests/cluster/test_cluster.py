@@ -12,7 +12,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.cluster.cluster import GPU, Cluster
+from tests.cluster import processes
+from tests.cluster.cluster import FAKE, GPU, Cluster
 from tests.cluster.dependencies import CLAIM
 from tests.cluster.images import DEPENDENCIES, JOB_IMAGE
 
@@ -77,9 +78,8 @@ def test_queued_gang_runs_on_two_nodes_and_finds_each_other_by_name(cluster: Clu
     gang = job(name, namespace, ["python", "-c", GREET], pods=2, env=variables, subdomain=name, gpus=8)
     gang["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": NAMESPACE}
     gang["spec"]["suspend"] = True
-    cluster.apply(service, gang)
-
-    cluster.kubectl("wait", f"--namespace={namespace}", f"job/{name}", "--for=condition=Complete", "--timeout=180s")
+    cluster.apply(service)
+    run_to_completion(cluster, gang)
 
     pods = cluster.get("pods", f"--namespace={namespace}", f"--selector=job-name={name}")["items"]
     nodes = {
@@ -97,9 +97,7 @@ def test_pod_fetches_signed_object_and_is_refused_without_signature(cluster: Clu
     client = cluster.s3.client()
     client.put_object(Bucket="hanzo-ml", Key=key, Body=b"content")
     signed = client.generate_presigned_url("get_object", Params={"Bucket": "hanzo-ml", "Key": key})
-    cluster.apply(job(name, namespace, ["python", "-c", FETCH, signed]))
-
-    cluster.kubectl("wait", f"--namespace={namespace}", f"job/{name}", "--for=condition=Complete", "--timeout=120s")
+    run_to_completion(cluster, job(name, namespace, ["python", "-c", FETCH, signed]))
 
     assert cluster.kubectl("logs", f"--namespace={namespace}", f"job/{name}").split() == ["content", "403"]
 
@@ -120,6 +118,60 @@ def test_store_refuses_changed_signature(cluster: Cluster) -> None:
 def test_database_answers_in_the_cluster_network(cluster: Cluster) -> None:
     with psycopg.connect(cluster.postgres.create_database(unique("smoke"))) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_fake_nodes_pretend_to_run_pods(cluster: Cluster, namespace: str) -> None:
+    name = unique("fake")
+    cluster.add_fake_nodes(20)
+    gang = job(name, namespace, ["nothing"], pods=20, gpus=8)
+    pod = gang["spec"]["template"]["spec"]
+    pod["tolerations"] = [{"key": FAKE, "operator": "Exists"}]
+    pod["nodeSelector"] = {"type": "fake"}
+    run_to_completion(cluster, gang)
+
+    pods = cluster.get("pods", f"--namespace={namespace}", f"--selector=job-name={name}")["items"]
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 20
+    cluster.remove_fake_nodes()
+
+
+@pytest.mark.cluster_slow
+def test_killed_node_returns_under_its_name(cluster: Cluster, namespace: str) -> None:
+    number = len(cluster.nodes)
+    name = f"node-{number}"
+    cluster.kill_node(name)
+    cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready=Unknown", "--timeout=60s")
+    cluster.add_node(number)
+
+    again = job(unique("again"), namespace, ["python", "-c", "import torch"], gpus=8)
+    again["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": name}
+    run_to_completion(cluster, again)
+
+
+@pytest.mark.cluster_slow
+@pytest.mark.parametrize("program", ["etcd", "apiserver", "controller-manager", "scheduler", "coredns"])
+def test_control_plane_continues_after_crash(cluster: Cluster, namespace: str, program: str) -> None:
+    cluster.control_plane.kill(program)
+    cluster.control_plane.start(program)
+
+    processes.wait_until(cluster.is_running, 60, lambda: f"the API server does not answer after {program}")
+    run_to_completion(cluster, job(unique("after"), namespace, ["python", "-c", "pass"]))
+
+
+@pytest.mark.cluster_slow
+def test_kubelet_continues_after_crash(cluster: Cluster, namespace: str) -> None:
+    first = next(iter(cluster.nodes.values()))
+    first.kill_program("kubelet")
+    first.start_program("kubelet")
+
+    after = job(unique("after"), namespace, ["python", "-c", "pass"], gpus=8)
+    after["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": first.name}
+    run_to_completion(cluster, after)
+
+
+def run_to_completion(cluster: Cluster, wanted: dict[str, Any]) -> None:
+    cluster.apply(wanted)
+    name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+    cluster.kubectl("wait", f"--namespace={namespace}", f"job/{name}", "--for=condition=Complete", "--timeout=180s")
 
 
 def unique(prefix: str) -> str:
