@@ -29,7 +29,14 @@ for second in range({seconds}):
 
 
 class DagsterInstallation(Installation):
-    """Its launcher has the permissions of its Role, not those of an administrator."""
+    """Its launcher has the permissions of its Role, not those of an administrator.
+
+    Dagster's instance is opened in the test's process too, whose environment must be `environment`.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._code_server_port = free_port()
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -57,6 +64,9 @@ class DagsterInstallation(Installation):
 
     def __exit__(self, *problem: object) -> None:
         self.instance.dispose()
+        # Where a test failed its job still runs, and may take its grace period to end.
+        for kinds in ("jobsets,jobs", "pods"):
+            self.cluster.kubectl("delete", kinds, "--all", f"--namespace={self.name}", "--wait=false", "--now")
         super().__exit__(*problem)
 
     @property
@@ -129,7 +139,6 @@ class DagsterInstallation(Installation):
         return f"{self.read(job)}\n--- runs\n{runs}\n--- pods\n{pods}\n{logs}"
 
     def _config(self) -> dict[str, Any]:
-        self._code_server_port = free_port()
         run_pods = {"namespace": self.name, "config_map": SETTINGS_MAP, "secrets": [SECRET]}
         return super()._config() | {"dagster": {"run_pods": run_pods}}
 

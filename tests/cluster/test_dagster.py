@@ -1,5 +1,7 @@
 """Dagster on a real cluster: jobs wait without run pods, and no job is lost or doubled with the pod that supervises it."""
 
+import os
+import time
 from collections.abc import Iterator
 
 import dagster as dg
@@ -16,12 +18,20 @@ pytestmark = pytest.mark.cluster
 QUOTA = 8
 REPLACED_WITHIN = 120.0
 MEMORY_BYTES = 250_000_000
+OUTAGE_SECONDS = 25
+"""Dagster's run monitor checks a run every 10 s."""
 
 
 @pytest.fixture(scope="module")
 def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterInstallation]:
-    with DagsterInstallation(cluster, "dagster-runs", tmp_path_factory.mktemp("home"), gpus=QUOTA) as house:
-        yield house
+    installation = DagsterInstallation(cluster, "dagster-runs", tmp_path_factory.mktemp("home"), gpus=QUOTA)
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+            environment.delenv(name)
+        for name, value in installation.environment.items():
+            environment.setenv(name, value)
+        with installation:
+            yield installation
 
 
 def started(house: DagsterInstallation, name: str, seconds: int) -> tuple[JobRecord, dg.DagsterRun]:
@@ -54,8 +64,9 @@ def test_queued_job_waits_without_a_run_pod_and_starts_at_admission(house: Dagst
 
 def test_run_worker_stays_within_its_memory_limit(house: DagsterInstallation) -> None:
     job, run = started(house, "memory", 600)
-    peaks = [process.memory_info().rss for process in psutil.process_iter() if run.run_id in " ".join(process.cmdline())]
-    assert len(peaks) == 1 and peaks[0] < MEMORY_BYTES
+    processes = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
+    workers = [info for info in processes if run.run_id in " ".join(info["cmdline"] or ())]
+    assert 0 < max(info["memory_info"].rss for info in workers) < MEMORY_BYTES
     end(house, job)
 
 
@@ -111,7 +122,8 @@ def test_outage_of_the_api_server_fails_no_run(house: DagsterInstallation) -> No
     house.cluster.control_plane.kill("apiserver")
     try:
         waiting = house.submit_loop("submitted-meanwhile", 5)
-        wait_until(lambda: "checks" in str(house.instance), 30, lambda: "") if False else None
+        time.sleep(OUTAGE_SECONDS)
+        assert house.runs(job)[0].status == dg.DagsterRunStatus.STARTED
     finally:
         house.cluster.control_plane.start("apiserver")
     house.wait_for_status(waiting, "completed")
