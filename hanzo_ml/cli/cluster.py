@@ -17,7 +17,7 @@ def render() -> None:
     Roles of the control plane, and queues with the quota that the settings
     say in `scheduler.capacity`. Nothing is applied.
     """
-    run_module("resources.compute.kubernetes.queues")
+    run_module("resources.compute.kubernetes.setup.queues")
 
 
 @app.command()
@@ -35,4 +35,4 @@ def check(
     Exits with 1 where something is missing.
     """
     options = [*(["--kubeconfig", str(kubeconfig)] if kubeconfig else []), *(["--pods"] if pods else [])]
-    run_module("resources.compute.kubernetes.cluster_check", *options)
+    run_module("resources.compute.kubernetes.setup.check", *options)

@@ -75,7 +75,8 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         A worker that has not started has nothing to cancel, and would not report.
         """
         run = self._instance.get_run_by_id(run_id)
-        terminated = bool(super().terminate(run_id))
+        delete_worker: Callable[[str], object] = super().terminate
+        terminated = bool(delete_worker(run_id))
         if terminated and run is not None and run.status == dg.DagsterRunStatus.STARTING:
             current = self._instance.get_run_by_id(run_id)
             if current is not None and not current.is_finished:

@@ -347,6 +347,9 @@ class Scheduler(Section):
     job_secret: ObjectName | None = Field(
         None, description="Secret whose keys every pod gets as variables, such as HF_TOKEN; none when unset"
     )
+    start_limit: Duration = Field(
+        "10m", description="how long an admitted job, which holds its GPUs, may wait for its image or its configuration"
+    )
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
     volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")

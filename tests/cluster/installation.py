@@ -84,12 +84,15 @@ class Installation:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_", "AWS_"))}
         return kept | {"HANZO_ML_HOME": str(self.home), "HANZO_ML_CONFIG": str(self.home / "config.yaml")}
 
-    def start(self, program: str) -> None:
+    def command(self, program: str) -> list[str]:
         module = {"api": "api.server", "controller": "resources.compute.kubernetes.controller"}[program]
+        return [sys.executable, "-m", module]
+
+    def start(self, program: str) -> None:
         with (self.home / f"{program}.log").open("ab") as log:
             self._processes[program] = subprocess.Popen(
                 # With a test run that is killed they end too.
-                ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", module],
+                ["setpriv", "--pdeathsig=KILL", *self.command(program)],
                 cwd=REPOSITORY,
                 env=self.environment,
                 stdout=log,

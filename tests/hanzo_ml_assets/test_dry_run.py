@@ -132,7 +132,7 @@ def test_settings_choose_the_objects(home: Path, run: Any, monkeypatch: pytest.M
     monkeypatch.setenv("HANZO_ML_STORAGE_ENDPOINT", "http://minio:9000")
     text = run(parameters={"distributed": {"num_nodes": 2, "gpus_per_node": 8}})
     assert [item["kind"] for item in yaml.safe_load_all(text)] == ["ConfigMap", "Secret", "Service", "Job"]
-    assert "cannot reach the object store" not in text and "cannot reach the tracking server" in text
+    assert "cannot reach the object store" not in text and "cannot reach the API at http://127.0.0.1" in text
 
 
 def test_what_a_running_stack_wrote_a_moment_ago_is_seen_and_left_alone(home: Path, run: Any) -> None:

@@ -33,6 +33,7 @@ from resources.compute.kubernetes.cluster import (
 )
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL, object_name
+from resources.compute.kubernetes.generations import is_stuck, next_generation
 from resources.compute.kubernetes.leader import LeadershipLost, lead
 from resources.compute.kubernetes.phases import (
     Limits,
@@ -43,7 +44,7 @@ from resources.compute.kubernetes.phases import (
     needs_recreation,
     used_ms,
 )
-from resources.compute.kubernetes.states import PodState, Warning, generation_of, job_name, read_warning
+from resources.compute.kubernetes.states import ObjectEvent, PodState, generation_of, job_name, read_event
 from resources.compute.kubernetes.submission import create_objects, delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
@@ -60,6 +61,8 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 1.0
 MIN_INTERVAL_SECONDS = 0.1
 """Between two passes: changes that come together are one."""
+MAX_CREATIONS = 10
+"""Jobs whose objects are created in one pass: the others' phases do not wait for hundreds that were submitted at once."""
 RETRY_SECONDS = 5.0
 """Pause before objects are created again after the API server could not."""
 EVENTS_SECONDS = 3.0
@@ -71,9 +74,9 @@ Key = tuple[str, Program, int]
 
 
 @dataclass(frozen=True)
-class SeenWarnings:
+class SeenEvents:
     at: float
-    warnings: Sequence[Warning]
+    events: Sequence[ObjectEvent]
 
 
 class Controller:
@@ -89,8 +92,9 @@ class Controller:
         self._attempts = JobAttempts(database)
         self._credentials = credentials
         self._limits: dict[Key, Limits] = {}
-        self._warnings: dict[Key, SeenWarnings] = {}
+        self._events: dict[Key, SeenEvents] = {}
         self._create_after = 0.0
+        self._creations = 0
         self._renewed_at: float | None = None
         self._foreign: set[str] = set()
 
@@ -103,7 +107,7 @@ class Controller:
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
-        again = False
+        again, self._creations = False, 0
         for job in jobs:
             try:
                 again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
@@ -113,20 +117,22 @@ class Controller:
         self._remove_lost_pods(state)
         self._renew_credentials(jobs)
         self._forget(jobs)
-        return again
+        return again or self._creations > MAX_CREATIONS
 
     def _reconcile_job(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> bool:
         snapshot = self._take_snapshot(job, state, attempts)
         recorded = [self._record(job, ending, snapshot.limits.nodes) for ending in find_endings(snapshot)]
         if any(recorded):
             return True  # decided from what is written then
+        if self._begin_generation(snapshot):
+            return True
         decided = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
         if end is not None:
-            if end.waits_for_pods and gang is not None and not gang.deleting:
-                self._cluster_delete(job, state)
+            if end.waits_for_pods and end.is_lasting and gang is not None and not gang.deleting:
+                self._delete_gang(job, state)
         elif needs_recreation(snapshot):
-            self._cluster_delete(job, state)
+            self._delete_gang(job, state)
         elif gang is None or place_of(job) not in state.config_maps:
             decided = self._create(job, snapshot, decided)
         self._write(job, decided)
@@ -148,38 +154,37 @@ class Controller:
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
-        return replace(snapshot, warnings=self._read_warnings(snapshot))
+        return replace(snapshot, events=self._read_events(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = key_of(job)
         if key not in self._limits:
-            self._limits[key] = Limits.of(self._jobs.document(job))
+            self._limits[key] = Limits.of(self._jobs.document(job), self._scheduler)
         return self._limits[key]
 
-    def _read_warnings(self, snapshot: Snapshot) -> Sequence[Warning]:
-        """Warnings about what does not start, newest last: of a gang that holds its nodes only."""
+    def _read_events(self, snapshot: Snapshot) -> Sequence[ObjectEvent]:
+        """Events about what does not start, newest last: of a gang that holds its nodes only."""
         gang, key = snapshot.gang, key_of(snapshot.job)
         if gang is None or find_hold(snapshot) is None:
-            self._warnings.pop(key, None)
+            self._events.pop(key, None)
             return ()
-        seen = self._warnings.get(key)
+        seen = self._events.get(key)
         if seen is not None and time.monotonic() - seen.at < EVENTS_SECONDS:
-            return seen.warnings
+            return seen.events
         held = [pod for pod in snapshot.current_pods if not pod.running and not pod.has_ended]
         names = [pod.name for pod in held[:MAX_HELD_PODS]]
         if len(snapshot.current_pods) < snapshot.limits.nodes:
             names += [gang.name, f"{gang.name}-node-0"]  # the JobSet, or the Job, and the JobSet's child
-        found = [warning for name in names for warning in self._list_warnings(gang.namespace, name)]
+        found = [event for name in names for event in self._list_events(gang.namespace, name)]
         since = max((pod.scheduled_at for pod in held), default=0)
         since = max(since, (snapshot.newest and snapshot.newest.ended_at) or 0) - 1000
         current = sorted((one for one in found if one.last_seen >= since), key=lambda one: one.last_seen)
-        self._warnings[key] = SeenWarnings(time.monotonic(), current)
+        self._events[key] = SeenEvents(time.monotonic(), current)
         return current
 
-    def _list_warnings(self, namespace: str, name: str) -> list[Warning]:
-        selector = f"type=Warning,involvedObject.name={name}"
-        items, _ = self._cluster.list(EVENT, namespace, fieldSelector=selector)
-        return [read_warning(item) for item in items]
+    def _list_events(self, namespace: str, name: str) -> list[ObjectEvent]:
+        items, _ = self._cluster.list(EVENT, namespace, fieldSelector=f"involvedObject.name={name}")
+        return [read_event(item) for item in items]
 
     def _record(self, job: ClusterJob, ending: Ending, nodes: int) -> bool:
         """Write how an attempt ended. Returns whether it was recorded."""
@@ -199,6 +204,18 @@ class Controller:
         claim = Claim(generation=pod.generation, pod_uid=pod.uid, node_rank=0, num_nodes=nodes, node=pod.node)
         return self._attempts.claim(job, claim).attempt
 
+    def _begin_generation(self, snapshot: Snapshot) -> bool:
+        """Have a job that waits in vain go on as another generation."""
+        job = snapshot.job
+        if job.wanted == CANCEL or not (snapshot.limits.elastic or is_stuck(snapshot)):
+            return False
+        document = next_generation(snapshot, self._jobs.document(job))
+        if document is None or not self._jobs.restart(document, job.generation):
+            return False
+        nodes = pluralize(Limits.of(document, self._scheduler).nodes, "node")
+        log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
+        return True
+
     def _create(self, job: ClusterJob, snapshot: Snapshot, decided: JobState) -> JobState:
         """Create what the job lacks, once no pod of an earlier attempt is left. Returns its state, with what prevents it."""
         if snapshot.gang is None and snapshot.pods:
@@ -206,6 +223,9 @@ class Controller:
             return replace(decided, detail=waits)
         if time.monotonic() < self._create_after:
             return replace(decided, detail=job.detail)
+        self._creations += 1
+        if self._creations > MAX_CREATIONS:
+            return decided
         try:
             document = self._jobs.document(job)
             used_seconds = used_ms(snapshot) / 1000
@@ -231,7 +251,7 @@ class Controller:
         if state.phase is not job.phase:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
-    def _cluster_delete(self, job: ClusterJob, state: ClusterState) -> None:
+    def _delete_gang(self, job: ClusterJob, state: ClusterState) -> None:
         config_map = state.config_maps.get(place_of(job))
         if config_map is not None:
             delete_gang(self._cluster, config_map, self._scheduler)
@@ -299,7 +319,7 @@ class Controller:
         """Drop what is cached of jobs that have ended."""
         active = {key_of(job) for job in jobs}
         cached: Mapping[Key, object]
-        for cached in (self._limits, self._warnings):
+        for cached in (self._limits, self._events):
             for key in cached.keys() - active:
                 del cached[key]
 

@@ -1,7 +1,7 @@
 """Phase of a job on a cluster, and why: a pure function of its row, its attempts and the objects of the cluster."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,35 +10,50 @@ from recipes.contracts.job import Job
 from recipes.contracts.quantities import parse_duration, pluralize
 from resources.compute.base import Phase
 from resources.compute.kubernetes.exits import explain_gang
-from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, PodState, Warning, WorkloadState
+from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, ObjectEvent, PodState, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
 from resources.metadata.job_attempts import Attempt
+from resources.settings.sections import Scheduler
 
 PROGRESS_MS = 3_600_000
 """An attempt that ran for so long made progress: the counting of failed attempts begins again after it."""
-START_LIMIT_MS = 600_000
-"""How long a pod may wait for its image or its configuration: it holds its GPUs meanwhile."""
+IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
+"""In Kueue's words for a preemption: of use to its developers alone."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """Reason of a Job that failed by its `activeDeadlineSeconds`."""
-INVALID_CHILD = re.compile(r"is invalid:|Invalid value|denied the request", re.IGNORECASE)
-"""In the event of a child that the API server refuses for its contents: no repetition helps."""
+CREATION_FAILURES = frozenset({"FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed"})
+"""Reasons of events about a JobSet, or a Job, whose children cannot be created."""
+INVALID_CHILD = re.compile(r"is invalid:|Invalid value", re.IGNORECASE)
+"""In the event of a child that the API server refuses for its contents: no repetition helps. What a webhook denies may pass
+later: Kueue's deny a child whose parent they have not seen yet.
+"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a job: its pods, the time that all its attempts may take, and how many of them may fail."""
+    """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
+
+    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes.
+    """
 
     nodes: int
     max_ms: int
     max_duration: str
     retries: int
-    start_ms: int = START_LIMIT_MS
+    start_ms: int
+    elastic: bool
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: Job, scheduler: Scheduler) -> Self:
         limit = job.schedule.max_duration
-        nodes = job.distributed.num_nodes if job.distributed else job.pods
-        return cls(nodes=nodes, max_ms=round(parse_duration(limit) * 1000), max_duration=limit, retries=job.schedule.retries)
+        return cls(
+            nodes=job.distributed.num_nodes if job.distributed else job.pods,
+            max_ms=round(parse_duration(limit) * 1000),
+            max_duration=limit,
+            retries=job.schedule.retries,
+            start_ms=round(parse_duration(scheduler.start_limit) * 1000),
+            elastic=job.distributed is not None and job.distributed.elastic is not None,
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Snapshot:
     Args:
         attempts: since it was submitted, oldest first.
         pods: those that exist, of all generations; `deleted_pods` are last states.
-        warnings: about its pods and its gang, oldest first; only of a gang that is starting.
+        events: about its pods and its gang, oldest first; only of a gang that is starting.
     """
 
     job: ClusterJob
@@ -61,7 +76,7 @@ class Snapshot:
     pods: Sequence[PodState] = ()
     deleted_pods: Sequence[PodState] = ()
     lost_nodes: frozenset[str] = frozenset()
-    warnings: Sequence[Warning] = ()
+    events: Sequence[ObjectEvent] = ()
 
     @property
     def newest(self) -> Attempt | None:
@@ -95,11 +110,17 @@ def count_failures(attempts: Sequence[Attempt]) -> int:
 
 @dataclass(frozen=True)
 class End:
-    """That a job is over, or is to end. `waits_for_pods`: its pods save a checkpoint first."""
+    """That a job is over, or is to end.
+
+    Args:
+        waits_for_pods: its pods save a checkpoint first.
+        is_lasting: the rows say so. Else the gang does, which must not be deleted before the end is written.
+    """
 
     reason: ExitReason
     detail: str
     waits_for_pods: bool = False
+    is_lasting: bool = True
 
 
 def find_end(snapshot: Snapshot) -> End | None:
@@ -111,10 +132,11 @@ def find_end(snapshot: Snapshot) -> End | None:
         return End(last.reason or ExitReason.UNKNOWN, last.message)
     if job.wanted == CANCEL:
         return End(ExitReason.CANCELLED, "cancelled", waits_for_pods=True)
-    if is_time_over(snapshot):
+    is_time_used = used_ms(snapshot) >= snapshot.limits.max_ms
+    if is_time_used or is_time_over(gang, snapshot.workload):
         limit = snapshot.limits.max_duration
         detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
-        return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True)
+        return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True, is_lasting=is_time_used)
     failures = count_failures(snapshot.attempts)
     if last is not None and failures > snapshot.limits.retries:
         return End(last.reason or ExitReason.UNKNOWN, f"{last.message} ({pluralize(failures, 'attempt')} failed)")
@@ -126,11 +148,9 @@ def find_end(snapshot: Snapshot) -> End | None:
     return End(ExitReason.BAD_CONFIGURATION, hold.detail) if hold and hold.is_final else None
 
 
-def is_time_over(snapshot: Snapshot) -> bool:
-    """Whether `max_duration` is used up, by our clock or by the cluster's."""
-    gang, workload = snapshot.gang, snapshot.workload
-    by_cluster = (workload is not None and workload.timed_out) or (gang is not None and gang.reason == DEADLINE_EXCEEDED)
-    return by_cluster or used_ms(snapshot) >= snapshot.limits.max_ms
+def is_time_over(gang: GangState | None, workload: WorkloadState | None) -> bool:
+    """Whether the cluster has stopped the gang because `max_duration` is used up: its clock runs from the admission."""
+    return (workload is not None and workload.timed_out) or (gang is not None and gang.reason == DEADLINE_EXCEEDED)
 
 
 def needs_recreation(snapshot: Snapshot) -> bool:
@@ -176,11 +196,13 @@ def find_hold(snapshot: Snapshot) -> Hold | None:
     ending = sum(bool(pod.deleting) for pod in snapshot.pods)
     if ending:
         return Hold(f"waits for {pluralize(ending, 'pod')} of the attempt before to end")
-    about_gang = [warning for warning in snapshot.warnings if warning.about.startswith(gang.name)]
-    if about_gang:
-        newest = about_gang[-1]
+    if newest := find_newest(snapshot.events, lambda event: event.reason in CREATION_FAILURES):
         return Hold(f"its pods cannot be created: {newest.message}", bool(INVALID_CHILD.search(newest.message)))
     return Hold("its pods are being created")
+
+
+def find_newest(events: Sequence[ObjectEvent], matches: Callable[[ObjectEvent], bool]) -> ObjectEvent | None:
+    return next((event for event in reversed(events) if matches(event)), None)
 
 
 def find_pod_hold(pod: PodState, snapshot: Snapshot) -> Hold | None:
@@ -195,10 +217,12 @@ def find_pod_hold(pod: PodState, snapshot: Snapshot) -> Hold | None:
         return Hold(detail, is_late or pod.waiting == "InvalidImageName")
     if pod.waiting in CONFIG_REASONS:
         return Hold(f"pod {pod.name} cannot start: {pod.message or pod.waiting}", is_late)
-    # The newest warning, not the newest event: "pulling image" is the last that was said before a volume is mounted.
-    warnings = [warning for warning in snapshot.warnings if warning.about == pod.name]
-    if warnings:
-        return Hold(f"pod {pod.name}: {warnings[-1].message}", is_late)
+    about_pod = [event for event in snapshot.events if event.about == pod.name and event.reason != "FailedScheduling"]
+    # A warning before any other event: "pulling image" is the last that was said before a volume is mounted.
+    if warning := find_newest(about_pod, lambda event: event.is_warning):
+        return Hold(f"pod {pod.name}: {warning.message}", is_late)
+    if pulling := find_newest(about_pod, lambda event: event.reason == "Pulling"):
+        return Hold(f"pod {pod.name} on node {pod.node}: {pulling.message}")
     return Hold(f"pod {pod.name} is starting" + (f" on node {pod.node}" if pod.node else ""))
 
 
@@ -208,8 +232,8 @@ def decide_state(snapshot: Snapshot) -> JobState:
     attempt = max(job.attempt, snapshot.newest.attempt if snapshot.newest else 0)
     admitted_at = find_admission(snapshot)
     if end is not None:
-        if end.waits_for_pods and (snapshot.pods or snapshot.gang):
-            ending = f"{end.detail}; its pods may still save a checkpoint" if snapshot.pods else end.detail
+        if end.waits_for_pods and snapshot.pods:
+            ending = f"{end.detail}; its pods may still save a checkpoint"
             return JobState(job.phase, ending, job.reason, attempt, None, admitted_at)
         phase = Phase.SUCCEEDED if end.reason is ExitReason.COMPLETED else Phase.FAILED
         return JobState(phase, end.detail, end.reason, attempt, None, admitted_at)
@@ -252,7 +276,8 @@ def describe_queue(workload: WorkloadState | None) -> str:
     """What a suspended gang waits for, in Kueue's words."""
     if workload is None:
         return "waits for Kueue to see it"
-    return "; ".join(filter(None, (workload.evicted, workload.waits_for))) or "waits in Kueue's queue"
+    words = dict.fromkeys(IDENTIFIERS.sub("", part) for part in (workload.evicted, workload.waits_for) if part)
+    return "; ".join(words) or "waits in Kueue's queue"
 
 
 def find_admission(snapshot: Snapshot) -> int | None:

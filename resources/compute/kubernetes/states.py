@@ -199,21 +199,22 @@ def lost_nodes(nodes: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Warning:
-    """An event of type Warning, about a pod or a gang."""
+class ObjectEvent:
+    """An event about a pod or a gang."""
 
     about: str
     reason: str
     message: str
     last_seen: int
+    is_warning: bool
 
 
-def read_warning(item: Mapping[str, Any]) -> Warning:
+def read_event(item: Mapping[str, Any]) -> ObjectEvent:
     seen = (item.get("series") or {}).get("lastObservedTime") or item.get("lastTimestamp") or item.get("eventTime")
-    seen = seen or item["metadata"].get("creationTimestamp")
-    return Warning(
+    return ObjectEvent(
         about=str(item["involvedObject"].get("name", "")),
         reason=str(item.get("reason", "")),
         message=str(item.get("message", "")),
-        last_seen=milliseconds(seen),
+        last_seen=milliseconds(seen or item["metadata"].get("creationTimestamp")),
+        is_warning=item.get("type") == "Warning",
     )

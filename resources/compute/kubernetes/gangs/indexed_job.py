@@ -8,7 +8,7 @@ pods find in the store what they need of each other.
 from typing import Any
 
 from resources.compute.kubernetes.gang import Gang
-from resources.compute.kubernetes.job_spec import job_spec
+from resources.compute.kubernetes.gangs.job_spec import job_spec
 from resources.compute.kubernetes.pod_manifest import metadata
 
 

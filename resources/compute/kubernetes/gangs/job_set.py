@@ -3,7 +3,13 @@
 from typing import Any
 
 from resources.compute.kubernetes.gang import Gang, labels
-from resources.compute.kubernetes.job_spec import DISRUPTION_RULE, FINAL_RULE, MAX_JOB_RESTARTS, PREEMPTED_RULE, job_spec
+from resources.compute.kubernetes.gangs.job_spec import (
+    DISRUPTION_RULE,
+    FINAL_RULE,
+    MAX_JOB_RESTARTS,
+    PREEMPTED_RULE,
+    job_spec,
+)
 from resources.compute.kubernetes.pod_manifest import metadata
 
 NODES = "node"

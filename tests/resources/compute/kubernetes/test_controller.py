@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Distributed, Job, Schedule
+from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller import Controller
@@ -426,6 +426,31 @@ def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration, 1s" in row.detail
 
 
+def test_time_limit_of_kueue_is_written_before_the_gang_that_shows_it_is_deleted(room: Room) -> None:
+    gang = room.start()
+    reason = "DeactivatedDueToMaximumExecutionTimeExceeded"
+    gang.set_workload(condition("Evicted", "exceeding the maximum execution time", reason=reason))
+    gang.change(suspend=True)
+    row = room.reconcile()
+    assert not row.has_ended and room.server.names(JOB_SET) == [NAME]
+    gang.delete_pods()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT)
+    room.reconcile()
+    assert room.server.names(JOB_SET) == []
+
+
+def test_child_that_a_webhook_denies_may_pass_later(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    words = 'admission webhook "mjob.kb.io" denied the request: JobSet.jobset.x-k8s.io "x" not found'
+    gang.warn(NAME, words, "JobCreationFailed")
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING and words in row.detail
+
+
 def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Room) -> None:
     gang = room.start()
     room.submit(TRAIN.model_copy(update={"parameters": {"steps": 2}}))
@@ -435,6 +460,55 @@ def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Ro
     for _ in range(2):
         room.reconcile()
     assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
+
+
+def elastic_job(nodes: int = 4, gpus: int = 8) -> Job:
+    shape = Distributed(strategy="fsdp", num_nodes=nodes, gpus_per_node=gpus, elastic=Elastic(min_nodes=2, wait="60s"))
+    return TRAIN.model_copy(update={"distributed": shape, "hardware": Hardware(gpus=gpus)})
+
+
+def test_elastic_job_goes_on_with_the_nodes_that_are_free_after_its_wait(room: Room) -> None:
+    gang = room.start(elastic_job(), nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.PREEMPTED, "saved checkpoint 7")
+    gang.suspend("Preempted to accommodate a workload")
+    room.reconcile()
+    assert room.row.generation == 1
+    waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 12 more needed"
+    gang.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    for _ in range(2):
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
+    smaller = room.gang(f"{NAME}-g2")
+    assert smaller.job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 2
+    smaller.admit()
+    assert room.claim(smaller.start(2), 2) == 2
+    row = room.reconcile()
+    assert (row.phase, row.attempt) == (Phase.RUNNING, 2)
+    smaller.suspend("Preempted again")
+    smaller.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    room.reconcile()
+    assert room.row.generation == 2  # it accepts no fewer
+
+
+def test_elastic_job_waits_where_too_few_nodes_are_free(room: Room) -> None:
+    room.submit(elastic_job())
+    room.reconcile()
+    waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 17 more needed"
+    room.gang().set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    assert room.reconcile().generation == 1
+
+
+def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:
+    gang = room.start()
+    room.attempts.end(TRAIN, 1, ExitReason.RESTART_REQUESTED, "smaller batches")
+    gang.delete_pods()
+    gang.change(suspend=True)
+    long_ago = condition("Evicted", "Exceeded the PodsReady timeout") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    gang.set_workload(long_ago, condition("QuotaReserved"))
+    for _ in range(2):
+        room.reconcile()
+    assert room.server.names(JOB_SET) == [f"{NAME}-g2"]
+    assert room.row.attempt == 1
 
 
 def test_objects_applied_by_hand_stay(room: Room) -> None:

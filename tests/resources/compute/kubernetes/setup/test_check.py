@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from recipes.contracts.pod_settings import VolumeClaim
-from resources.compute.kubernetes.cluster_check import check_facts, format_report
-from resources.compute.kubernetes.cluster_facts import API_VERSIONS, ClusterFacts
-from resources.compute.kubernetes.permissions import required_permissions
-from resources.compute.kubernetes.queues import render_queues
+from resources.compute.kubernetes.setup.check import check_facts, format_report
+from resources.compute.kubernetes.setup.facts import API_VERSIONS, ClusterFacts
+from resources.compute.kubernetes.setup.permissions import required_permissions
+from resources.compute.kubernetes.setup.probe import probe_objects
+from resources.compute.kubernetes.setup.queues import render_queues
 from resources.settings.sections import Capacity, Scheduler
+from tests.resources.compute.kubernetes.schemas import check
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 A100 = "nvidia-a100-80gb"
 SCHEDULER = Scheduler(capacity={A100: Capacity(gpus=16, cpu=128, memory="1Ti")})
 
@@ -142,12 +144,12 @@ def test_a_cluster_is_checked_for_the_gang_backend_of_the_settings() -> None:
 
 def test_without_a_cluster_the_command_says_what_to_set_in_one_line(tmp_path: Path) -> None:
 
-    def check(*options: str) -> subprocess.CompletedProcess[str]:
-        run = [sys.executable, "-m", "resources.compute.kubernetes.cluster_check", *options]
+    def run_check(*options: str) -> subprocess.CompletedProcess[str]:
+        run = [sys.executable, "-m", "resources.compute.kubernetes.setup.check", *options]
         env = {"HOME": str(tmp_path), "HANZO_ML_HOME": str(tmp_path / "home"), "PATH": ""}
         return subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
-    done = check()
+    done = run_check()
     assert (done.returncode, done.stdout) == (1, "")
     assert "set scheduler.kubeconfig" in done.stderr and len(done.stderr.splitlines()) == 1
     config = tmp_path / "config"
@@ -155,6 +157,17 @@ def test_without_a_cluster_the_command_says_what_to_set_in_one_line(tmp_path: Pa
         "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
         "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\nusers: [{name: u, user: {}}]\n"
     )
-    done = check("--kubeconfig", str(config))
+    done = run_check("--kubeconfig", str(config))
     assert done.returncode == 1 and "the API server does not answer" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_probe_pods_are_what_the_api_server_accepts_and_the_network_policy_selects() -> None:
+    objects = probe_objects(Scheduler(gang_backend="indexed_job"))
+    for item in objects:
+        check(item)
+    job = objects[-1]["spec"]
+    assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (2, 2, 0)
+    assert job["template"]["metadata"]["labels"]["app"] == "hanzo-ml-job"
+    assert job["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+    compile(job["template"]["spec"]["containers"][0]["command"][2], "probe", "exec")

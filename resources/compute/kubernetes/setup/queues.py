@@ -11,7 +11,7 @@ from typing import Any
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.quantities import parse_bytes
 from resources.compute.kubernetes.job_manifest import to_yaml
-from resources.compute.kubernetes.permissions import render_roles
+from resources.compute.kubernetes.setup.permissions import render_roles
 from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.sections import CPU_FLAVOR, Capacity, Scheduler
 from resources.settings.settings import Settings

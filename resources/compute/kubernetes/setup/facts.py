@@ -17,7 +17,7 @@ from resources.compute.kubernetes.cluster import (
     RequestDenied,
 )
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.permissions import Permission, required_permissions
+from resources.compute.kubernetes.setup.permissions import Permission, required_permissions
 from resources.settings.sections import Scheduler
 
 API_VERSIONS = {

@@ -9,9 +9,10 @@ from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, open_cluster
-from resources.compute.kubernetes.cluster_facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
-from resources.compute.kubernetes.permissions import SERVICE_ACCOUNT
-from resources.compute.kubernetes.queues import GPU, render_queues
+from resources.compute.kubernetes.setup.facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
+from resources.compute.kubernetes.setup.permissions import SERVICE_ACCOUNT
+from resources.compute.kubernetes.setup.probe import probe_pods
+from resources.compute.kubernetes.setup.queues import GPU, render_queues
 from resources.settings.sections import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
@@ -220,6 +221,9 @@ def main() -> None:
         scheduler = Settings.load().scheduler
         cluster = open_cluster(find_kubeconfig(options.kubeconfig, scheduler))
         facts, findings = check_cluster(cluster, scheduler)
+        if options.pods:
+            mend = f"kubectl -n {scheduler.namespace} get events,networkpolicies"
+            findings.append(Finding("two pods that connect", probe_pods(cluster, scheduler), mend))
     except (BadConfiguration, ClusterError) as problem:
         sys.exit(f"error: {problem}")
     print(format_report(cluster.address, facts, findings))

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.permissions import render_roles, required_permissions
-from resources.compute.kubernetes.queues import main, render_queues
+from resources.compute.kubernetes.setup.permissions import render_roles, required_permissions
+from resources.compute.kubernetes.setup.queues import main, render_queues
 from resources.compute.kubernetes.submission import GANG_KINDS
 from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.sections import Capacity, RunPods, Scheduler

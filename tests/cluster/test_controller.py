@@ -1,0 +1,166 @@
+"""Faults that the controller has to see and to name, each with a job that runs a command of one pod."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from recipes.contracts.command_job import CommandJob
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job
+from resources.compute.base import Phase
+from resources.jobs.command import plan_command, stored_config
+from resources.metadata.jobs import COMMAND, Jobs
+from tests.cluster.cluster import Cluster
+from tests.cluster.installation import Installation, wait_until
+
+pytestmark = pytest.mark.cluster
+
+GPUS = 2
+"""The quota of the queue."""
+GREET = "print('hello')"
+COUNT = "import time\nfor second in range(15): print(second, flush=True); time.sleep(1)"
+WAIT = "import time\nwhile True: time.sleep(1)"
+NONE_OF_IT = "localhost/nothing-of-this-name:1"
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    folder = tmp_path_factory.mktemp("installation")
+    with Installation(cluster, "faults", folder, gpus=GPUS, scheduler={"start_limit": "15s"}) as installation:
+        yield installation
+
+
+def submit(installation: Installation, code: str, *, id: str | None = None, gpus: int = 1, **changed: Any) -> Job:
+    """Submit a command that runs this Python code."""
+    resources = {"gpus": gpus, "memory": "512Mi"}
+    command = CommandJob.model_validate(
+        {"name": "fault", "command": ["python", "-c", code], "resources": resources, **changed}
+    )
+    identifier = id or uuid4().hex
+    record = Jobs(installation.database).submit(
+        id=identifier,
+        name="fault",
+        type=COMMAND,
+        config=stored_config(command, identifier),
+        user="tester",
+        organization="default",
+        status="running",
+    )
+    job = plan_command(
+        record, None, store=installation.settings.store, tracking_uri=installation.url, cache_dir="/work/cache"
+    )
+    installation.compute.submit(job)
+    return job
+
+
+def objects(installation: Installation, job: Job) -> list[str]:
+    selector = f"ml.hanzo.ai/job={installation.jobs.get(job).name}"
+    kinds = "jobsets,pods,configmaps,secrets"
+    found = installation.cluster.get(kinds, f"--namespace={installation.name}", f"--selector={selector}")["items"]
+    return [f"{item['kind']}/{item['metadata']['name']}" for item in found]
+
+
+def wait_until_cleared(installation: Installation, job: Job) -> None:
+    wait_until(lambda: not objects(installation, job), 60, lambda: str(objects(installation, job)))
+
+
+def test_command_succeeds_and_leaves_its_log_alone(installation: Installation) -> None:
+    job = submit(installation, GREET)
+    assert installation.wait_for(job, Phase.SUCCEEDED).reason is ExitReason.COMPLETED
+    assert "hello\n" in installation.compute.read_log(job, 0).decode()
+    wait_until_cleared(installation, job)
+
+
+def test_id_of_two_hundred_characters_runs(installation: Installation) -> None:
+    job = submit(installation, GREET, id="A_long-Name-" + uuid4().hex + "x" * 156)
+    assert len(job.id) == 200
+    installation.wait_for(job, Phase.SUCCEEDED)
+
+
+def test_failed_command_says_with_which_code_it_ended(installation: Installation) -> None:
+    job = submit(installation, "raise SystemExit(3)")
+    ended = installation.wait_for(job, Phase.FAILED)
+    assert ended.reason is ExitReason.PROGRAM_ERROR and "exited with 3" in ended.detail
+    wait_until_cleared(installation, job)
+
+
+def test_missing_image_ends_with_the_words_of_the_registry_and_frees_its_gpus(installation: Installation) -> None:
+    job = submit(installation, GREET, gpus=GPUS, image=NONE_OF_IT)
+    ended = installation.wait_for(job, Phase.FAILED)
+    assert ended.reason is ExitReason.BAD_CONFIGURATION
+    assert f"image {NONE_OF_IT} cannot be pulled" in ended.detail and "failed to" in ended.detail
+    installation.wait_for(submit(installation, GREET, gpus=GPUS), Phase.SUCCEEDED)
+
+
+def test_job_larger_than_the_quota_waits_with_the_words_of_kueue_until_it_is_cancelled(installation: Installation) -> None:
+    job = submit(installation, GREET, gpus=GPUS + 1)
+    wait_until(lambda: "insufficient quota" in installation.observe(job).detail, 60, lambda: installation.describe(job))
+    row = installation.jobs.get(job)
+    assert row.phase is Phase.PENDING and row.queue_position == 1 and "nvidia.com/gpu" in row.detail
+    installation.compute.cancel(job)
+    assert installation.wait_for(job, Phase.FAILED).reason is ExitReason.CANCELLED
+    wait_until_cleared(installation, job)
+
+
+def test_cancelled_job_ends_within_its_grace_period(installation: Installation) -> None:
+    job = submit(installation, WAIT)
+    installation.wait_for(job, Phase.RUNNING)
+    installation.compute.cancel(job)
+    assert installation.wait_for(job, Phase.FAILED, within=60).reason is ExitReason.CANCELLED
+    wait_until_cleared(installation, job)
+
+
+def test_job_set_deleted_by_hand_is_created_again(installation: Installation) -> None:
+    job = submit(installation, COUNT)
+    installation.wait_for(job, Phase.RUNNING)
+    installation.cluster.kubectl(
+        "delete", "jobset", installation.jobs.get(job).name, f"--namespace={installation.name}", "--wait=false"
+    )
+    ended = installation.wait_for(job, Phase.SUCCEEDED)
+    assert ended.attempt == 2
+    assert installation.jobs.get(job).generation == 1
+
+
+def test_pod_deleted_while_no_node_has_room_is_replaced(installation: Installation) -> None:
+    job = submit(installation, GREET, pod={"node_selector": {"example.com/rack": "nowhere"}})
+    wait_until(lambda: "no node for pod" in installation.observe(job).detail, 60, lambda: installation.describe(job))
+    [pod] = [name.removeprefix("Pod/") for name in objects(installation, job) if name.startswith("Pod/")]
+    installation.cluster.kubectl("delete", "pod", pod, f"--namespace={installation.name}")
+    wait_until(lambda: is_held_elsewhere(installation, job, pod), 60, lambda: installation.describe(job))
+    installation.compute.cancel(job)
+    installation.wait_for(job, Phase.FAILED)
+
+
+def is_held_elsewhere(installation: Installation, job: Job, pod: str) -> bool:
+    detail = installation.observe(job).detail
+    return "no node for pod" in detail and pod not in detail
+
+
+def test_mount_that_fails_is_named_and_not_the_image(installation: Installation) -> None:
+    volume = {"claim": "not-there", "path": "/data"}
+    job = submit(installation, GREET, pod={"volumes": [volume]})
+    wait_until(lambda: "not-there" in installation.observe(job).detail, 60, lambda: installation.describe(job))
+    assert installation.observe(job).phase is Phase.STARTING
+    installation.compute.cancel(job)
+    installation.wait_for(job, Phase.FAILED)
+
+
+def test_time_limit_ends_a_job_with_its_setting_named(installation: Installation) -> None:
+    job = submit(installation, WAIT, schedule={"max_duration": "10s"})
+    ended = installation.wait_for(job, Phase.FAILED)
+    assert ended.reason is ExitReason.TIMED_OUT and "schedule.max_duration, 10s" in ended.detail
+    wait_until_cleared(installation, job)
+
+
+def test_killed_controller_is_replaced_by_one_that_knows_all(installation: Installation) -> None:
+    job = submit(installation, COUNT)
+    installation.wait_for(job, Phase.RUNNING)
+    installation.kill("controller")
+    other = submit(installation, GREET)
+    installation.start("controller")
+    installation.wait_for(other, Phase.SUCCEEDED)
+    assert installation.wait_for(job, Phase.SUCCEEDED).attempt == 1
+    for each in (job, other):
+        wait_until_cleared(installation, each)

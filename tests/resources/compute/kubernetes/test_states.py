@@ -1,0 +1,70 @@
+"""What is read from objects of a real cluster (`snapshots.json`): JobSet 0.12, Kueue 0.19 and Kubernetes 1.36."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.contracts.exit_reason import ExitReason
+from resources.compute.kubernetes.exits import explain_pod
+from resources.compute.kubernetes.phases import describe_queue
+from resources.compute.kubernetes.states import lost_nodes, read_gang, read_pod, read_workload
+from resources.compute.kubernetes.view import number_queues
+
+SNAPSHOTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "snapshots.json").read_text())
+
+
+def test_running_gang_is_admitted_and_its_pod_runs() -> None:
+    found = SNAPSHOTS["running"]
+    gang, workload, pod = read_gang(found["JobSet"]), read_workload(found["Workload"]), read_pod(found["Pod"])
+    assert (gang.suspended, gang.ended, gang.generation, gang.restarts_itself) == (False, None, 1, True)
+    assert workload.owner == gang.uid and workload.holds_quota
+    assert workload.admitted_at is not None and workload.admitted_at >= gang.created_at
+    assert pod.running and pod.rank == 0 and pod.node and pod.scheduled_at >= pod.created_at
+    assert explain_pod(pod, ()) is None
+
+
+def test_gang_larger_than_the_quota_says_so_in_the_words_of_kueue() -> None:
+    found = SNAPSHOTS["too large"]
+    assert read_gang(found["JobSet"]).suspended
+    workload = read_workload(found["Workload"])
+    assert not workload.holds_quota and workload.admitted_at is None
+    assert "insufficient quota for nvidia.com/gpu in flavor gpu" in describe_queue(workload)
+
+
+def test_preempted_gang_says_why_without_identifiers() -> None:
+    found = SNAPSHOTS["preempted"]
+    gang, workload = read_gang(found["JobSet"]), read_workload(found["Workload"])
+    assert gang.suspended and not workload.holds_quota and workload.admitted_at is None
+    words = describe_queue(workload)
+    assert words.startswith("Preempted to accommodate a workload due to prioritization in the ClusterQueue")
+    assert "more needed" in words and "UID" not in words
+
+
+def test_queue_is_in_the_order_of_priority_and_age() -> None:
+    workloads = [read_workload(SNAPSHOTS[name]["Workload"]) for name in ("preempted", "too large", "running")]
+    preempted, too_large, _ = workloads
+    # The larger one waits with more priority, the running one not at all.
+    assert number_queues(workloads) == {too_large.uid: 1, preempted.uid: 2}
+
+
+def test_missing_image_is_in_the_words_of_the_registry() -> None:
+    pod = read_pod(SNAPSHOTS["image missing"]["Pod"])
+    assert pod.waiting in ("ErrImagePull", "ImagePullBackOff")
+    assert "failed to resolve image" in pod.message and pod.image == "localhost/absent:1"
+
+
+def test_pod_whose_child_process_was_killed_for_memory_is_out_of_memory_whatever_its_exit_code() -> None:
+    pod = read_pod(SNAPSHOTS["ended by itself"]["Pod"])
+    ended = explain_pod(pod, ())
+    assert pod.exit_code == 75 and pod.has_ended
+    assert ended is not None and ended.reason is ExitReason.OOM_KILLED and "its limit is 1Gi" in ended.message
+
+
+@pytest.mark.parametrize(("status", "lost"), [("True", False), ("False", False), ("Unknown", True)])
+def test_node_is_lost_when_nothing_is_known_of_it(status: str, lost: bool) -> None:
+    node = json.loads(json.dumps(SNAPSHOTS["node"]["Node"]))
+    [ready] = [condition for condition in node["status"]["conditions"] if condition["type"] == "Ready"]
+    ready["status"] = status
+    assert bool(lost_nodes([node])) is lost
