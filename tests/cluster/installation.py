@@ -86,7 +86,12 @@ class Installation:
         module = {"api": "api.server", "controller": "resources.compute.kubernetes.controller"}[program]
         with (self.home / f"{program}.log").open("ab") as log:
             self._processes[program] = subprocess.Popen(
-                [sys.executable, "-m", module], cwd=REPOSITORY, env=self.environment, stdout=log, stderr=log
+                # With a test run that is killed they end too.
+                ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", module],
+                cwd=REPOSITORY,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def kill(self, program: str) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 STEPS = 40
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3, "batch_size": 2, "max_steps": STEPS}
 QUIET = Follower(line=lambda line: None, phase=lambda seen: None)
-GPUS = Hardware(gpus=8, cpu=1)
+GPUS = Hardware(gpus=8)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ class Trainings:
         job = self.place.job(self.place.folder / record.id, settings)
         distributed = self.place.recipe.changed(settings).distributed
         tracking = Tracking(uri=self.installation.url, run_id=record.id)
-        return job.model_copy(update={"distributed": distributed, "tracking": tracking, **changed})
+        return job.model_copy(update={"distributed": distributed, "tracking": tracking, "hardware": Hardware(), **changed})
 
     def trained(self, job: Job) -> "Trained":
         result = self.installation.compute.result(job)
@@ -174,7 +174,7 @@ def test_gang_with_a_killed_rank_restarts_whole_from_its_checkpoint(
 
 
 def test_job_that_needs_more_memory_than_it_has_says_so(installation: Installation, trainings: Trainings) -> None:
-    job = trainings.job("small", hardware=Hardware(cpu=1, memory="150Mi"))
+    job = trainings.job("small", hardware=Hardware(memory="150Mi"))
     installation.compute.submit(job)
     ended = installation.wait_for(job, Phase.FAILED, Phase.RESTARTING)
     assert ended.reason is ExitReason.OOM_KILLED
