@@ -11,7 +11,7 @@ import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Job, Schedule
 from resources.compute.kubernetes.cluster import Cluster as Api
-from resources.compute.kubernetes.cluster import ClusterError, open_cluster
+from resources.compute.kubernetes.cluster import InvalidObject, open_cluster
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.check import check_cluster
 from resources.compute.kubernetes.setup.permissions import render_roles
@@ -188,8 +188,8 @@ def test_gang_waits_whole_and_is_preempted_and_resumed_whole(api: Api, scheduler
 
 def test_refusals_say_what_is_wrong(api: Api, scheduler: Scheduler) -> None:
     [*_, job_set] = render(JOBS["one node"], scheduler)
-    job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] = -1
-    with pytest.raises(ClusterError, match="completions"):
+    job_set["spec"]["failurePolicy"]["rules"][0]["action"] = "Explode"
+    with pytest.raises(InvalidObject, match='Unsupported value: "Explode"'):
         api.create(job_set, dry_run=True)
 
 
