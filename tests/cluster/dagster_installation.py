@@ -40,6 +40,8 @@ class DagsterInstallation(Installation):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        label = f"{self.settings.scheduler.gpu_type_label}={self.settings.scheduler.gpu_types[0]}"
+        self.cluster.kubectl("label", "node", "--all", label, "--overwrite")  # of its flavor's nodes
         self.records = Jobs(self.database)
         keys = self.settings.storage.variables
         metadata = {"namespace": self.name}
