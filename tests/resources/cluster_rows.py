@@ -1,5 +1,7 @@
 """Rows of a program that was submitted to a cluster, for tests of what reads them."""
 
+from typing import Any
+
 from sqlalchemy import insert
 
 from recipes.contracts.job import Job
@@ -29,7 +31,7 @@ def submit_program(database: Database, job: Job, generation: int = 1, wanted: st
 
 
 def claim_attempt(database: Database, job: Job, attempt: int) -> None:
-    row = {
+    row: dict[str, Any] = {
         "job_id": job.id,
         "program": job.program.value,
         "attempt": attempt,

@@ -101,7 +101,9 @@ class Place:
         with pytest.MonkeyPatch.context() as patched:
             for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
                 patched.setattr(program, grace, 0)
-            return program.train(job, self.store, work)
+            result = program.train(job, self.store, work)
+        assert result is not None
+        return result
 
     def checkpoints(self, work: Path) -> CheckpointManager:
         return CheckpointManager(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
