@@ -168,7 +168,7 @@ class ClusterJobs:
         """All programs of these jobs that are wanted: neither cancelled nor reported as ended."""
         return self._list(select(*COLUMNS).where(table.c.job_id.in_(job_ids), table.c.wanted == RUN), connection)
 
-    def of_job(self, job_id: str, connection: Connection | None = None) -> list[ClusterJob]:
+    def list_programs(self, job_id: str, connection: Connection | None = None) -> list[ClusterJob]:
         """All programs of one job id, oldest first."""
         return self._list(select(*COLUMNS).where(table.c.job_id == job_id).order_by(table.c.created_at), connection)
 

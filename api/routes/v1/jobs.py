@@ -168,7 +168,7 @@ def list_jobs(
 def get(job_id: str, database: DatabaseDep, compute: ComputeDep) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    states = ClusterJobs(database).of_job(job_id)
+    states = ClusterJobs(database).list_programs(job_id)
     return json_response(job_with_logs_json(job, read_last_lines(compute, job), states))
 
 

@@ -47,7 +47,7 @@ ALL_KINDS = (JOB_SET, WORKLOAD, JOB, POD, NODE, CONFIG_MAP, SECRET, SERVICE, EVE
 KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
 
 
-def kind_of(item: Mapping[str, Any]) -> Kind:
+def find_kind(item: Mapping[str, Any]) -> Kind:
     """The kind of an object that is to be created."""
     return KINDS[item["apiVersion"], item["kind"]]
 
@@ -123,7 +123,7 @@ class Cluster:
 
         With `dry_run` the API server and its webhooks only say whether they would accept it.
         """
-        kind = kind_of(item)
+        kind = find_kind(item)
         query = {"dryRun": "All"} if dry_run else {}
         try:
             return self._request("POST", kind.path(item["metadata"].get("namespace")), query=query, body=item)

@@ -44,7 +44,7 @@ from resources.compute.kubernetes.phases import (
     needs_recreation,
     used_ms,
 )
-from resources.compute.kubernetes.states import ObjectEvent, PodState, generation_of, job_name, read_event
+from resources.compute.kubernetes.states import ObjectEvent, PodState, job_name, read_event, read_generation
 from resources.compute.kubernetes.submission import create_objects, delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
@@ -133,13 +133,13 @@ class Controller:
                 self._delete_gang(job, state)
         elif needs_recreation(snapshot):
             self._delete_gang(job, state)
-        elif gang is None or place_of(job) not in state.config_maps:
+        elif gang is None or object_place(job) not in state.config_maps:
             decided = self._create(job, snapshot, decided)
         self._write(job, decided)
         return False
 
     def _take_snapshot(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> Snapshot:
-        gang = state.gangs.get(place_of(job))
+        gang = state.gangs.get(object_place(job))
         workload = state.workloads.get(gang.uid) if gang else None
         pods = state.pods.get((job.namespace, job.name), ())
         snapshot = Snapshot(
@@ -157,14 +157,14 @@ class Controller:
         return replace(snapshot, events=self._read_events(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
-        key = key_of(job)
+        key = cache_key(job)
         if key not in self._limits:
-            self._limits[key] = Limits.of(self._jobs.document(job), self._scheduler)
+            self._limits[key] = Limits.from_job(self._jobs.document(job), self._scheduler)
         return self._limits[key]
 
     def _read_events(self, snapshot: Snapshot) -> Sequence[ObjectEvent]:
         """Events about what does not start, newest last: of a gang that holds its nodes only."""
-        gang, key = snapshot.gang, key_of(snapshot.job)
+        gang, key = snapshot.gang, cache_key(snapshot.job)
         if gang is None or find_hold(snapshot) is None:
             self._events.pop(key, None)
             return ()
@@ -212,7 +212,7 @@ class Controller:
         document = next_generation(snapshot, self._jobs.document(job))
         if document is None or not self._jobs.restart(document, job.generation):
             return False
-        nodes = pluralize(Limits.of(document, self._scheduler).nodes, "node")
+        nodes = pluralize(Limits.from_job(document, self._scheduler).nodes, "node")
         log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
         return True
 
@@ -252,7 +252,7 @@ class Controller:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _delete_gang(self, job: ClusterJob, state: ClusterState) -> None:
-        config_map = state.config_maps.get(place_of(job))
+        config_map = state.config_maps.get(object_place(job))
         if config_map is not None:
             delete_gang(self._cluster, config_map, self._scheduler)
 
@@ -267,7 +267,7 @@ class Controller:
             if job is None:  # applied by hand: it has no row, and stays
                 self._foreign.add(uid)
                 continue
-            generation = generation_of(config_map)
+            generation = read_generation(config_map)
             if generation < job.generation or job.has_ended:
                 try:
                     self._delete(state, config_map, job)
@@ -281,7 +281,7 @@ class Controller:
 
     def _delete(self, state: ClusterState, config_map: Item, job: ClusterJob) -> None:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
-        key, generation = place(config_map), generation_of(config_map)
+        key, generation = place(config_map), read_generation(config_map)
         if key in state.gangs:
             if not state.gangs[key].deleting:
                 delete_gang(self._cluster, config_map, self._scheduler)
@@ -317,18 +317,18 @@ class Controller:
 
     def _forget(self, jobs: Sequence[ClusterJob]) -> None:
         """Drop what is cached of jobs that have ended."""
-        active = {key_of(job) for job in jobs}
+        active = {cache_key(job) for job in jobs}
         cached: Mapping[Key, object]
         for cached in (self._limits, self._events):
             for key in cached.keys() - active:
                 del cached[key]
 
 
-def key_of(job: ClusterJob) -> Key:
+def cache_key(job: ClusterJob) -> Key:
     return job.job_id, job.program, job.generation
 
 
-def place_of(job: ClusterJob) -> tuple[str, str]:
+def object_place(job: ClusterJob) -> tuple[str, str]:
     """Namespace and name of the objects of its newest generation."""
     return job.namespace, object_name(job, job.generation)
 

@@ -44,7 +44,7 @@ class Limits:
     elastic: bool
 
     @classmethod
-    def of(cls, job: Job, scheduler: Scheduler) -> Self:
+    def from_job(cls, job: Job, scheduler: Scheduler) -> Self:
         limit = job.schedule.max_duration
         return cls(
             nodes=job.distributed.num_nodes if job.distributed else job.pods,

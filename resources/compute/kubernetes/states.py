@@ -27,7 +27,7 @@ def find_condition(item: Mapping[str, Any], type: str, status: str = "True") -> 
     return next((found for found in conditions if found["type"] == type and found["status"] == status), None)
 
 
-def generation_of(item: Mapping[str, Any]) -> int:
+def read_generation(item: Mapping[str, Any]) -> int:
     """Of the job whose object this is; 0 for an object that carries none."""
     return int((item["metadata"].get("annotations") or {}).get(GENERATION_ANNOTATION, 0))
 
@@ -67,7 +67,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         uid=metadata["uid"],
         name=metadata["name"],
         namespace=metadata["namespace"],
-        generation=generation_of(item),
+        generation=read_generation(item),
         created_at=milliseconds(metadata["creationTimestamp"]),
         suspended=bool(item["spec"].get("suspend", False)),
         deleting="deletionTimestamp" in metadata,
@@ -173,7 +173,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         rank=int((metadata.get("annotations") or {}).get(RANK_ANNOTATION, 0)),
-        generation=generation_of(item),
+        generation=read_generation(item),
         node=str(item["spec"].get("nodeName", "")),
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,

@@ -24,7 +24,7 @@ from resources.compute.kubernetes.cluster import (
     Item,
     Kind,
     NotFound,
-    kind_of,
+    find_kind,
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
 from resources.compute.kubernetes.job_manifest import render
@@ -83,7 +83,7 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
         return cluster.create(item)
     except AlreadyExists:
         pass
-    kind = kind_of(item)
+    kind = find_kind(item)
     try:
         found = cluster.read(kind, metadata["namespace"], metadata["name"])
     except NotFound:

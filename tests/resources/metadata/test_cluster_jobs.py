@@ -32,7 +32,7 @@ def test_submission_creates_a_pending_row_that_keeps_the_document(jobs: ClusterJ
     row = jobs.submit(JOB, "hanzo-ml", "train-run-7")
     assert (row.phase, row.generation, row.attempt, row.is_queued) == (Phase.PENDING, 1, 0, True)
     assert jobs.document(JOB) == JOB
-    assert jobs.active() == [row] == jobs.of_job("run-7")
+    assert jobs.active() == [row] == jobs.list_programs("run-7")
 
 
 def test_submitting_equal_work_again_attaches(jobs: ClusterJobs) -> None:
@@ -92,7 +92,7 @@ def test_programs_of_one_job_are_separate(jobs: ClusterJobs) -> None:
     submit(jobs)
     jobs.submit(JOB.model_copy(update={"program": Program.EVALUATE}), "hanzo-ml", "evaluate-run-7")
     jobs.want_cancel(JobRef("run-7", Program.EVALUATE))
-    assert [row.wanted for row in jobs.of_job("run-7")] == ["run", CANCEL]
+    assert [row.wanted for row in jobs.list_programs("run-7")] == ["run", CANCEL]
 
 
 def test_unknown_job_is_not_found(jobs: ClusterJobs) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes.client import ApiClient, Configuration
 
-from resources.compute.kubernetes.cluster import ALL_KINDS, Cluster, Kind, kind_of
+from resources.compute.kubernetes.cluster import ALL_KINDS, Cluster, Kind, find_kind
 
 Item = dict[str, Any]
 PLURALS = {kind.plural for kind in ALL_KINDS}
@@ -47,7 +47,7 @@ class ApiServer:
     def put(self, item: Item, event: str = "MODIFIED") -> Item:
         """Write an object as a controller of the cluster would."""
         metadata = item["metadata"]
-        path = kind_of(item).path(metadata.get("namespace"), metadata["name"])
+        path = find_kind(item).path(metadata.get("namespace"), metadata["name"])
         with self.changed:
             self.version += 1
             metadata.setdefault("uid", f"uid-{self.version}")
