@@ -20,7 +20,7 @@ from dagster_k8s.launcher import K8sRunLauncher
 from kubernetes.client import ApiException, V1DeleteOptions, V1Job, V1Pod  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
-from resources.orchestration.run_worker_health import WorkerHealth, has_ended, worker_health
+from resources.orchestration.run_worker_health import WorkerHealth, has_ended, has_living_pods, worker_health
 from resources.orchestration.run_workers import RecoverableWorkers
 
 SNAPSHOT_SECONDS = 5.0
@@ -86,11 +86,11 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """Health of a started worker. Dagster fails the run at any status but RUNNING and SUCCESS, also at UNKNOWN.
 
-        A worker whose Job has not ended by itself is removed first: nothing of it can go on after its run has failed.
+        What is left of a worker that is gone is removed first: nothing of it can go on after its run has failed.
         """
         try:
             health = self._health(run)
-            if not health.alive and not self._has_ended(run.run_id):
+            if health.has_leftovers:
                 self.remove_worker(run.run_id)
         except (ApiException, HTTPError) as error:
             return CheckRunHealthResult(WorkerStatus.RUNNING, f"unknown: {summarize(error)}")
@@ -107,7 +107,7 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
             if self._read_job(self._job_name(run.run_id)) is None:
                 self.launch_run(LaunchRunContext(dagster_run=run, workspace=None))
                 return
-            if not self._has_ended(run.run_id):
+            if health.has_leftovers:
                 self.remove_worker(run.run_id)
         except (ApiException, HTTPError):
             return  # the next call finds the same
@@ -121,8 +121,10 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
             workers = self._list_workers()
             leftovers = [
                 run_id
-                for job in workers.jobs.values()
-                if not has_ended(job) and (run_id := (job.metadata.labels or {}).get(RUN_LABEL)) and is_over(run_id)
+                for name, job in workers.jobs.items()
+                if (not has_ended(job) or has_living_pods(workers.pods.get(name, ())))
+                and (run_id := (job.metadata.labels or {}).get(RUN_LABEL))
+                and is_over(run_id)
             ]
             for run_id in leftovers:
                 self.remove_worker(run_id)
@@ -176,11 +178,6 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         with suppressed_not_found():
             return self._api_client.batch_api.read_namespaced_job(name, self.job_namespace, _request_timeout=REQUEST_SECONDS)
         return None
-
-    def _has_ended(self, run_id: str) -> bool:
-        """Whether the Job of a run is there and has ended: it stays until its time to live is over, with its pod's log."""
-        job = self._read_job(self._job_name(run_id))
-        return job is not None and has_ended(job)
 
     def _job_name(self, run_id: str) -> str:
         return str(get_job_name_from_run_id(run_id))

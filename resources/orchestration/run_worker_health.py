@@ -3,7 +3,7 @@
 dagster-k8s asks the Job alone, whose status says nothing of a node that is gone: its pod counts as active for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -19,26 +19,38 @@ ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class WorkerHealth:
-    """Whether a worker may still do its run's work, and a line for people: why it cannot, or what holds it."""
+    """Whether a worker may still do its run's work, and a line for people: why it cannot, or what holds it.
+
+    `has_leftovers`: something of a worker that is gone could still start, or run on.
+    """
 
     alive: bool
     detail: str = ""
+    has_leftovers: bool = False
 
 
 def worker_health(job: "V1Job | None", pods: Sequence["V1Pod"], now: datetime) -> WorkerHealth:
     """Health of the worker of a run that has not finished. `pods` are those of the Job."""
     if job is None:
-        return WorkerHealth(False, "its Job was deleted")
-    living = [pod for pod in pods if pod.status.phase not in ENDED_PHASES]
+        return WorkerHealth(False, "its Job was deleted", has_living_pods(pods))
+    living = [pod for pod in pods if not has_pod_ended(pod)]
     if living:
         lost = [pod for pod in living if is_lost(pod, now)]
         if len(lost) == len(living):
-            return WorkerHealth(False, f"its node {lost[0].spec.node_name} does not answer any more")
+            return WorkerHealth(False, f"its node {lost[0].spec.node_name} does not answer any more", True)
         return WorkerHealth(True, next(filter(None, map(waiting_detail, living)), ""))
     if pods or has_ended(job):
         reason = next(filter(None, map(end_reason, pods)), None) or job_end_reason(job)
         return WorkerHealth(False, reason or "its pod is gone")
     return WorkerHealth(True, "waits for its pod")  # the Job's controller makes it, once it may
+
+
+def has_living_pods(pods: Iterable["V1Pod"]) -> bool:
+    return not all(map(has_pod_ended, pods))
+
+
+def has_pod_ended(pod: "V1Pod") -> bool:
+    return pod.status.phase in ENDED_PHASES
 
 
 def is_lost(pod: "V1Pod", now: datetime) -> bool:

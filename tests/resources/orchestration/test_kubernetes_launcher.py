@@ -120,6 +120,7 @@ def test_lost_worker_is_removed_before_its_run_is_failed(house: House) -> None:
     pod = house.api.add_pod(name(run), "pod")
     overdue = datetime.now(UTC) - timedelta(minutes=1)
     pod["metadata"]["deletionTimestamp"] = overdue.isoformat()
+    house.job(run)["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}  # it waits for the pod
     assert house.health(run) == WorkerStatus.FAILED
     assert house.api.objects == {"jobs": {}, "pods": {}}
 

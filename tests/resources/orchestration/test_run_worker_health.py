@@ -80,32 +80,35 @@ def test_worker_that_may_still_work_is_alive(made: V1Job, pods: list[V1Pod], det
 
 
 @pytest.mark.parametrize(
-    ("made", "pods", "detail"),
+    ("made", "pods", "detail", "leftovers"),
     [
-        (None, [pod()], "its Job was deleted"),
-        (job(active=1), [pod(deleted=NOW - timedelta(minutes=1))], "its node node-7 does not answer any more"),
+        (None, [pod()], "its Job was deleted", True),
+        (job(active=1), [pod(deleted=NOW - timedelta(minutes=1))], "its node node-7 does not answer any more", True),
         (
             job(failed=1, conditions=[FAILED]),
             [pod("Failed", conditions=[condition("DisruptionTarget", "True", "preempted by a pod")])],
             "its pod was evicted: preempted by a pod",
+            False,
         ),
         (
             job(active=1),
             [pod("Failed", reason="Evicted", message="The node was low on resource: memory.")],
             "its pod ended: Evicted: The node was low on resource: memory.",
+            False,
         ),
         (
             job(failed=1),
             [pod("Failed", state=ended(137, "OOMKilled"))],
             "its pod was killed because it exceeded its memory limit",
+            False,
         ),
-        (job(succeeded=1), [pod("Succeeded", state=ended(0, "Completed"))], "its process ended with exit code 0"),
-        (job(failed=1, conditions=[FAILED]), [], "its Job failed: it has reached its limit"),
+        (job(succeeded=1), [pod("Succeeded", state=ended(0, "Completed"))], "its process ended with exit code 0", False),
+        (job(failed=1, conditions=[FAILED]), [], "its Job failed: it has reached its limit", False),
     ],
     ids=["Job deleted", "node lost", "preempted", "evicted", "out of memory", "exited", "pod deleted"],
 )
 def test_worker_that_is_gone_is_not_alive_and_the_reason_is_named(
-    made: V1Job | None, pods: list[V1Pod], detail: str
+    made: V1Job | None, pods: list[V1Pod], detail: str, leftovers: bool
 ) -> None:
     health = worker_health(made, pods, NOW)
-    assert (health.alive, health.detail) == (False, detail)
+    assert (health.alive, health.detail, health.has_leftovers) == (False, detail, leftovers)
