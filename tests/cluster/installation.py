@@ -29,6 +29,8 @@ from tests.free_ports import free_port
 from tests.migrated_database import migrate
 
 REPOSITORY = Path(__file__).parents[2]
+GPU_TYPE = "nvidia-a100-80gb"
+"""Of all nodes of the test cluster."""
 ENDS_WITHIN = 300.0
 
 
@@ -61,6 +63,9 @@ class Installation:
         self.jobs = ClusterJobs(self.database)
         self.attempts = JobAttempts(self.database)
         self.cluster.create_namespace(self.name)
+        self.cluster.kubectl(
+            "label", "nodes", "--all", f"{self.settings.scheduler.gpu_type_label}={GPU_TYPE}", "--overwrite"
+        )
         rendered = self._run("hanzo_ml", "cluster", "render")
         self.cluster.kubectl("apply", "--server-side", "--filename=-", document=rendered)
         for program in ("api", "controller"):
@@ -156,7 +161,7 @@ class Installation:
                 "default_image": JOB_IMAGE,
                 "volumes": [{"claim": CLAIM, "path": DEPENDENCIES, "read_only": True}],
                 "tracking_uri": self.url,
-                "capacity": {"cpu": cpu, "nvidia-a100-80gb": {"gpus": self._gpus, **cpu}},
+                "capacity": {"cpu": cpu, GPU_TYPE: {"gpus": self._gpus, **cpu}},
                 **self._scheduler,
             },
         }

@@ -15,7 +15,7 @@ from resources.metadata.jobs import COMMAND, Jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 GPUS = 2
 """The quota of the queue."""

@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.dagster_installation import DagsterInstallation
 from tests.cluster.installation import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 QUOTA = 8
 REPLACED_WITHIN = 120.0
 MEMORY_BYTES = 250_000_000

@@ -21,7 +21,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.images import JOB_IMAGE
 from tests.resources.compute.kubernetes.jobs import JOBS, a_job
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 NAME = "rendered"
 GPU_TYPE = "rendered-gpu"

@@ -20,7 +20,7 @@ from tests.cluster.test_cluster import unique
 from tests.server_process import ServerProcess
 from tests.signed_store import objects_address, program_job, store_in_pod, submit
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 NAMESPACE = "objects"
 PUBLISH = """
