@@ -37,7 +37,7 @@ from recipes.launch.child_process import ChildProcess
 from recipes.launch.command import program_command, program_environment
 from recipes.launch.coordinator import Coordinator
 from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted, read_exit_document
-from recipes.launch.gang import STOP_SECONDS, Gang, GangEnded
+from recipes.launch.gang import FAILED_STOP_SECONDS, Gang, GangEnded
 from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
@@ -58,8 +58,8 @@ REPORT_SECONDS = 600.0
 """How long the last log segments and the exit report are retried; after that the cluster sees the exit code alone."""
 LOG_FIRST_SECONDS = 60.0
 """How long the exit report waits for the end of the log, which people read because of it."""
-REPORT_GRACE_SECONDS = STOP_SECONDS + 20.0
-"""From SIGTERM to the exit of this process: pods are killed after 300."""
+REPORT_SHARE = 2 / 3
+"""Of what is left of the grace period once the program has stopped: a pod that has not exited by its end is killed."""
 
 DISK_REASONS = (ExitReason.STORAGE_FULL, ExitReason.STORAGE_READ_ONLY)
 
@@ -189,8 +189,12 @@ class Launcher:
         if not self._gang.ending.is_set():
             child.terminate()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._gang.ending.wait(), self._gang.stop_seconds)
+                await asyncio.wait_for(self._gang.ending.wait(), self._stop_seconds())
         await child.end(self._gang.end_seconds if self._gang.ending.is_set() else 0.0)
+
+    def _stop_seconds(self) -> float:
+        """Time in which the program saves and stops."""
+        return self._job.schedule.shutdown_seconds if self._gang.is_preempted else FAILED_STOP_SECONDS
 
     async def _announce_failure(self) -> None:
         """A program that has failed may wait for the others, to store what all of them have left."""
@@ -250,7 +254,9 @@ class Launcher:
     def _seconds_left(self, until: float) -> float:
         """A pod that was asked to stop is killed when its grace period is over."""
         if self._asked_to_stop_at is not None:
-            until = min(until, self._asked_to_stop_at + REPORT_GRACE_SECONDS)
+            schedule = self._job.schedule
+            spare_seconds = (schedule.grace_seconds - schedule.shutdown_seconds) * REPORT_SHARE
+            until = min(until, self._asked_to_stop_at + schedule.shutdown_seconds + spare_seconds)
         return max(0.0, until - time.monotonic())
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from recipes.contracts.job import Job
-from recipes.launch.gang import STOP_SECONDS
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
 from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 
@@ -37,7 +36,7 @@ def program_command(job: Job, pod: Pod, job_file: Path) -> list[str]:
         f"--master-addr={pod.first_host if pod.num_nodes > 1 else '127.0.0.1'}",
         f"--master-port={pod.rendezvous_port}",
         "--max-restarts=0",
-        f"--shutdown-timeout={STOP_SECONDS:.0f}",
+        f"--shutdown-timeout={job.schedule.shutdown_seconds}",
         f"--log-dir={Path(job.work_dir) / RANK_LOGS}",
         f"--redirects={','.join(f'{rank}:1' for rank in range(1, pod.processes)) or '0'}",
         "--no-python",

@@ -12,10 +12,8 @@ from typing import TypeVar
 from recipes.contracts.exit_reason import ExitDocument
 from recipes.launch.attempt_api import ClaimedAttempt
 
-STOP_SECONDS = 270.0
-"""Time to save and stop when a pod was asked to: shorter than a pod's grace period, so that the end can be reported."""
 FAILED_STOP_SECONDS = 60.0
-"""The same when the program of one node has failed, and leaves its files together with those of the others."""
+"""Time to stop when the program of one node has failed, and leaves its files together with those of the others."""
 ERROR_END_SECONDS = 30.0
 """Time for programs to end by themselves after one has failed: it may still write what it knows."""
 LOST_END_SECONDS = 8.0
@@ -31,8 +29,8 @@ class GangEnded(Exception):
 class Gang(ABC):
     """What the gang knows. Events are set once and stay set.
 
-    `stopping`: all programs save and stop, within `stop_seconds`; `is_preempted` if a pod was asked to, and not because a
-    program has failed. `ending`: they cannot go on and are ended, within `end_seconds`.
+    `stopping`: all programs save and stop; `is_preempted` if a pod was asked to, and not because a program has failed.
+    `ending`: they cannot go on and are ended, within `end_seconds`.
     """
 
     def __init__(self) -> None:
@@ -46,10 +44,6 @@ class Gang(ABC):
     @abstractmethod
     async def open(self) -> None:
         """Listen for the others, or begin to look for the first node."""
-
-    @property
-    def stop_seconds(self) -> float:
-        return STOP_SECONDS if self.is_preempted else FAILED_STOP_SECONDS
 
     def begin_stop(self, *, preempted: bool) -> bool:
         """Returns whether it begins now. Once a gang ends, that counts: a cluster stops all pods when one has failed."""
