@@ -9,7 +9,7 @@ from api.json_bodies import Body
 from recipes.storage.signed_urls import MAX_PARTS
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Uri = Annotated[str, Field(min_length=1, max_length=4096, description="logical URI, such as s3://hanzo-ml/runs/...")]
+Uri = Annotated[str, Field(min_length=1, max_length=4096, description="logical URI of an object")]
 Uris = Annotated[tuple[Uri, ...], Field(max_length=1000)]
 PartNumber = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 

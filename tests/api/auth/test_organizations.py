@@ -169,8 +169,10 @@ NAME_NOTHING = re.compile(
     r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace)$"
     r"| /v1/(events|experiments|heartbeats|hpo|jobs|models|traces)$"
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
+    r"| /v1/jobs/\{\}/programs/"
 )
-"""Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
+"""Routes without an object in the request: probes, pages, what makes something new, and what lists or searches; and those of
+pods, which refuse everybody who signs in (tests/api/routes/v1/test_job_objects.py)."""
 RECIPE = "smollm2-135m-lora"
 NAME_IN_THEIR_OWN_WAY = {
     "GET /v1/features/{}/{}",

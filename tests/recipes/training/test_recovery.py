@@ -323,7 +323,7 @@ def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
 
     monkeypatch.setattr(program, "run_training", run_beside)
     work = tmp_path / "beside"
-    place.train(work)
+    place.run(place.job(work, {}), work)
     assert place.checkpoints(work).local_steps() == [2]
     assert place.checkpoints(work).stored_steps() == [4, 2]
 

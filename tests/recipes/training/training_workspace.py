@@ -94,16 +94,17 @@ class Place:
         )
 
     def train(self, work: Path, repeats: Sequence[RecoveryEvent] = (), **changed: Any) -> Result:
-        return self.run(self.job(work, changed, repeats), work)
+        result = self.run(self.job(work, changed, repeats), work)
+        assert result is not None
+        return result
 
-    def run(self, job: Job, work: Path) -> Result:
+    def run(self, job: Job, work: Path) -> Result | None:
+        """None of a process that is not the leader."""
         work.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patched:
             for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
                 patched.setattr(program, grace, 0)
-            result = program.train(job, self.store, work)
-        assert result is not None
-        return result
+            return program.train(job, self.store, work)
 
     def checkpoints(self, work: Path) -> CheckpointManager:
         return CheckpointManager(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)

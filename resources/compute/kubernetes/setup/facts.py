@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.contracts.job import Hardware, Job, Program, StoreAddress
+from recipes.storage import uris
 from resources.compute.kubernetes.cluster import (
     NODE,
     Cluster,
@@ -173,7 +174,12 @@ def sample_job() -> Job:
     store = StoreAddress(root="http://none", buckets={})
     hardware = Hardware(cpu=1, memory="1Gi")
     return Job(
-        id="check", program=Program.VALIDATE, result_uri="s3://hanzo-ml/check", store=store, cache_dir="", hardware=hardware
+        id="check",
+        program=Program.VALIDATE,
+        result_uri=uris.program_folder("check", Program.VALIDATE),
+        store=store,
+        cache_dir="",
+        hardware=hardware,
     )
 
 
