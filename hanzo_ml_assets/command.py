@@ -88,7 +88,7 @@ def complete_command(
     control_plane: ControlPlane,
 ) -> None:
     """Job, run, lineage and events in one transaction."""
-    made = {"run": run, **({CODE: job.inputs[CODE]} if CODE in job.inputs else {}), **result.artifacts}
+    made = {**result.artifacts, "run": run, **({CODE: job.inputs[CODE]} if CODE in job.inputs else {})}
     usage = Usage.model_validate(result.facts)
     with control_plane.database.write() as connection:
         for artifact in made.values():

@@ -227,7 +227,7 @@ def comparable_dataset(job: JobRecord, overrides: Mapping[str, Any]) -> str | No
 
 def complete_training(plan: TrainingPlan, job: Job, result: Result, control_plane: ControlPlane) -> None:
     """Job, run, what it used, lineage and events in one transaction; before it, what the tracker never got, or has lost."""
-    made = {"run": plan.run, **plan.splits, **result.artifacts}
+    made = {**result.artifacts, "run": plan.run, **plan.splits}  # a result replaces neither
     facts = TrainingFacts.model_validate(result.facts)
     if facts.unsent_metrics:
         log_unsent_metrics(job.id, result_folder(job), control_plane)

@@ -5,7 +5,7 @@ import math
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, field_validator, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel, YamlModel
 from recipes.contracts.pod_settings import Environment, PodSettings
@@ -29,6 +29,7 @@ UNSTABLE_INTERVAL_STEPS = 500
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 GRACE_PERIOD = "300s"
+MAX_GRACE_SECONDS = 3600
 """From SIGTERM to SIGKILL, to save a checkpoint (row J3)."""
 RETRIES = 11
 """Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two kinds, and one of two others); the rest
@@ -143,6 +144,13 @@ class Schedule(FrozenModel):
         exclude_if=lambda value: value == RETRIES,
         description="restarts after faults without progress; preemptions and lost nodes do not count",
     )
+
+    @field_validator("grace_period")
+    @classmethod
+    def check_grace_period(cls, value: str) -> str:
+        if parse_duration(value) > MAX_GRACE_SECONDS:
+            raise ValueError(f"{value} is more than {MAX_GRACE_SECONDS} s, for which a cancelled job would hold its GPUs")
+        return value
 
     @property
     def grace_seconds(self) -> int:

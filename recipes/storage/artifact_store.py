@@ -146,7 +146,9 @@ class Store(ObjectStore):
             BrokenArtifact: it has other bytes than its name says.
         """
         location = chunk_uri(artifact_uri, chunk.sha256)
-        data = b"".join(self.open_known_size(location, chunk.size).chunks())
+        # A folder is asked for the size, which is cheap: an empty file has no range, and reading one looks like an outage.
+        stored = self.open(location) if self.local_path(location) else self.open_known_size(location, chunk.size)
+        data = b"".join(stored.chunks())
         if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
             raise BrokenArtifact(f"{location}, a chunk of a file of {artifact_uri}, has SHA-256 {found}")
         return data

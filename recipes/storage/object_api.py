@@ -110,8 +110,8 @@ class ObjectApi:
                 redirect=False,
                 retries=False,
             )
-            if response.status >= 300:
-                response.read()
+            if response.status >= 300 and not preload:
+                response.read(cache_content=True)  # else `data` is empty afterwards
         except LocationParseError as error:
             raise StoreUnavailable(f"{uri}: the address {self.base} is not valid: {error}") from None
         except CONNECTION_ERRORS as error:

@@ -3,6 +3,7 @@
 A pod that lost its network, or ends within its grace period, may still write while its successor runs.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,11 @@ from resources.errors import conflict
 from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.tables import cluster_jobs, job_attempts
+
+MAX_HELD = threading.BoundedSemaphore(4)
+"""Attempts that are held at the same time: each keeps a connection of the pool while the object store answers, and when that
+is slow, other requests need the rest.
+"""
 
 
 def check_attempt(database: Database, grant: ProgramGrant, attempt: int) -> None:
@@ -35,7 +41,7 @@ def hold_attempt(database: Database, grant: ProgramGrant, attempt: int) -> Itera
         yield
         return
     mine = cluster_jobs.c.job_id == grant.job_id, cluster_jobs.c.program == grant.program.value
-    with database.write() as connection:
+    with MAX_HELD, database.write() as connection:
         connection.execute(select(cluster_jobs.c.job_id).where(*mine).with_for_update(read=True, key_share=True))
         refuse_older(connection, grant, attempt)
         yield

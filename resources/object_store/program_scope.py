@@ -68,8 +68,12 @@ class ProgramScope:
                 raise conflict(f"{place} exists and is shared by jobs: it is never written again")
 
     def is_committed(self, uri: str) -> bool:
-        """Whether an object makes others visible or ends the job, so that it is only written through this server."""
-        return uri == self.result_uri or uri.rpartition("/")[2] in (MANIFEST_FILE, EXIT_DOCUMENT)
+        """Whether it is only written through this server, which limits its size.
+
+        It makes others visible, ends the job, or is read whole by the control plane.
+        """
+        committed = (MANIFEST_FILE, EXIT_DOCUMENT, USAGE_FILE, UNSENT_METRICS_FILE)
+        return uri == self.result_uri or uri.rpartition("/")[2] in committed
 
     def is_own_log(self, uri: str, attempt: int) -> bool:
         """Whether it is a log of this attempt, which it may finish when a newer one has begun."""
@@ -87,10 +91,16 @@ def program_scope(job: Job) -> ProgramScope:
         readable=(*inputs, *run),
         writable=(*outputs, *(f"{uri}.index" for uri in outputs), *beside_result, job.result_uri),
         logs=uris.program_folder(job.id, job.program.value),
-        creatable=tuple(uris.base_model(sha256) for sha256 in pinned_base_models(job)),
+        # All organizations trust a base model by its name: no pod writes one that runs code of its user.
+        creatable=() if runs_user_code(job) else tuple(uris.base_model(sha256) for sha256 in pinned_base_models(job)),
         chunk_folders=tuple({chunk_folder(uri) for uri in inputs if is_within(uri, uris.DATASETS)}),
         result_uri=job.result_uri,
     )
+
+
+def runs_user_code(job: Job) -> bool:
+    """Whether its user can have a program run code of their own: a command, or through variables and volumes."""
+    return job.program is Program.COMMAND or bool(job.env) or bool(job.pod.volumes)
 
 
 class ProgramScopes:
@@ -105,11 +115,12 @@ class ProgramScopes:
         scope = program_scope(job)
         if not scope.may_read(uri):
             key = f"{job.id}/{job.program}/{job.work_digest}"
-            if key not in self._resolved:
+            known = self._resolved.get(key)
+            if known is None:
                 if len(self._resolved) >= MAX_CACHED_SCOPES:
                     self._resolved.clear()
-                self._resolved[key] = with_origins(scope, job, self._store)
-            if not self._resolved[key].may_read(uri):
+                known = self._resolved[key] = with_origins(scope, job, self._store)
+            if not known.may_read(uri):
                 raise refusal(f"{uri} is neither an input nor an output of this job")
 
 

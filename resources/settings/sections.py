@@ -360,6 +360,14 @@ class Scheduler(Section):
         (), description="Secrets that jobs may name where people sign in, as pod.secrets or pod.image_pull_secrets"
     )
     user_claims: tuple[ObjectName, ...] = Field((), description="claims that jobs may mount where people sign in")
+    user_writable_claims: tuple[ObjectName, ...] = Field((), description="those of them that they may write to")
+    user_node_labels: tuple[str, ...] = Field((), description="labels that pod.node_selector may name where people sign in")
+    user_tolerations: tuple[str, ...] = Field((), description="taints that pod.tolerations may name where people sign in")
+    user_commands: bool = Field(
+        False,
+        description="whether people who sign in may submit commands to a cluster: pods of all organizations share its "
+        "namespace and network",
+    )
 
     @model_validator(mode="after")
     def check_capacity(self) -> Self:

@@ -62,7 +62,14 @@ class NewJob(BaseModel):
 
 
 def queue_job(
-    body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller, id: str | None = None
+    body: NewJob,
+    database: Database,
+    store: Store,
+    settings: Settings,
+    caller: Caller,
+    id: str | None = None,
+    *,
+    from_own_user: bool,
 ) -> JobRecord:
     """The training job that is asked for; one of that `id` that is there already stays as it is.
 
@@ -73,7 +80,7 @@ def queue_job(
     refuse_incomplete(body)
     refuse_zero_durations(body.schedule)
     refuse_masks(body.env)
-    allow_variables(settings, body.env)
+    allow_variables(settings, body.env, from_own_user)
     allow_pod_settings(settings, body.pod)
     refuse_missing_packages(settings)
     base = find_recipe(body.recipe)
@@ -178,7 +185,7 @@ def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
 
 
 def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
-    """What a pod runs has the keys of the object store, which are everybody's.
+    """What code a job runs with, besides its own, is the operator's choice where people sign in.
 
     Raises:
         HanzoError: people sign in here, and the job names an image that its recipe does not.
@@ -190,22 +197,22 @@ def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
         )
 
 
-def allow_variables(settings: Settings, env: Mapping[str, str]) -> None:
+def allow_variables(settings: Settings, env: Mapping[str, str], from_own_user: bool) -> None:
     """Some variables, such as LD_PRELOAD, decide what code a process runs: here one of this server's own user.
 
     Raises:
-        HanzoError: people sign in here, and jobs run on this machine.
+        HanzoError: jobs run on this machine, and people sign in here or somebody else sent it.
     """
-    if env and settings.auth.verify_tokens and settings.scheduler.backend == "local":
+    if env and settings.scheduler.backend == "local" and (settings.auth.verify_tokens or not from_own_user):
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "env would set variables of a process with the rights of this server's own user, so none is accepted where "
-            "people sign in: remove it, or have the operator run jobs on a cluster (scheduler.backend)",
+            "env would set variables of a process with the rights of this server's own user, so it is accepted from that "
+            "user alone, without sign-in: remove it, or have the operator run jobs on a cluster (scheduler.backend)",
         )
 
 
 def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
-    """Secrets and volumes of the jobs' namespace may belong to others, or to the platform.
+    """Secrets, volumes and nodes that jobs can reach may belong to others, or to the platform.
 
     Raises:
         HanzoError: people sign in here, and the job names one that the settings do not list.
@@ -215,6 +222,9 @@ def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
     named = {
         "user_secrets": (*pod.secrets, *pod.image_pull_secrets),
         "user_claims": tuple(volume.claim for volume in pod.volumes),
+        "user_writable_claims": tuple(volume.claim for volume in pod.volumes if not volume.read_only),
+        "user_node_labels": tuple(pod.node_selector),
+        "user_tolerations": tuple(toleration.key or "every taint" for toleration in pod.tolerations),
     }
     for key, names in named.items():
         if denied := sorted({*names} - {*getattr(settings.scheduler, key)}):

@@ -6,7 +6,7 @@
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.auth.permissions import Permission
-from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
+from api.dependencies import CallerDep, DatabaseDep, FromOwnUserDep, SettingsDep, StoreDep
 from api.idempotency import JobIdFromKey
 from api.json_bodies import TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queue_job
@@ -44,13 +44,14 @@ def run(
     store: StoreDep,
     settings: SettingsDep,
     caller: CallerDep,
+    from_own_user: FromOwnUserDep,
     new_job_id: JobIdFromKey,
 ) -> TypedResponse[PipelineRun]:
     """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
     known = Jobs(database).find_by_id(new_job_id)
-    job = known or queue_job(as_job(body), database, store, settings, caller, new_job_id)
+    job = known or queue_job(as_job(body), database, store, settings, caller, new_job_id, from_own_user=from_own_user)
     return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
 
 

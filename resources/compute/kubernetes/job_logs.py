@@ -4,6 +4,7 @@ Segments never change and are numbered from 0 without gaps (`recipes.launch.log_
 look for more of a long log asks for one number instead of a listing.
 """
 
+import threading
 from dataclasses import dataclass, field
 
 from recipes.storage import uris
@@ -31,6 +32,7 @@ class JobLogs:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._logs: dict[tuple[str, str], dict[int, AttemptLog]] = {}
+        self._lock = threading.Lock()  # the API's threads share it
 
     def size(self, job: JobKey, attempts: int) -> int:
         """Bytes of the log of the first `attempts` attempts."""
@@ -46,13 +48,18 @@ class JobLogs:
                 start = max(0, offset - begin)
                 begin += segment.size
                 if start < segment.size and left > 0:
-                    part = self._store.get_bytes(segment.uri)[start:][: None if max_bytes is None else int(left)]
+                    stop = segment.size if max_bytes is None else min(segment.size, start + int(left))
+                    stored = self._store.open_known_size(segment.uri, segment.size)
+                    part = b"".join(stored.chunks(start, stop))
                     parts.append(part)
                     left -= len(part)
         return b"".join(parts)
 
     def _list(self, job: JobKey, attempts: int) -> list[AttemptLog]:
-        logs = self._logs.setdefault((job.id, job.program), {})
+        with self._lock:
+            return self._update(self._logs.setdefault((job.id, job.program), {}), job, attempts)
+
+    def _update(self, logs: dict[int, AttemptLog], job: JobKey, attempts: int) -> list[AttemptLog]:
         for number in range(1, attempts + 1):
             if number not in logs:
                 folder = uris.node_log(job.id, job.program, number, 0)

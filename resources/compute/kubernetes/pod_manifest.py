@@ -195,10 +195,15 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
         fields["PET_NODE_RANK"] = RANK
     token = {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": secret_name(gang), "key": KEY}}}
     return [
-        *({"name": name, "value": value} for name, value in values.items() if name not in {TOKEN_VARIABLE, *fields}),
+        *({"name": name, "value": escape(value)} for name, value in values.items() if name not in {TOKEN_VARIABLE, *fields}),
         token,
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
     ]
+
+
+def escape(value: str) -> str:
+    """The value as Kubernetes is given it: it expands `$(NAME)`, and makes `$$` a `$`."""
+    return value.replace("$", "$$")
 
 
 def resources(gang: Gang) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def settings_of(folder: Path, *, signs_in: bool = True, **scheduler: Any) -> Set
         ({"pod": {"secrets": ["other-job-token"]}}, "scheduler.user_secrets"),
         ({"pod": {"image_pull_secrets": ["registry"]}}, "scheduler.user_secrets"),
         ({"pod": {"volumes": [{"claim": "corpus", "path": "/corpus"}]}}, "scheduler.user_claims"),
+        ({"pod": {"node_selector": {"pool": "theirs"}}}, "scheduler.user_node_labels"),
+        ({"pod": {"tolerations": [{"operator": "Exists"}]}}, "scheduler.user_tolerations"),
         ({"env": {"LD_PRELOAD": "/tmp/mine.so"}}, "rights of this server's own user"),
     ],
 )
@@ -48,11 +50,15 @@ def test_listed_secrets_and_claims_are_everybody_s(tmp_path: Path) -> None:
 
 
 def test_on_a_cluster_commands_and_variables_have_the_rights_of_their_pod_alone(tmp_path: Path) -> None:
-    cluster = settings_of(tmp_path, backend="kubernetes")
+    cluster = settings_of(tmp_path, backend="kubernetes", user_commands=True)
     allow_command(cluster, from_own_user=False)
-    allow_variables(cluster, {"LD_PRELOAD": "/opt/lib.so"})
+    allow_variables(cluster, {"LD_PRELOAD": "/opt/lib.so"}, from_own_user=False)
+    with pytest.raises(HanzoError):
+        allow_command(settings_of(tmp_path, backend="kubernetes"), from_own_user=False)
     here = settings_of(tmp_path)
     with pytest.raises(HanzoError):
         allow_command(here, from_own_user=True)
     with pytest.raises(HanzoError):
-        allow_variables(here, {"A": "b"})
+        allow_variables(here, {"A": "b"}, from_own_user=True)
+    with pytest.raises(HanzoError):
+        allow_variables(settings_of(tmp_path, signs_in=False), {"A": "b"}, from_own_user=False)
