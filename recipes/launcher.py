@@ -37,7 +37,7 @@ from recipes.launch.child_process import ChildProcess
 from recipes.launch.command import program_command, program_environment
 from recipes.launch.coordinator import Coordinator
 from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted, read_exit_document
-from recipes.launch.gang import FAILED_STOP_SECONDS, Gang, GangEnded
+from recipes.launch.gang import Gang, GangEnded
 from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
@@ -76,7 +76,7 @@ class Launcher:
         self._api = AttemptApi(job, pod, self._spool.write_line)
         self._alone = pod.num_nodes == 1 or pod.shares_work(job)
         self._gang: Gang = (
-            Coordinator(pod, 1 if self._alone else pod.num_nodes, self._spool.write_line)
+            Coordinator(pod, 1 if self._alone else pod.num_nodes, job.schedule.grace_seconds, self._spool.write_line)
             if self._alone or pod.is_first
             else Member(pod, self._spool.write_line)
         )
@@ -194,10 +194,12 @@ class Launcher:
 
     def _stop_seconds(self) -> float:
         """Time in which the program saves and stops."""
-        return self._job.schedule.shutdown_seconds if self._gang.is_preempted else FAILED_STOP_SECONDS
+        return float(self._job.schedule.shutdown_seconds)
 
     async def _announce_failure(self) -> None:
         """A program that has failed may wait for the others, to store what all of them have left."""
+        if self._alone:
+            return
         while not (self._work / FAILED_FILE).exists():
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._gang.announce_stop(preempted=False)

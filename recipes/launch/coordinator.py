@@ -18,7 +18,7 @@ ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)
 KILL_REASONS = (ExitReason.KILLED, ExitReason.OOM_KILLED)
 """Ends of a rank that the others wait for in a collective, as they do for a lost node."""
 OTHERS_SECONDS = 300.0
-"""How long the first node, whose program has ended, waits for the others': longer than they may take to save and stop."""
+"""How long the first node, whose program has ended, waits for the others', if their grace period is no longer."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class Coordinator(Gang):
 
     Args:
         num_nodes: of the gang; 1 for pods that work alone.
+        grace_seconds: in which the pods of the gang may save and stop.
         log: takes one line for the log of the job.
     """
 
-    def __init__(self, pod: Pod, num_nodes: int, log: Callable[[str], None]) -> None:
+    def __init__(self, pod: Pod, num_nodes: int, grace_seconds: float, log: Callable[[str], None]) -> None:
         super().__init__()
-        self._pod, self._num_nodes, self._log = pod, num_nodes, log
+        self._pod, self._num_nodes, self._grace_seconds, self._log = pod, num_nodes, grace_seconds, log
         self._members: dict[int, Member] = {}
         self._ends: dict[int, ExitDocument | None] = {}
         self._lost: dict[int, str] = {}
@@ -92,7 +93,7 @@ class Coordinator(Gang):
     async def _wait_for_others(self) -> None:
         """Until all have ended. Their programs end with this node's; one that hangs in its last moments is ended."""
         try:
-            await asyncio.wait_for(self._settled.wait(), OTHERS_SECONDS)
+            await asyncio.wait_for(self._settled.wait(), max(OTHERS_SECONDS, self._grace_seconds))
         except TimeoutError:
             self._end_all(LOST_END_SECONDS)
             with suppress(TimeoutError):

@@ -12,8 +12,6 @@ from typing import TypeVar
 from recipes.contracts.exit_reason import ExitDocument
 from recipes.launch.attempt_api import ClaimedAttempt
 
-FAILED_STOP_SECONDS = 60.0
-"""Time to stop when the program of one node has failed, and leaves its files together with those of the others."""
 ERROR_END_SECONDS = 30.0
 """Time for programs to end by themselves after one has failed: it may still write what it knows."""
 LOST_END_SECONDS = 8.0

@@ -240,7 +240,7 @@ class Compute(ABC):
             raise
         except BaseException:
             # Dagster cancels a run by raising an exception in its worker.
-            if follower.is_cancelled():
+            if not self.queues_jobs or follower.is_cancelled():
                 self.cancel(job)
                 self.credentials.revoke(job)
             raise

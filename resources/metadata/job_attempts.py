@@ -132,13 +132,17 @@ class JobAttempts:
                 found.setdefault((row.job_id, row.program), []).append(to_attempt(row))
         return found
 
-    def _lock(self, connection: Connection, job: JobKey) -> Row[Any] | None:
-        """Keep other writers of the program's attempts out until the transaction ends."""
+    def _lock(self, connection: Connection, job: JobKey, *, fences: bool = False) -> Row[Any] | None:
+        """Keep other writers of the program's attempts out until the transaction ends.
+
+        With `fences` also those who write objects of an attempt (`resources.object_store.attempt_fence`): a claim waits for
+        them. Nothing else does, because a slow object store would hold up the controller.
+        """
         row = cluster_jobs.c.job_id == job.id, cluster_jobs.c.program == job.program
-        return connection.execute(select(cluster_jobs).where(*row).with_for_update()).first()
+        return connection.execute(select(cluster_jobs).where(*row).with_for_update(key_share=not fences)).first()
 
     def _refuse_unwanted(self, connection: Connection, job: JobKey, generation: int) -> None:
-        row = self._lock(connection, job)
+        row = self._lock(connection, job, fences=True)
         if row is None:
             raise not_found(f"program {job.program} of job '{job.id}' was not submitted to the cluster")
         if row.wanted != "run" or row.phase in ENDED_PHASES:

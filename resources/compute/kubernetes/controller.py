@@ -26,7 +26,6 @@ from resources.compute.kubernetes.cluster import (
     POD,
     Cluster,
     ClusterError,
-    ClusterUnavailable,
     InvalidObject,
     Item,
     open_cluster,
@@ -44,7 +43,7 @@ from resources.compute.kubernetes.phases import (
     needs_recreation,
     used_ms,
 )
-from resources.compute.kubernetes.states import ObjectEvent, PodState, job_name, read_event, read_generation
+from resources.compute.kubernetes.states import GangState, ObjectEvent, PodState, job_name, read_event, read_generation
 from resources.compute.kubernetes.submission import create_objects, delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
@@ -93,7 +92,7 @@ class Controller:
         self._credentials = credentials
         self._limits: dict[Key, Limits] = {}
         self._events: dict[Key, SeenEvents] = {}
-        self._create_after = 0.0
+        self._create_after: dict[Key, float] = {}
         self._creations = 0
         self._renewed_at: float | None = None
         self._foreign: set[str] = set()
@@ -113,11 +112,15 @@ class Controller:
                 again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
             except ClusterError as problem:
                 log.warning("%s %s: %s", job.program, job.job_id, problem)
+            except (SQLAlchemyError, LeadershipLost):
+                raise
+            except Exception:  # what this release cannot read of one job must not stop the others
+                log.exception("%s %s cannot be reconciled", job.program, job.job_id)
         self._clean_up(state, jobs)
         self._remove_lost_pods(state)
         self._renew_credentials(jobs)
         self._forget(jobs)
-        return again or self._creations > MAX_CREATIONS
+        return again or self._creations >= MAX_CREATIONS
 
     def _reconcile_job(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> bool:
         snapshot = self._take_snapshot(job, state, attempts)
@@ -130,9 +133,9 @@ class Controller:
         end, gang = find_end(snapshot), snapshot.gang
         if end is not None:
             if end.waits_for_pods and end.is_lasting and gang is not None and not gang.deleting:
-                self._delete_gang(job, state)
-        elif needs_recreation(snapshot):
-            self._delete_gang(job, state)
+                self._delete_gang(gang)
+        elif gang is not None and needs_recreation(snapshot):
+            self._delete_gang(gang)
         elif gang is None or object_place(job) not in state.config_maps:
             decided = self._create(job, snapshot, decided)
         self._write(job, decided)
@@ -221,10 +224,9 @@ class Controller:
         if snapshot.gang is None and snapshot.pods:
             waits = f"waits for {pluralize(len(snapshot.pods), 'pod')} of the attempt before to end"
             return replace(decided, detail=waits)
-        if time.monotonic() < self._create_after:
+        if time.monotonic() < self._create_after.get(cache_key(job), 0.0):
             return replace(decided, detail=job.detail)
-        self._creations += 1
-        if self._creations > MAX_CREATIONS:
+        if self._creations >= MAX_CREATIONS:
             return decided
         try:
             document = self._jobs.document(job)
@@ -235,9 +237,10 @@ class Controller:
         except (BadConfiguration, InvalidObject) as problem:
             return replace(decided, phase=Phase.FAILED, detail=str(problem), reason=ExitReason.BAD_CONFIGURATION)
         except ClusterError as problem:
-            if isinstance(problem, ClusterUnavailable):
-                self._create_after = time.monotonic() + RETRY_SECONDS
+            # Of this job alone: a quota or a webhook that refuses one must not hold up those behind it.
+            self._create_after[cache_key(job)] = time.monotonic() + RETRY_SECONDS
             return replace(decided, detail=f"its objects cannot be created, will retry: {problem}")
+        self._creations += 1
         for item in created:
             self._view.add(item)
         log.info("%s %s: created generation %d in %s", job.program, job.job_id, job.generation, job.namespace)
@@ -251,10 +254,8 @@ class Controller:
         if state.phase is not job.phase:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
-    def _delete_gang(self, job: ClusterJob, state: ClusterState) -> None:
-        config_map = state.config_maps.get(object_place(job))
-        if config_map is not None:
-            delete_gang(self._cluster, config_map, self._scheduler)
+    def _delete_gang(self, gang: GangState) -> None:
+        delete_gang(self._cluster, (gang.namespace, gang.name), self._scheduler)
 
     def _clean_up(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
         """Delete the objects of generations that are over."""
@@ -263,11 +264,14 @@ class Controller:
             uid, namespace = config_map["metadata"]["uid"], config_map["metadata"]["namespace"]
             if uid in self._foreign:
                 continue
-            job = active.get((namespace, job_name(config_map))) or self._find_job(config_map)
+            try:
+                job = active.get((namespace, job_name(config_map))) or self._find_job(config_map)
+                generation = read_generation(config_map)
+            except (KeyError, ValueError):  # it has our label, and is nothing that we made
+                job = None
             if job is None:  # applied by hand: it has no row, and stays
                 self._foreign.add(uid)
                 continue
-            generation = read_generation(config_map)
             if generation < job.generation or job.has_ended:
                 try:
                     self._delete(state, config_map, job)
@@ -284,7 +288,7 @@ class Controller:
         key, generation = place(config_map), read_generation(config_map)
         if key in state.gangs:
             if not state.gangs[key].deleting:
-                delete_gang(self._cluster, config_map, self._scheduler)
+                delete_gang(self._cluster, key, self._scheduler)
             return
         if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
             return
@@ -319,7 +323,7 @@ class Controller:
         """Drop what is cached of jobs that have ended."""
         active = {cache_key(job) for job in jobs}
         cached: Mapping[Key, object]
-        for cached in (self._limits, self._events):
+        for cached in (self._limits, self._events, self._create_after):
             for key in cached.keys() - active:
                 del cached[key]
 
@@ -345,7 +349,8 @@ def control(
         while not stopped.is_set():
             changed.clear()
             try:
-                again = controller.reconcile() if view.is_synced else False
+                # From copies that are not current, running attempts would look as if their pods were gone.
+                again = controller.reconcile() if view.is_current else False
             except SQLAlchemyError as problem:
                 log.warning("the database does not answer, will retry: %s", problem)
                 again = False

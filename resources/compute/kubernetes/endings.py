@@ -84,6 +84,9 @@ def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
     pods = all_pods(snapshot)
     for pod in sorted(pods, key=lambda each: each.created_at):
         mine = pod.generation == snapshot.job.generation and pod.created_at >= snapshot.job.created_at - 1000
+        newest = snapshot.newest
+        if newest is not None and newest.started_at >= pod.created_at:
+            continue  # a later pod has claimed since: a number for this one would fence that off
         if not mine or pod.rank != 0 or pod.uid in claimed or pod.exit_code in (None, 0):
             continue
         if seen := explain_pod(pod, snapshot.lost_nodes):

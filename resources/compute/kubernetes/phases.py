@@ -145,7 +145,10 @@ def find_end(snapshot: Snapshot) -> End | None:
     if gang is not None and gang.ended == "failed":
         return explain_failed_gang(snapshot, gang)
     hold = find_hold(snapshot)
-    return End(ExitReason.BAD_CONFIGURATION, hold.detail) if hold and hold.is_final else None
+    if hold is None or not hold.is_final:
+        return None
+    # What has started before is configured well: a registry, a volume or a node is away, and the work is tried again later.
+    return End(ExitReason.SUPERVISOR_FAILED if snapshot.attempts else ExitReason.BAD_CONFIGURATION, hold.detail)
 
 
 def is_time_over(gang: GangState | None, workload: WorkloadState | None) -> bool:

@@ -97,9 +97,9 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
     return found
 
 
-def delete_gang(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
-    """Delete what owns the pods of a generation; they end within their grace period."""
-    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place(config_map))
+def delete_gang(cluster: Cluster, place: tuple[str, str], scheduler: Scheduler) -> None:
+    """Delete what owns the pods of a generation, by namespace and name; they end within their grace period."""
+    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place)
 
 
 def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:

@@ -17,8 +17,10 @@ from resources.compute.kubernetes.states import (
     read_workload,
 )
 from resources.compute.kubernetes.submission import GANG_KINDS, place
-from resources.compute.kubernetes.watch import Mirror
+from resources.compute.kubernetes.watch import SILENCE_SECONDS, Mirror
 
+CURRENT_SECONDS = SILENCE_SECONDS + 10.0
+"""A watch that is silent for that long has been given up, and its successor does not answer either."""
 OURS = f"app={JOB_APP}"
 """Selects the objects of jobs by their label."""
 
@@ -75,6 +77,11 @@ class ClusterView:
     @property
     def is_synced(self) -> bool:
         return all(mirror.is_synced for mirror in self.mirrors)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all mirrors have heard from the API server lately."""
+        return self.is_synced and all(mirror.silent_seconds < CURRENT_SECONDS for mirror in self.mirrors)
 
     def add(self, item: Item) -> None:
         """An object that was just created, before its watch event arrives."""
