@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.exit_reason import ExitReason
@@ -275,7 +277,7 @@ class Controller:
             if generation < job.generation or job.has_ended:
                 try:
                     self._delete(state, config_map, job)
-                except ClusterError as problem:
+                except (ClusterError, ValidationError) as problem:
                     log.warning("deleting %s: %s", config_map["metadata"]["name"], problem)
 
     def _find_job(self, config_map: Item) -> ClusterJob | None:
@@ -316,7 +318,8 @@ class Controller:
             return
         for job in jobs:
             if job.wanted != CANCEL:
-                self._credentials.renew(self._jobs.document(job))
+                with suppress(ValidationError):  # the pass over the jobs has logged it
+                    self._credentials.renew(self._jobs.document(job))
         self._renewed_at = now
 
     def _forget(self, jobs: Sequence[ClusterJob]) -> None:

@@ -38,7 +38,7 @@ def all_pods(snapshot: Snapshot) -> list[PodState]:
 
 
 def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
-    pods = all_pods(snapshot)
+    pods = [*all_pods(snapshot)]
     for attempt in snapshot.attempts:
         is_open = attempt.ended_at is None
         if not is_open and attempt.reason not in VAGUE_REASONS:
@@ -84,9 +84,8 @@ def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
     pods = all_pods(snapshot)
     for pod in sorted(pods, key=lambda each: each.created_at):
         mine = pod.generation == snapshot.job.generation and pod.created_at >= snapshot.job.created_at - 1000
-        newest = snapshot.newest
-        if newest is not None and newest.started_at >= pod.created_at:
-            continue  # a later pod has claimed since: a number for this one would fence that off
+        if any(later.uid in claimed and later.created_at > pod.created_at for later in pods):
+            continue  # a number for this one would fence off the attempt of the later one
         if not mine or pod.rank != 0 or pod.uid in claimed or pod.exit_code in (None, 0):
             continue
         if seen := explain_pod(pod, snapshot.lost_nodes):

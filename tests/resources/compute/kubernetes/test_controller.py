@@ -511,6 +511,35 @@ def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:
     assert room.row.attempt == 1
 
 
+def test_image_that_could_be_pulled_before_is_a_matter_of_the_registry(room: Room) -> None:
+    gang = room.start()
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed")
+    gang.delete_pods()
+    gang.start(running=False)
+    gang.set_container(0, {"waiting": {"reason": "ImagePullBackOff", "message": "connection refused"}})
+    gang.pods[0]["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    room.server.put(gang.pods[0])
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.SUPERVISOR_FAILED) and "connection refused" in row.detail
+
+
+def test_what_cannot_be_read_of_one_job_stops_no_other(room: Room) -> None:
+    other = a_job(tracking=None).model_copy(update={"id": "unreadable"})
+    room.submit(other)
+    with room.database.write() as connection:
+        connection.exec_driver_sql("UPDATE cluster_jobs SET document = '{}' WHERE job_id = 'unreadable'")
+    ours = {"app": "hanzo-ml-job"}
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "mine", "namespace": "hanzo-ml", "labels": ours},
+    }
+    room.server.put(foreign)
+    room.submit()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+
+
 def test_objects_applied_by_hand_stay(room: Room) -> None:
     room.submit()
     room.reconcile()
