@@ -14,7 +14,7 @@ from resources.jobs.job_tokens import JobCredentials
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
-from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.version_lifecycle import Registry
 from resources.monitoring.service_heartbeats import Heartbeats
 from resources.serving.client import EngineClient
 from resources.settings.settings import Settings

@@ -13,7 +13,7 @@ from resources.metadata.database import Database
 from resources.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from api.auth.token_verification import Tokens
+    from api.auth.sign_in_tokens import Tokens
 
 
 def token_verifier(settings: Settings) -> "Tokens | None":
@@ -21,7 +21,7 @@ def token_verifier(settings: Settings) -> "Tokens | None":
     if not settings.auth.verify_tokens:
         return None
     # The cryptography behind it costs a laptop, which needs none of it, a tenth of a second at every start.
-    from api.auth.token_verification import SigningKeys, Tokens
+    from api.auth.sign_in_tokens import SigningKeys, Tokens
 
     return Tokens(settings.auth, SigningKeys(settings.auth))
 

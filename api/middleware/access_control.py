@@ -45,7 +45,7 @@ from resources.metadata.ownership import Reference
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 if TYPE_CHECKING:
-    from api.auth.token_verification import Tokens
+    from api.auth.sign_in_tokens import Tokens
 
 log = logging.getLogger(__name__)
 

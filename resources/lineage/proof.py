@@ -18,7 +18,7 @@ from recipes.storage.manifest import Artifact, Manifest
 from resources.lineage.edges import find_artifact, parent_digests
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import artifact_row
-from resources.metadata.registry.registry import ModelVersion
+from resources.metadata.registry.version_lifecycle import ModelVersion
 
 LABELS = {
     "gguf": "export",

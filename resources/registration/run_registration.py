@@ -14,7 +14,7 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import LoggedFiles
-from resources.metadata.registry.registry import ModelVersion, Registration, Registry
+from resources.metadata.registry.version_lifecycle import ModelVersion, Registration, Registry
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.registration.model_facts import (

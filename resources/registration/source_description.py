@@ -16,8 +16,8 @@ from resources.metadata.database import Database
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_version_sources import CheckedSource
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion, find_version
-from resources.metadata.registry.registry import SourceDescription
 from resources.metadata.registry.source_uris import LOGGED_MODEL_PATTERN, is_own_store_uri, logged_model_uri
+from resources.metadata.registry.version_lifecycle import SourceDescription
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch

@@ -20,8 +20,8 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import page_versions
+from resources.metadata.registry.version_lifecycle import Registry
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.waiting import wait_for

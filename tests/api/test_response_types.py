@@ -22,8 +22,8 @@ from resources.metadata import outbox
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.deployments import Deployment
-from resources.metadata.registry.model_stages import STAGES
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion
+from resources.metadata.registry.stage_rules import STAGES
 from resources.monitoring.service_heartbeats import Heartbeat
 
 NOT_SENT = {HardwareFit: {"budget", "fits", "paged", "room"}}

@@ -16,7 +16,7 @@ from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry.model_names import ModelKey
-from resources.metadata.registry.registry import Registration, Registry
+from resources.metadata.registry.version_lifecycle import Registration, Registry
 from resources.settings.settings import Settings
 from tests.end_to_end.conftest import STEPS, Baseline
 from tests.end_to_end.local_stack import LocalStack, wait_until

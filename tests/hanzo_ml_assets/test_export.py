@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.resources.metadata.registry.test_registry import model, registration
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, EvaluationSuite, Export, ModelDefinition
@@ -18,9 +19,8 @@ from recipes.contracts.recipe import Recipe
 from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
-from resources.metadata.registry.registry import ModelVersion
+from resources.metadata.registry.version_lifecycle import ModelVersion
 from tests.migrated_database import migrate
-from tests.resources.metadata.registry.test_registry import model, registration
 
 RUN = "r1"
 

@@ -12,6 +12,8 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
+from tests.resources.metadata.registry.test_registry import artifact, registration
+from tests.resources.metadata.registry.test_registry import model as model_key
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
@@ -35,8 +37,8 @@ from resources.metadata.outbox import emit, now_ms, read_after
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import ClientVersion, ModelVersion
 from resources.metadata.registry.undeployment import undeploy
+from resources.metadata.registry.version_lifecycle import ClientVersion, ModelVersion
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
 from resources.monitoring.service_heartbeats import SENSORS_NAME
@@ -55,8 +57,6 @@ from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import check_training, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 from tests.migrated_database import migrate
-from tests.resources.metadata.registry.test_registry import artifact, registration
-from tests.resources.metadata.registry.test_registry import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"

@@ -26,9 +26,9 @@ from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_sources import PROMPT_PLACEHOLDERS, CheckedSource, check_source
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import ClientVersion, Registry, SourceDescription
 from resources.metadata.registry.search import VERSION_GRAMMAR, RegistrySearch
 from resources.metadata.registry.source_uris import download_uri, is_own_store_uri, source_error
+from resources.metadata.registry.version_lifecycle import ClientVersion, Registry, SourceDescription
 from resources.registration.source_description import describe_source
 
 # Files of versions that lie in the object store: `mlflow-artifacts:/models/NAME/VERSION/...` of the artifact proxy.

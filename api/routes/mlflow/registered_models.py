@@ -16,8 +16,8 @@ from resources.errors import invalid, not_found
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.registry.model_names import LATEST_ALIAS, checked_alias, version_number
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.search import MODEL_GRAMMAR, RegistrySearch
+from resources.metadata.registry.version_lifecycle import Registry
 
 router = Router("/mlflow/registered-models", tag="mlflow")
 

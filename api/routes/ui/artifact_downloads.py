@@ -14,8 +14,8 @@ from api.routing import Router
 from resources.metadata.artifacts.locations import check_proxied, is_proxied, proxied_path
 from resources.metadata.ownership import ObjectKind, Reference
 from resources.metadata.registry.model_names import version_number
-from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.source_uris import download_uri
+from resources.metadata.registry.version_lifecycle import Registry
 
 router = Router(strict=False, include_in_schema=False)
 

@@ -30,11 +30,11 @@ from resources.lineage.training_data import TrainingData, describe_training_data
 from resources.metadata.database import Database
 from resources.metadata.registry.model_names import version_number
 from resources.metadata.registry.model_version_sources import check_source
-from resources.metadata.registry.registry import ClientVersion, Registry
-from resources.metadata.registry.registry import ModelVersion as VersionRecord
 from resources.metadata.registry.search import MAX_PAGE, page_models, page_versions
 from resources.metadata.registry.source_uris import find_named_owner
 from resources.metadata.registry.undeployment import undeploy
+from resources.metadata.registry.version_lifecycle import ClientVersion, Registry
+from resources.metadata.registry.version_lifecycle import ModelVersion as VersionRecord
 from resources.registration.run_registration import register_run
 from resources.registration.source_description import describe_source
 from resources.serving.client import EngineClient

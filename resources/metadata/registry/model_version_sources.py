@@ -42,7 +42,6 @@ from resources.metadata.registry.model_names import (
     model_not_found,
     version_not_found,
 )
-from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.registry.source_uris import (
     LOGGED_MODEL_PATTERN,
@@ -52,6 +51,7 @@ from resources.metadata.registry.source_uris import (
     source_error,
     unquote_fully,
 )
+from resources.metadata.registry.stage_rules import check_usable
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions

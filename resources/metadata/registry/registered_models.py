@@ -23,7 +23,6 @@ from resources.metadata.registry.model_names import (
     name_conflict_error,
     version_not_found,
 )
-from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_versions import find_version
 from resources.metadata.registry.registered_model_rows import (
     RegisteredModel,
@@ -39,6 +38,7 @@ from resources.metadata.registry.registered_model_rows import (
     repoint_copy,
     touch_model,
 )
+from resources.metadata.registry.stage_rules import check_usable
 from resources.metadata.tables import deployments
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions

@@ -7,7 +7,7 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_model_rows import lock_model
-from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.version_lifecycle import Registry
 
 
 def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployment]:

@@ -16,7 +16,7 @@ from api.auth.audit_log import AuditLog
 from api.auth.ownership import PARAMETER_KINDS
 from api.auth.permissions import Permission
 from api.auth.route_matching import Routes
-from api.auth.token_verification import SigningKeys, Tokens
+from api.auth.sign_in_tokens import SigningKeys, Tokens
 from api.middleware.access_control import AccessControl
 from api.routes.ui.sign_in import COOKIE
 from api.routing import PUBLIC, Router, undeclared
@@ -24,7 +24,7 @@ from resources.metadata.database import Database
 from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
-from tests.api.auth.test_token_verification import hmac_with_the_public_key, unsigned
+from tests.api.auth.test_sign_in_tokens import hmac_with_the_public_key, unsigned
 from tests.api.conformance import named_schemas, operations_of
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {

@@ -27,7 +27,7 @@ from hanzo_ml.cli.model import print_proof
 from hanzo_ml.cli.output import print_table
 from resources.metadata.database import Database
 from resources.metadata.registry.model_names import ModelKey
-from resources.metadata.registry.registry import ClientVersion, Registry
+from resources.metadata.registry.version_lifecycle import ClientVersion, Registry
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.runs import Runs

@@ -13,7 +13,7 @@ from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import Registration
-from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.version_lifecycle import Registry
 from tests.server_process import ServerProcess
 
 

@@ -15,8 +15,8 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_sources import CheckedSource, check_source
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import ClientVersion
 from resources.metadata.registry.search import RegistrySearch, page_versions
+from resources.metadata.registry.version_lifecycle import ClientVersion
 from tests.resources.metadata.registry.test_registry import House, model, refused
 
 
@@ -116,7 +116,7 @@ def test_archiving_a_stage_archives_the_others_in_it(office: Office, monkeypatch
     for run in ("r1", "r2", "r3"):
         office.register(run)
     office.promote(1, "canary")
-    monkeypatch.setattr("resources.metadata.registry.registry.now_ms", count(10**13).__next__)
+    monkeypatch.setattr("resources.metadata.registry.version_lifecycle.now_ms", count(10**13).__next__)
     office.promote(3, "staging", archive=("staging", "canary"))
     assert office.stages() == {1: "archived", 2: "archived", 3: "staging"}
     assert office.events("model.promoted")[-1].payload["archived"] == [1, 2]

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from api.auth.permissions import Caller
-from api.auth.token_verification import SigningKeys, Tokens, verifying_keys
+from api.auth.sign_in_tokens import SigningKeys, Tokens, verifying_keys
 from resources.errors import ErrorCode, HanzoError
 from resources.settings.sections import Auth
 from tests.api.auth.iam import Iam, Key

@@ -28,7 +28,6 @@ from resources.metadata.registry.model_names import (
     checked_version_tags,
     version_not_found,
 )
-from resources.metadata.registry.model_stages import STAGES, check_move, check_stage, stage_tags
 from resources.metadata.registry.model_versions import (
     NEWEST_FIRST,
     LoggedFiles,
@@ -45,6 +44,7 @@ from resources.metadata.registry.registered_model_rows import (
     lock_registry,
     touch_model,
 )
+from resources.metadata.registry.stage_rules import STAGES, check_move, check_stage, stage_tags
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_models as models

@@ -13,8 +13,8 @@ from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry.model_names import ModelKey
-from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.registry.search import page_versions
+from resources.metadata.registry.version_lifecycle import ModelVersion, Registration, Registry
 
 ROOT = Path(__file__).resolve().parents[4]
 
