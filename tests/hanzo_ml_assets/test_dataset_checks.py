@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 import dagster as dg
 import pytest
 from sqlalchemy import Connection
-from tests.resources.metadata.registry.test_registry import registration
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset_checks import OWN_TRAIN_SPLIT
@@ -34,6 +33,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_names import ModelKey
 from tests.migrated_database import migrate
+from tests.resources.metadata.registry.test_version_lifecycle import registration
 
 CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.resources.metadata.registry.test_registry import model, registration
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, EvaluationSuite, Export, ModelDefinition
@@ -21,6 +20,7 @@ from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.registry.version_lifecycle import ModelVersion
 from tests.migrated_database import migrate
+from tests.resources.metadata.registry.test_version_lifecycle import model, registration
 
 RUN = "r1"
 

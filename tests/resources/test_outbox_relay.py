@@ -20,7 +20,7 @@ from resources.settings.settings import Settings
 from resources.stack.services import list_services
 from tests.kafka_brokers import Brokers, brokers
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.metadata.registry.test_registry import House
+from tests.resources.metadata.registry.test_version_lifecycle import House
 from tests.server_process import REPOSITORY, free_port
 
 __all__ = ["brokers", "database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]

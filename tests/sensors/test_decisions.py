@@ -12,8 +12,6 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
-from tests.resources.metadata.registry.test_registry import artifact, registration
-from tests.resources.metadata.registry.test_registry import model as model_key
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
@@ -57,6 +55,8 @@ from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import check_training, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 from tests.migrated_database import migrate
+from tests.resources.metadata.registry.test_version_lifecycle import artifact, registration
+from tests.resources.metadata.registry.test_version_lifecycle import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"

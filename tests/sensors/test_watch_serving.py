@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.resources.metadata.registry.test_registry import model as model_key
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
@@ -21,6 +20,7 @@ from sensors.decisions.retry_policy import RETRIES_TAG
 from sensors.deploy_promotions import deploy_promotions
 from sensors.watch_serving import find_difference, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
+from tests.resources.metadata.registry.test_version_lifecycle import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port, wait_until
 from tests.sensors.test_decisions import MODEL, House, failed_run, house, keys, repository
 

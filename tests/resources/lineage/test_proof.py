@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
-from tests.resources.metadata.registry.test_registry import House, model, registration
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
@@ -25,6 +24,7 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import LoggedFiles, artifact_row
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
 from tests.migrated_database import migrate
+from tests.resources.metadata.registry.test_version_lifecycle import House, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.resources.metadata.registry.test_registry import registration
 
 from recipes.contracts.job import Job, Program, StoreAddress
 from recipes.records import record_index
@@ -31,6 +30,7 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.version_lifecycle import Registry
 from resources.metadata.tracking.run_data import RunData
+from tests.resources.metadata.registry.test_version_lifecycle import registration
 from tests.s3_server import VARIABLES, S3Server
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

@@ -19,7 +19,7 @@ from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.undeployment import undeploy
 from resources.serving.client import EngineClient
-from tests.resources.metadata.registry.test_registry import House, model, refused
+from tests.resources.metadata.registry.test_version_lifecycle import House, model, refused
 from tests.server_process import free_port
 
 

@@ -253,7 +253,7 @@ PROMOTES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from resources.metadata.database import Database
-from tests.resources.metadata.registry.test_registry import House
+from tests.resources.metadata.registry.test_version_lifecycle import House
 house = House(Database(sys.argv[2]))
 sys.stdin.readline()
 for round in range(15):
