@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
+.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -73,6 +73,10 @@ bench-trace: $(INSTALLED)
 
 bench-training: $(INSTALLED)
 	@$(BIN)/python benchmarks/training.py
+
+bench-cluster: $(INSTALLED)
+	@$(BIN)/python -m tests.cluster up && $(BIN)/python -m benchmarks.cluster; \
+		status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \

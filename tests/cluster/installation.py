@@ -109,6 +109,9 @@ class Installation:
         process.kill()
         process.wait()
 
+    def pid(self, program: str) -> int:
+        return self._processes[program].pid
+
     def log(self, program: str) -> str:
         return (self.home / f"{program}.log").read_text()[-3000:]
 
