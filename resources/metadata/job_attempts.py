@@ -102,15 +102,26 @@ class JobAttempts:
             self._get_newest(connection, job, attempt)
             return self._end(connection, job, attempt, reason, message, reason.counts)
 
-    def end(self, job: JobKey, attempt: int, reason: ExitReason, message: str, counted: bool | None = None) -> Attempt:
+    def end(
+        self,
+        job: JobKey,
+        attempt: int,
+        reason: ExitReason,
+        message: str,
+        counted: bool | None = None,
+        ended_at: int = 0,
+    ) -> Attempt:
         """Record why an attempt ended, unless that is known (idempotent). `counted` is by the reason where it is not given.
+
+        `ended_at` is in milliseconds; now where it is not given. What the control plane was away for is no time of the job.
 
         A reason out of `VAGUE_REASONS` gives way to a definite one: survivors see only that a pod is gone, the cluster may
         know that its memory ran out.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
-            return self._end(connection, job, attempt, reason, message, reason.counts if counted is None else counted)
+            counts = reason.counts if counted is None else counted
+            return self._end(connection, job, attempt, reason, message, counts, ended_at)
 
     def newest(self, job: JobKey) -> Attempt | None:
         with self._database.read() as connection:
@@ -196,16 +207,23 @@ class JobAttempts:
         return self._get(connection, job, attempt.attempt)
 
     def _end(
-        self, connection: Connection, job: JobKey, attempt: int, reason: ExitReason, message: str, counted: bool
+        self,
+        connection: Connection,
+        job: JobKey,
+        attempt: int,
+        reason: ExitReason,
+        message: str,
+        counted: bool,
+        ended_at: int = 0,
     ) -> Attempt:
         known = self._get(connection, job, attempt)
         if known.ended_at is None or (known.reason in VAGUE_REASONS and reason not in VAGUE_REASONS):
-            ended_at = known.ended_at or now_ms()
+            until = known.ended_at or max(ended_at or now_ms(), known.started_at)
             self._update(
                 connection,
                 job,
                 attempt,
-                {"ended_at": ended_at, "reason": reason.value, "message": message, "counted": counted},
+                {"ended_at": until, "reason": reason.value, "message": message, "counted": counted},
             )
         return self._get(connection, job, attempt)
 

@@ -188,7 +188,11 @@ class Controller:
         return current
 
     def _list_events(self, namespace: str, name: str) -> list[ObjectEvent]:
-        items, _ = self._cluster.list(EVENT, namespace, fieldSelector=f"involvedObject.name={name}")
+        try:
+            items, _ = self._cluster.list(EVENT, namespace, fieldSelector=f"involvedObject.name={name}")
+        except ClusterError as problem:  # they only explain: the rest of the pass goes on
+            log.warning("events of %s cannot be read: %s", name, problem)
+            return []
         return [read_event(item) for item in items]
 
     def _record(self, job: ClusterJob, ending: Ending, nodes: int) -> bool:
@@ -197,7 +201,7 @@ class Controller:
         try:
             if number is None:
                 number = self._claim(job, ending.unclaimed, nodes)
-            self._attempts.end(job, number, ending.reason, ending.message)
+            self._attempts.end(job, number, ending.reason, ending.message, ended_at=ending.at)
         except HanzoError as problem:  # the job was cancelled, or submitted again, a moment ago
             log.info("%s %s: %s", job.program, job.job_id, problem)
             return False

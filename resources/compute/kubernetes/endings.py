@@ -18,11 +18,15 @@ SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, Exi
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. `attempt` is None where its first pod, `unclaimed`, ended before it claimed a number."""
+    """How an attempt ended, and when, in milliseconds; 0 where nobody knows.
+
+    `attempt` is None where its first pod, `unclaimed`, ended before it claimed a number.
+    """
 
     attempt: int | None
     reason: ExitReason
     message: str
+    at: int = 0
     unclaimed: PodState | None = None
 
 
@@ -47,12 +51,14 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
         seen = explain_gang(pods_started_with(first, pods), snapshot.lost_nodes) if first else None
         if not is_open:
             if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS:
-                yield Ending(attempt.attempt, seen.reason, seen.message)
+                yield Ending(attempt.attempt, seen.reason, seen.message, seen.at)
         elif (seen is not None and seen.reason in SEEN_BY_CLUSTER) or is_over(first, attempt, snapshot):
             if seen is None and first is not None and first.exit_code == 0:
                 continue  # the other pods still work
             found = seen or explain_absence(first, snapshot)
-            yield Ending(attempt.attempt, found.reason, found.message)
+            if found.reason is ExitReason.KILLED and snapshot.gang is not None and snapshot.gang.suspended:
+                found = explain_absence(first, snapshot)  # it did not save in time, which is no fault of its own
+            yield Ending(attempt.attempt, found.reason, found.message, found.at)
 
 
 def is_over(first: PodState | None, attempt: Attempt, snapshot: Snapshot) -> bool:
@@ -89,4 +95,4 @@ def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
         if not mine or pod.rank != 0 or pod.uid in claimed or pod.exit_code in (None, 0):
             continue
         if seen := explain_pod(pod, snapshot.lost_nodes):
-            yield Ending(None, seen.reason, seen.message, pod)
+            yield Ending(None, seen.reason, seen.message, seen.at, pod)

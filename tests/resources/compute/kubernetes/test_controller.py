@@ -217,6 +217,15 @@ def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:
     assert not any(attempt.counted for attempt in room.attempts.list(TRAIN))
 
 
+def test_pods_that_are_killed_at_the_end_of_their_grace_period_are_preempted_all_the_same(room: Room) -> None:
+    gang = room.start()
+    gang.end(0, 137)
+    gang.suspend("Preempted to accommodate a workload")
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.SUSPENDED, ExitReason.PREEMPTED)
+    assert not room.attempts.list(TRAIN)[0].counted
+
+
 def test_preempted_pods_that_reported_nothing_are_taken_as_preempted(room: Room) -> None:
     room.start().suspend("Preempted to accommodate a workload")
     row = room.reconcile()
