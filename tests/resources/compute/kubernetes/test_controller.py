@@ -220,6 +220,7 @@ def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:
 def test_pods_that_are_killed_at_the_end_of_their_grace_period_are_preempted_all_the_same(room: Room) -> None:
     gang = room.start()
     gang.end(0, 137)
+    room.view.pods.refresh()
     gang.suspend("Preempted to accommodate a workload")
     row = room.reconcile()
     assert (row.phase, row.reason) == (Phase.SUSPENDED, ExitReason.PREEMPTED)
