@@ -97,7 +97,7 @@ class Graph:
 
 @pytest.fixture
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     graph = Graph(tmp_path)

@@ -27,7 +27,7 @@ RUN = "r1"
 
 @pytest.fixture
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     plane = ControlPlane()

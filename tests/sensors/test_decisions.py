@@ -168,7 +168,7 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.RepositoryDefinition) -> Iterator[House]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(

@@ -297,7 +297,7 @@ def test_a_job_that_waits_for_gpus_keeps_no_place_and_says_what_it_waits_for(tmp
 
 
 def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HANZO_ML_SCHEDULER_DEVICES", "")
