@@ -19,6 +19,7 @@ KIND_BUCKETS = {
     "artifacts": "checkpoints",
     "jobs": "checkpoints",
 }
+API_SCHEMES = ("api+http://", "api+https://")
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """What no object's name can hold: control characters (a rule of obstore), and halves of characters, which no UTF-8 has."""
 
@@ -57,6 +58,11 @@ def resolve_uri(address: StoreAddress, uri: str) -> Location:
     if logical == uris.MODELS_BUCKET:
         return Location(address.buckets["models"], key)
     raise BrokenArtifact(f"{uri}: unknown logical bucket '{logical}' ({' and '.join(uris.BUCKETS)} exist)")
+
+
+def is_api_address(address: StoreAddress) -> bool:
+    """Whether objects are reached through the API, as a job's pods reach them."""
+    return address.root.startswith(API_SCHEMES)
 
 
 def local_store_root(address: StoreAddress) -> Path | None:

@@ -16,10 +16,9 @@ from typing import Self
 from recipes.contracts.job import StoreAddress
 from recipes.storage.bucket_operations import BucketOperations, ObjectHead
 from recipes.storage.buckets import ObjectReplaced, StoreUnavailable, open_bucket
-from recipes.storage.locations import Location, local_store_root, refuse_symlinks, resolve_uri
+from recipes.storage.locations import Location, is_api_address, local_store_root, refuse_symlinks, resolve_uri
 from recipes.storage.object_transfer import PREFETCH_RANGES, StoredObject
 from recipes.storage.obstore_bucket import ObstoreBucket
-from recipes.storage.signed_bucket import is_api_address, open_signed_bucket
 
 MAX_REPLACEMENTS = 1000
 """Times that an object may be replaced while it is read: a store that takes no version for the one it names never ends."""
@@ -220,6 +219,9 @@ class ObjectStore:
     def _bucket(self, name: str, logical: str) -> BucketOperations:
         if (name, logical) not in self._buckets:
             if is_api_address(self.address):
+                # Loaded by pods alone: its HTTP client takes memory and 0.1 s of each process.
+                from recipes.storage.signed_bucket import open_signed_bucket
+
                 self._buckets[name, logical] = open_signed_bucket(logical, self.address, self._variables)
             else:
                 self._buckets[name, logical] = ObstoreBucket(open_bucket(name, self.address, self._variables))

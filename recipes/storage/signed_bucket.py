@@ -28,7 +28,6 @@ from recipes.storage.object_api import (
 from recipes.storage.object_transfer import READ_CHUNK_BYTES
 from recipes.storage.signed_upload import COMMIT_BYTES, commit, put_whole, upload_in_parts
 
-API_SCHEMES = ("api+http://", "api+https://")
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 ATTEMPT_VARIABLE = "HANZO_ML_ATTEMPT"
 EXPIRY_MARGIN_SECONDS = 60.0
@@ -36,11 +35,6 @@ MAX_CACHED_ADDRESSES = 10_000
 ADDRESSES_PER_CALL = 500
 MAX_BROKEN_READS = 5
 """Connections that break one after the other without bringing a byte."""
-
-
-def is_api_address(address: StoreAddress) -> bool:
-    """Whether objects are reached through the API."""
-    return address.root.startswith(API_SCHEMES)
 
 
 def open_signed_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> "SignedBucket":
