@@ -49,14 +49,17 @@ def main() -> None:
 
 def compare_starts(installation: Installation, place: Place) -> None:
     """Seconds since the submission: on the cluster by phase, and as a process of this machine."""
+    (place.folder / "here").mkdir()
+    local_place = Place(place.folder / "here")  # its objects in a folder, as on a laptop
     local = LocalCompute(place.folder / "jobs", credentials=JobCredentials(installation.database))
     ends = {}
-    for where, compute in (("cluster", installation.compute), ("here", local)):
-        job = make_training(installation, place, where)
+    for where, compute, source in (("cluster", installation.compute, place), ("here", local, local_place)):
+        job = make_training(installation, source, where)
         ends[where] = measure_start(installation, compute, job)
         if where == "cluster":
             row, (attempt,) = installation.jobs.get(job), installation.attempts.list(job)
-            ends[where]["admitted"] = ((row.admitted_at or row.created_at) - row.created_at) / 1000
+            admitted_at = max(row.admitted_at or 0, row.created_at)  # Kueue tells whole seconds
+            ends[where]["admitted"] = (admitted_at - row.created_at) / 1000
             ends[where]["attempt claimed"] = (attempt.started_at - row.created_at) / 1000
     print(f"\n{'seconds since the submission':<40}{'cluster':>10}{'here':>10}{'ratio':>8}")
     for name in ("admitted", "attempt claimed", "first step logged", "result"):
