@@ -175,9 +175,10 @@ def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[in
 
 
 def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # transformers keeps embeddings in 32 bits by an override per `id(weight)`, which outlives them: another test's embedding
-    # may have had the id of a weight made here.
-    monkeypatch.setattr(bnb.optim.GlobalOptimManager.get_instance(), "pid2config", {})
+    # transformers keeps embeddings in 32 bits by overrides per `id(weight)` and place in the optimizer, which outlive them:
+    # those of another test's embedding may fit a weight made here.
+    for overrides in ("pid2config", "index2config"):
+        monkeypatch.setattr(bnb.optim.GlobalOptimManager.get_instance(), overrides, {})
     weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (64, 64), (301, 300))]
     optimizer = bnb.optim.AdamW8bit(weights, lr=1e-3)
     for weight in weights:
