@@ -1,7 +1,6 @@
-"""Jobs on a real Kubernetes cluster: how long a start takes by phase, and what a queue of 500 jobs costs.
+"""Jobs on a real Kubernetes cluster: how long a start takes by phase, and what the controller costs while nothing changes.
 
-The same training of a tiny model on one pod and as a process of this machine; then 500 jobs that wait in Kueue's queue: how
-often the API server is asked, and the controller's CPU and memory, before and while they wait.
+The same training of a tiny model on one pod and as a process of this machine.
 The test cluster must run: `python -m tests.cluster up`. Usage: `python -m benchmarks.cluster`.
 """
 
@@ -11,15 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from recipes.contracts.job import Hardware, Job, Tracking
 from recipes.export.base_model import resolve_base_model
-from resources.compute.base import Compute, Follower, Phase
-from resources.compute.kubernetes.gang import base_name
+from resources.compute.base import Compute, Follower
 from resources.compute.local.backend import LocalCompute
 from resources.jobs.job_tokens import JobCredentials
 from resources.metadata.jobs import Jobs
@@ -27,9 +24,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation
 from tests.recipes.training.training_workspace import Place
 
-QUEUED = 500
 MEASURED_SECONDS = 30.0
-SETTLED_WITHIN = 900.0
 POLL_SECONDS = 0.05
 REQUESTS = re.compile(r"^apiserver_request_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -43,7 +38,8 @@ def main() -> None:
         place = Place(folder, installation.store)
         resolve_base_model(place.recipe.base_model, installation.store, folder)
         compare_starts(installation, place)
-        measure_queue(installation, place)
+        print(f"\n{'while nothing changes':<40}{'API requests/s':>16}{'controller CPU':>16}{'memory':>10}")
+        report_load(installation, "no job")
     shutil.rmtree(folder)
 
 
@@ -90,37 +86,6 @@ def measure_start(installation: Installation, compute: Compute, job: Job) -> dic
 
 def ignore(_: object) -> None:
     pass
-
-
-def measure_queue(installation: Installation, place: Place) -> None:
-    """What the controller and the API server do while nothing changes."""
-    print(f"\n{'while nothing changes':<40}{'API requests/s':>16}{'controller CPU':>16}{'memory':>10}")
-    report_load(installation, "no job")
-    begun = time.monotonic()
-    for number in range(QUEUED):  # more GPUs than there are: they wait
-        job = place.job(place.folder / f"queued-{number}", {}).model_copy(
-            update={"hardware": Hardware(gpus=1000), "tracking": None}
-        )
-        installation.jobs.submit(job, installation.name, base_name(job))
-    wait_until_settled(lambda: count_waiting(installation) == QUEUED)
-    queued = time.monotonic() - begun
-    report_load(installation, f"{QUEUED} jobs in the queue")
-    print(f"\n{QUEUED} jobs are in Kueue's queue {queued:.0f} s after the first was submitted")
-    for row in installation.jobs.active():
-        installation.jobs.want_cancel(row)
-    wait_until_settled(lambda: installation.jobs.count_active() == 0)
-
-
-def count_waiting(installation: Installation) -> int:
-    return sum(row.phase is Phase.PENDING and "nvidia.com/gpu" in row.detail for row in installation.jobs.active())
-
-
-def wait_until_settled(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SETTLED_WITHIN
-    while not holds():
-        if time.monotonic() > deadline:
-            sys.exit(f"not settled within {SETTLED_WITHIN:.0f} s")
-        time.sleep(1)
 
 
 def report_load(installation: Installation, name: str) -> None:
