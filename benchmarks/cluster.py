@@ -54,7 +54,7 @@ def compare_starts(installation: Installation, place: Place) -> None:
         ends[where] = measure_start(installation, compute, job)
         if where == "cluster":
             row, (attempt,) = installation.jobs.get(job), installation.attempts.list(job)
-            admitted_at = max(row.admitted_at or 0, row.created_at)  # Kueue tells whole seconds
+            admitted_at = max(row.admitted_at or 0, row.created_at)  # Kueue reports whole seconds
             ends[where]["admitted"] = (admitted_at - row.created_at) / 1000
             ends[where]["attempt claimed"] = (attempt.started_at - row.created_at) / 1000
     print(f"\n{'seconds since the submission':<40}{'cluster':>10}{'here':>10}{'ratio':>8}")

@@ -29,14 +29,14 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.contracts.exit_reason import ExitDocument, ExitReason, read_exit_document
 from recipes.contracts.job import EXIT_FILE, FAILED_FILE, OUT_OF_MEMORY_FILE, Job, Result
 from recipes.launch.attempt_api import ApiRefused, ApiUnavailable, AttemptApi, ClaimedAttempt
 from recipes.launch.cgroup_memory import describe_kill, read_memory_counters
 from recipes.launch.child_process import ChildProcess
 from recipes.launch.command import program_command, program_environment
 from recipes.launch.coordinator import Coordinator
-from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted, read_exit_document
+from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted
 from recipes.launch.gang import Gang, GangEnded
 from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids

@@ -2,11 +2,12 @@
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 
 # Why an attempt ended: one enum, and the decisions that follow from each reason.
 #
@@ -178,3 +179,16 @@ class ExitDocument(BaseModel):
             known = code if isinstance(code, int) else None
             return {**value, "reason": classify_message(known, message)}
         return value
+
+
+NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
+
+
+def read_exit_document(work: Path) -> ExitDocument | None:
+    """What the program wrote about its end; None if it was killed before."""
+    try:
+        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)

@@ -1,22 +1,17 @@
 """Decide why an attempt ended: of one node from its program's end, of a gang from the ends of its nodes.
 
 Pure functions. A failure on one node makes the programs of the others fail as well, in other words and often at the same
-moment, so that a cause is told from its consequences by its kind first and by time second.
+moment, so that a cause and its consequences are distinguished by kind first, then by time.
 """
 
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
-from recipes.contracts.job import EXIT_FILE
 
 SIGNAL_EXIT_OFFSET = 128
 """What torchrun and shells add to the number of the signal that ended a process."""
-NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 NO_RESULT = "the program exited with 0, but left no result"
 
 MEMORY_KILL_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN)
@@ -57,16 +52,6 @@ class ProgramEnd:
     was_asked_to_stop: bool = False
     was_ended: bool = False
     lacks_result: bool = False
-
-
-def read_exit_document(work: Path) -> ExitDocument | None:
-    """What the program wrote about its end; None if it was killed before."""
-    try:
-        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
 
 
 def classify_end(end: ProgramEnd) -> ExitDocument | None:

@@ -1,4 +1,4 @@
-"""The side of all other nodes of a gang: connected to the first node, which tells them what to do."""
+"""The side of all other nodes of a gang: connected to the first node, which directs them."""
 
 import asyncio
 from collections.abc import Callable

@@ -70,7 +70,7 @@ CREDENTIALS_RENEWAL_SECONDS = 3600.0
 """Interval at which a supervisor renews its job's credentials: a fraction of what a job may take."""
 
 STORE_OUTAGE_SECONDS = 3600.0
-"""How long polling may fail before the job is cancelled: its program keeps running while the object store, the metadata or
+"""How long polling may fail before the supervisor gives up: the program keeps running while the object store, metadata or
 Dagster's database are unavailable."""
 RETRY_SECONDS = 1.0
 """Pause after a failed poll."""

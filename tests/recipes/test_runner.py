@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.contracts.exit_reason import NO_ROOM, ExitDocument, ExitReason, read_exit_document
 from recipes.contracts.job import Job, Program, Result, StoreAddress
 from recipes.storage.artifact_store import Store
-from resources.compute.local.restarts import NO_ROOM, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -190,7 +189,7 @@ def test_what_no_database_holds_and_a_terminal_acts_on_is_in_no_reason(job: Job,
     """Half a character, as of a file name that is not UTF-8, is no JSON: the program was taken for killed, and begun."""
     run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
     assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J", "reason": "program_error"}
-    assert read_exit(Path(job.work_dir)) == ExitDocument.model_validate(said(job))
+    assert read_exit_document(Path(job.work_dir)) == ExitDocument.model_validate(said(job))
 
 
 FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
@@ -200,17 +199,17 @@ FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
 def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, *FULL, "raise ProgramFailed('it is no model')")
     assert (done.returncode, last_error(done)) == (1, "error: it is no model")
-    assert read_exit(Path(job.work_dir)) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
+    assert read_exit_document(Path(job.work_dir)) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
     assert [file.name for file in Path(job.work_dir).iterdir()] == ["exit.json"]
     run(job, tmp_path, "raise ProgramFailed('closed by peer')")
     found = ExitDocument(code=1, message="closed by peer", reason=ExitReason.PROGRAM_ERROR)
-    assert read_exit(Path(job.work_dir)) == found, "who has room says what it knows"
+    assert read_exit_document(Path(job.work_dir)) == found, "who has room says what it knows"
 
 
 @pytest.mark.parametrize("left", ["", '{"code": 1, "mess', "null"])
 def test_what_a_full_disk_cut_short_is_no_reason(tmp_path: Path, left: str) -> None:
     (tmp_path / "exit.json").write_text(left)
-    assert read_exit(tmp_path) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
+    assert read_exit_document(tmp_path) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
 
 
 def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:

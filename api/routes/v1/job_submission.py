@@ -237,7 +237,7 @@ def allow_pod_settings(settings: Settings, pod: PodSettings) -> None:
 def refuse_masks(env: Mapping[str, str]) -> None:
     """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
     if masked := next((name for name, value in env.items() if value == MASK), None):
-        raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
+        raise invalid(f"env.{masked} is the mask that hides a value in answers of this server: give the value itself")
 
 
 def find_recipe(name: str | None) -> Recipe:

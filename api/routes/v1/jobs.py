@@ -125,7 +125,7 @@ def submit(
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:
-    """On this machine a command has the rights of whoever started this server, so it is accepted from that user alone.
+    """On this machine a command has the rights of the user who started this server, so it is accepted from that user alone.
 
     On a cluster it has those of its pod. Pods of all organizations share a namespace and its network: the operator decides
     whether people who sign in may submit commands.

@@ -54,7 +54,7 @@ def labels(job: JobKey) -> dict[str, str]:
 
 
 def annotations(job: Job, generation: int = 1) -> dict[str, str]:
-    """The id as it is, and what tells equal work from other work under the same name: digest and generation."""
+    """The unchanged id, and what identifies equal work under the same name: digest and generation."""
     return {
         JOB_ID_ANNOTATION: job.id,
         DIGEST_ANNOTATION: job.work_digest,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.exit_reason import ExitReason, read_exit_document
 from recipes.contracts.job import EXIT_FILE, BadConfiguration, Job, Program
 from recipes.extras import TRAIN, lacking
 from recipes.job_processes import kill_job_processes
@@ -17,7 +17,7 @@ from resources.compute.local.admission import Admission
 from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.command import command, environment
 from resources.compute.local.leases import Leases
-from resources.compute.local.restarts import Start, next_start, read_exit, record_exit, record_kill, record_memory_kills
+from resources.compute.local.restarts import Start, next_start, record_exit, record_kill, record_memory_kills
 from resources.compute.local.work_folder import (
     ATTEMPT_FILE,
     FAILED_ATTEMPTS_FILE,
@@ -126,7 +126,7 @@ class LocalCompute(Compute):
                 detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
                 record_exit(work, ExitReason.TIMED_OUT, detail)
                 return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
-            ended = read_exit(work) or record_kill(work)
+            ended = read_exit_document(work) or record_kill(work)
             retries = job.schedule.retries if self.max_restarts is None else self.max_restarts
             begin = next_start(ended, attempt, work, retries)
             terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.contracts.job import EXIT_FILE, OUT_OF_MEMORY_FILE
@@ -73,9 +73,6 @@ def memory_kills(vmstat: Path = VMSTAT) -> int:
     return int(counts.get("oom_kill", 0))
 
 
-NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
-
-
 KILL_MESSAGES = {
     ExitReason.KILLED: "killed",
     ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
@@ -102,13 +99,3 @@ def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
     with suppress(OSError):
         write_json_atomic(work / EXIT_FILE, document.model_dump(mode="json"))
     return document
-
-
-def read_exit(work: Path) -> ExitDocument | None:
-    """How the newest attempt ended; None where it was killed before it could write that down."""
-    try:
-        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)

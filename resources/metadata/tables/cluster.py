@@ -13,7 +13,7 @@ cluster_jobs = Table(
     Column("name", String(63), nullable=False, doc="of the job's objects, without the generation"),
     Column("generation", Integer, nullable=False, doc="grows when the objects are created with other nodes"),
     Column("document", JSON, nullable=False, doc="recipes.contracts.job.Job as it was submitted"),
-    Column("wanted", String(20), nullable=False, doc="run | cancel"),
+    Column("wanted", String(20), nullable=False, doc="run | cancel | nothing (the end was reported)"),
     Column("phase", String(20), nullable=False, doc="resources.compute.base.Phase"),
     Column("detail", Text, nullable=False, doc="one line for people: what it waits for, or why it ended"),
     Column("reason", String(40), doc="recipes.contracts.exit_reason.ExitReason of the newest attempt that has ended"),

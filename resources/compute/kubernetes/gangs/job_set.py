@@ -66,7 +66,7 @@ def failure_policy() -> dict[str, Any]:
 def rule(name: str, action: str, place: int) -> dict[str, Any]:
     """What follows when the child's own rule at `place` failed it.
 
-    Both have the reason PodFailurePolicy; only the message tells them apart (a key of JobSet 0.10 and newer).
+    Both have the reason PodFailurePolicy; only the message distinguishes them (a key of JobSet 0.10 and newer).
     """
     return {
         "name": name,

@@ -9,7 +9,7 @@ from resources.compute.kubernetes.pod_manifest import CONTAINER, pod_template
 
 # An Indexed Job: one pod for each node, by rank. The child of a JobSet, and alone what a cluster without CRDs can do.
 #
-# Alone it is not a gang: the scheduler may start some of its pods, and nothing but whoever follows it can restart all of
+# Alone it is not a gang: the scheduler may start some of its pods, and only the controller can restart all of
 # them. So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall
 # 2), and one whose pods find in the store what they need of each other.
 
@@ -18,7 +18,7 @@ FINAL_EXIT_CODES = [EXIT_ERROR, EXIT_BAD_CONFIGURATION]
 FINAL_RULE, DISRUPTION_RULE, PREEMPTED_RULE = 0, 1, 2
 """Places of the rules below; the message of a failed Job names the place of the rule that failed it."""
 MAX_JOB_RESTARTS = 100_000
-"""The controller enforces the limit of counted attempts, which JobSet cannot tell from others: its own is never reached."""
+"""The controller enforces the limit of counted attempts, which JobSet cannot distinguish: its own limit is never reached."""
 
 
 def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
