@@ -35,19 +35,19 @@ def hours_of_completed_jobs(connection: sa.Connection) -> list[dict[str, object]
     """
     events, tags = sa.table("events"), sa.table("run_tags")
     completed = (
-        sa.select(sa.column("key"), sa.column("payload", sa.JSON), sa.column("created_at"))
+        sa.select(sa.column("seq"), sa.column("key"), sa.column("payload", sa.JSON), sa.column("created_at"))
         .select_from(events)
         .where(sa.column("type") == "job.completed")
         .order_by(sa.column("seq"))
     )
     typed = sa.select(sa.column("run_id"), sa.column("value")).select_from(tags).where(sa.column("key") == "system/gpu_type")
-    types = dict(connection.execute(typed).tuples().all())
+    types = {row.run_id: row.value for row in connection.execute(typed)}
     rows = {}
-    for key, payload, created_at in connection.execute(completed):
+    for seq, key, payload, created_at in connection.execute(completed):
         hours = payload.get("gpu_hours")
         if isinstance(hours, int | float) and 0 < hours < 1e9:
             rows[key] = {
-                "attempt": f"0006-{len(rows)}",
+                "attempt": f"event-{seq}",
                 "job_id": key,
                 "program": "train",
                 "owner_id": key,
