@@ -29,7 +29,7 @@ from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, Gen
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Attempt, Claim, JobAttempts
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
