@@ -1,5 +1,6 @@
-"""The sections of `config.yaml` but `scheduler`, with the specification's names and defaults (rows R1-R5). What they are together,
-and where their values come from, is in `resources.settings.settings`.
+"""The sections of `config.yaml` but `scheduler`, with the specification's names and defaults (rows R1-R5).
+
+What they are together, and where their values come from, is in `resources.settings.settings`.
 """
 
 import ipaddress
