@@ -12,6 +12,9 @@ from resources.metadata.tables import cluster_jobs, job_attempts
 from resources.metadata.tables import gpu_usage as table
 from resources.metadata.transactions import insert_into
 
+EXTEND_SECONDS = 60.0
+"""Interval at which the time of running attempts is recorded."""
+
 
 def open_usage(connection: Connection, job: JobKey, attempt: str, gpus: int, gpu_type: str | None, started_at: int) -> None:
     """Record that an attempt holds GPUs, on all its nodes together (idempotent)."""
@@ -29,9 +32,9 @@ def open_usage(connection: Connection, job: JobKey, attempt: str, gpus: int, gpu
     connection.execute(insert_into(connection, table).values(**row).on_conflict_do_nothing())
 
 
-def extend_usage(connection: Connection, job: JobKey, until: int) -> None:
+def extend_usage(connection: Connection, job: JobKey, until: int, attempt: str | None = None) -> None:
     """Move the end of the open usage forward; never back, because it is part of a counter."""
-    extended = update(table).where(*_open_of(job), table.c.metered_until < until).values(metered_until=until)
+    extended = update(table).where(*_open_of(job, attempt), table.c.metered_until < until).values(metered_until=until)
     connection.execute(extended)
 
 
@@ -49,9 +52,9 @@ def extend_running_gangs(connection: Connection, until: int) -> None:
     connection.execute(extended.values(metered_until=until))
 
 
-def close_usage(connection: Connection, job: JobKey) -> None:
-    """Record that the job holds no GPUs any more."""
-    connection.execute(update(table).where(*_open_of(job)).values(is_open=False))
+def close_usage(connection: Connection, job: JobKey, attempt: str | None = None) -> None:
+    """Record that an attempt, or every attempt of the job, holds no GPUs any more."""
+    connection.execute(update(table).where(*_open_of(job, attempt)).values(is_open=False))
 
 
 def owner_id(job: JobKey) -> str:
@@ -59,5 +62,6 @@ def owner_id(job: JobKey) -> str:
     return job.id.removeprefix(f"{job.program.value}-".replace("_", "-"))
 
 
-def _open_of(job: JobKey) -> tuple[Any, ...]:
-    return table.c.job_id == job.id, table.c.program == job.program.value, table.c.is_open
+def _open_of(job: JobKey, attempt: str | None) -> tuple[Any, ...]:
+    of_job = table.c.job_id == job.id, table.c.program == job.program.value, table.c.is_open
+    return of_job if attempt is None else (*of_job, table.c.attempt == attempt)

@@ -11,13 +11,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from recipes.contracts.job import Job, Program
 from resources.compute.base import JobKey
 from resources.metadata.database import Database
-from resources.metadata.gpu_usage import close_usage, extend_usage, open_usage
+from resources.metadata.gpu_usage import EXTEND_SECONDS, close_usage, extend_usage, open_usage
 from resources.metadata.outbox import now_ms
 
 log = logging.getLogger(__name__)
 
-EXTEND_SECONDS = 60.0
-"""Interval at which the time of a running attempt is recorded."""
 WATCHED_SECONDS = 10.0
 """An attempt that was seen running so recently ended now."""
 
