@@ -197,14 +197,15 @@ class JobAttempts:
             "counted": False,
         }
         connection.execute(insert(table).values(**row))
-        self._meter(connection, job, claim)
-        return self._get(connection, job, number)
+        made = self._get(connection, job, number)
+        self._meter(connection, job, claim, made.started_at)
+        return made
 
-    def _meter(self, connection: Connection, job: JobKey, claim: Claim) -> None:
+    def _meter(self, connection: Connection, job: JobKey, claim: Claim, started_at: int) -> None:
         row = cluster_jobs.c.job_id == job.id, cluster_jobs.c.program == job.program
         asked = connection.execute(select(cluster_jobs.c.document["hardware"]).where(*row)).scalar() or {}
         if gpus := asked.get("gpus", 0) * claim.num_nodes:
-            open_usage(connection, job, claim.pod_uid, gpus, asked.get("gpu_type"), now_ms())
+            open_usage(connection, job, claim.pod_uid, gpus, asked.get("gpu_type"), started_at)
 
     def _register(
         self, connection: Connection, job: JobKey, attempt: Attempt, node_rank: int, node: str, gpus: Sequence[str]
