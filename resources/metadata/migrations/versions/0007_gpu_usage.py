@@ -1,5 +1,7 @@
 """GPUs that attempts of jobs held, metered by the control plane"""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -8,7 +10,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-TABLE = (
+TABLE: tuple[sa.Column[Any], ...] = (
     sa.Column("attempt", sa.String(length=64), nullable=False),
     sa.Column("job_id", sa.String(length=256), nullable=False),
     sa.Column("program", sa.String(length=20), nullable=False),
@@ -40,8 +42,9 @@ def hours_of_completed_jobs(connection: sa.Connection) -> list[dict[str, object]
         .where(sa.column("type") == "job.completed")
         .order_by(sa.column("seq"))
     )
-    typed = sa.select(sa.column("run_id"), sa.column("value")).select_from(tags).where(sa.column("key") == "system/gpu_type")
-    types = {row.run_id: row.value for row in connection.execute(typed)}
+    is_type = sa.column("key") == "system/gpu_type"
+    typed = connection.execute(sa.select(sa.column("run_id"), sa.column("value")).select_from(tags).where(is_type))
+    types = {row.run_id: row.value for row in typed}
     rows = {}
     for seq, key, payload, created_at in connection.execute(completed):
         hours = payload.get("gpu_hours")
