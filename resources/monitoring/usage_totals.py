@@ -183,5 +183,5 @@ def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[i
 
 def sum_gpu_hours_of_run(reader: Connection, run_id: str) -> float | None:
     """None where the run is no job's, or held no GPU."""
-    hours: float | None = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
-    return hours
+    hours = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
+    return None if hours is None else float(hours)

@@ -43,7 +43,9 @@ def hours_of_completed_jobs(connection: sa.Connection) -> list[dict[str, object]
         .order_by(sa.column("seq"))
     )
     is_type = sa.column("key") == "system/gpu_type"
-    typed = connection.execute(sa.select(sa.column("run_id"), sa.column("value")).select_from(tags).where(is_type))
+    typed: sa.CursorResult[Any] = connection.execute(
+        sa.select(sa.column("run_id"), sa.column("value")).select_from(tags).where(is_type)
+    )
     types = {row.run_id: row.value for row in typed}
     rows = {}
     for seq, key, payload, created_at in connection.execute(completed):
