@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Double, case, cast, distinct, func, select
 
+from recipes.contracts.job import normalize_priority
 from recipes.storage import uris
 from resources.metadata.jobs import COMMAND
 from resources.metadata.tables import (
@@ -150,7 +151,11 @@ def count_queued_jobs(connection: Connection) -> dict[Labels, float]:
     query = select(inner.c.organization, func.coalesce(inner.c.priority, DEFAULT_PRIORITY), func.count()).group_by(
         inner.c.organization, inner.c.priority
     )
-    return read_grouped(connection, query)
+    queued: dict[Labels, float] = {}
+    for (organization, written), count in read_grouped(connection, query).items():
+        labels = organization, str(normalize_priority(written))
+        queued[labels] = queued.get(labels, 0) + count
+    return queued
 
 
 def sum_stored_bytes(connection: Connection) -> dict[str, float]:
