@@ -16,7 +16,7 @@ from resources.metadata.job_attempts import Attempt
 from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
-"""An attempt that ran for so long made progress: the counting of failed attempts begins again after it."""
+"""An attempt that ran for so long made progress, as one did that saved a checkpoint: counting begins again with it."""
 IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
 """In Kueue's words for a preemption: of use to its developers alone."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -98,11 +98,11 @@ def used_ms(snapshot: Snapshot) -> int:
 
 
 def count_failures(attempts: Sequence[Attempt]) -> int:
-    """Attempts that count against the limit of restarts since the last one that made progress."""
+    """Attempts that count against the limit of restarts: from the last one on that made progress."""
     count = 0
     for attempt in attempts:
-        ended = attempt.ended_at or attempt.started_at
-        if ended - attempt.started_at > PROGRESS_MS:
+        ran_ms = (attempt.ended_at or attempt.started_at) - attempt.started_at
+        if attempt.saved_at is not None or ran_ms > PROGRESS_MS:
             count = 0
         count += attempt.counted
     return count

@@ -107,6 +107,7 @@ def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_
         ("0004_order_of_pages.py", "cc3fd34e25fd0a28b6f53430a9f678e17e3fbf9770c07946e3ba5d06a9161938"),
         ("0005_audit_since_a_time.py", "64c9d0e861310497f70f8f7bfbb61220b1431737cccfeb2b5e1a3cbf372a529b"),
         ("0006_cluster_jobs.py", "6df90f75eb9ca0c696a2c39e641e2de18813e801df47ace7366a8dada98346c3"),
+        ("0007_saved_checkpoints.py", "d00c277bf362ef1b84179a55c1e6271b07fabda3e2d4cf9b144b84da51318dcb"),
     ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:

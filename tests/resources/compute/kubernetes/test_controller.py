@@ -298,6 +298,21 @@ def test_gang_that_keeps_ending_with_75_fails_at_its_limit(room: Room) -> None:
     assert room.objects() == []
 
 
+def test_checkpoint_of_an_attempt_makes_the_restarts_before_it_count_no_more(room: Room) -> None:
+    job = TRAIN.model_copy(update={"schedule": Schedule(retries=2)})
+    gang = room.start(job)
+    for attempt in range(1, 6):
+        if attempt == 3:
+            room.attempts.record_checkpoint(TRAIN, attempt)
+        room.attempts.end(TRAIN, attempt, ExitReason.KILLED, "killed")
+        gang.delete_pods()
+        row = room.reconcile()
+        if attempt < 5:
+            assert row.phase is Phase.RESTARTING
+            room.claim(gang.start())
+    assert (row.phase, row.detail) == (Phase.FAILED, "killed (3 attempts failed)")
+
+
 def test_pods_that_die_before_they_claim_an_attempt_count(room: Room) -> None:
     job = TRAIN.model_copy(update={"schedule": Schedule(retries=1)})
     room.submit(job)
