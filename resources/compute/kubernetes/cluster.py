@@ -72,7 +72,7 @@ class InvalidObject(ClusterError):
 
 
 class AlreadyExists(ClusterError):
-    """There is an object of that name."""
+    """There is an object of that name, or another one than a deletion is for."""
 
 
 class NotFound(ClusterError):
@@ -171,12 +171,19 @@ class Cluster:
             finally:
                 response.close()
 
-    def delete(self, kind: Kind, namespace: str, name: str, grace_seconds: int | None = None) -> None:
-        """Delete an object, if it exists; what it owns follows in the background."""
+    def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str | None = None, grace_seconds: int | None = None
+    ) -> None:
+        """Delete an object, if it exists; what it owns follows in the background.
+
+        With `uid` another object of that name stays: a request that was delayed must not delete its successor.
+        """
         body: Item = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        with suppress(NotFound):
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        with suppress(NotFound, *([AlreadyExists] if uid else [])):
             self._request("DELETE", kind.path(namespace, name), body=body)
 
     def request(self, method: str, path: str, body: Any = None) -> Item:

@@ -28,6 +28,7 @@ from resources.compute.kubernetes.cluster import (
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
 from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.states import GangState
 from resources.compute.kubernetes.token_secret import KEY, token_name
 from resources.jobs.job_tokens import TOKEN_VARIABLE
 from resources.settings.scheduler import Scheduler
@@ -97,18 +98,21 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
     return found
 
 
-def delete_gang(cluster: Cluster, place: tuple[str, str], scheduler: Scheduler) -> None:
-    """Delete what owns the pods of a generation, by namespace and name; they end within their grace period."""
-    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place)
+def delete_gang(cluster: Cluster, gang: GangState, scheduler: Scheduler) -> None:
+    """Delete what owns the pods of a generation; they end within their grace period."""
+    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], gang.namespace, gang.name, uid=gang.uid)
 
 
 def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
-    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap."""
+    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap.
+
+    By name, because nobody may read Secrets: the names of other generations differ.
+    """
     namespace, name = place(config_map)
     for kind in GANG_KINDS[scheduler.gang_backend]:
         cluster.delete(kind, namespace, name)
     cluster.delete(SECRET, namespace, token_name(name))
-    cluster.delete(CONFIG_MAP, namespace, name)
+    cluster.delete(CONFIG_MAP, namespace, name, uid=config_map["metadata"].get("uid"))
 
 
 def place(item: Item) -> tuple[str, str]:

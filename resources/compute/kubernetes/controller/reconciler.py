@@ -16,7 +16,7 @@ from resources.compute.kubernetes.cluster import Cluster, ClusterError
 from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
-from resources.compute.kubernetes.controller.leader import LeadershipLost
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
@@ -56,7 +56,7 @@ class Reconciler:
         """One pass over all jobs. Returns whether another should follow at once.
 
         Raises:
-            SQLAlchemyError, LeadershipLost: of the database; the next pass does what is left.
+            SQLAlchemyError, LeadershipLost, RowLocked: of the database; the next pass does what is left.
         """
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
@@ -66,7 +66,7 @@ class Reconciler:
         for job in jobs:
             try:
                 again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
-            except ClusterError as problem:
+            except (ClusterError, RowLocked) as problem:
                 log.warning("%s %s: %s", job.program, job.job_id, problem)
             except (SQLAlchemyError, LeadershipLost):
                 raise
@@ -159,7 +159,7 @@ class Reconciler:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _delete_gang(self, gang: GangState) -> None:
-        delete_gang(self._cluster, (gang.namespace, gang.name), self._scheduler)
+        delete_gang(self._cluster, gang, self._scheduler)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
         """Keep tokens valid however long a job waits."""

@@ -122,9 +122,12 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
 
         def do_DELETE(self) -> None:
             path, _ = self.parts()
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            options = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            uid = options.get("preconditions", {}).get("uid")
             if path not in server.items:
                 self.refuse(404, f"{path} not found")
+            elif uid not in (None, server.items[path]["metadata"]["uid"]):
+                self.refuse(409, f"Precondition failed: UID in precondition: {uid}")
             else:
                 self.answer(200, server.remove(path))
 

@@ -1,5 +1,6 @@
 """The controller against an API server that keeps objects: from a row to pods, through faults, to the end."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
-from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
+from resources.compute.kubernetes.submission import delete_rest
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
@@ -436,6 +438,24 @@ def test_job_set_deleted_by_hand_is_created_again_and_the_attempt_ended(room: Ro
     assert room.server.names(JOB_SET) == [NAME]
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.KILLED)
     assert row.detail == "somebody deleted the objects of the job in the cluster"
+
+
+def test_deletion_spares_objects_that_have_replaced_those_it_is_for(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    config_map = room.server.find(CONFIG_MAP, NAME)
+    assert config_map is not None
+    room.jobs.want_cancel(TRAIN)
+    gang.pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    room.server.remove("/api/v1/nodes/node-1")
+    for mirror in room.view.mirrors:
+        mirror.refresh()
+    replaced = [config_map, gang.job_set, gang.pods[1]]
+    for item in replaced:
+        room.server.put(copy.deepcopy(item) | {"metadata": item["metadata"] | {"uid": f"new-{item['metadata']['uid']}"}})
+    room.reconciler.reconcile()  # from what the mirrors have: the deletion was on its way
+    assert room.server.names(JOB_SET) == [NAME] and len(room.server.names(POD)) == 2
+    delete_rest(room.server.cluster, config_map, room.scheduler)
+    assert room.server.names(CONFIG_MAP) == [NAME]
 
 
 def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
