@@ -11,7 +11,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import CREDENTIALS_RENEWAL_SECONDS
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import Cluster, ClusterError
 from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
@@ -25,6 +24,7 @@ from resources.compute.kubernetes.states import GangState, PodState
 from resources.compute.kubernetes.submission import delete_gang
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
+from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, GenerationKey, JobState
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Attempt, Claim, JobAttempts
@@ -38,7 +38,7 @@ class Reconciler:
     """One leader's work. Everything kept between passes is a cache."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: Credentials
+        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: ClusterCredentials
     ) -> None:
         self._cluster = cluster
         self._view = view

@@ -10,6 +10,7 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.controller import creation
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.submission import delete_rest
@@ -141,8 +142,53 @@ def test_pods_get_a_token_of_their_program(room: Room) -> None:
     assert grant is not None and (grant.job_id, grant.program) == (TRAIN.id, TRAIN.program)
 
 
+def count_tokens(room: Room) -> int:
+    with room.database.read() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM program_tokens").scalar_one())
+
+
+def test_refused_secret_leaves_one_token_however_often_it_is_tried(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "RETRY_SECONDS", 0.0)
+    room.submit()
+    room.server.refusals["Secret"] = (403, "secrets is forbidden: exceeded quota: compute, requested: count/secrets=1")
+    for _ in range(3):
+        assert "exceeded quota" in room.reconcile().detail
+    assert count_tokens(room) == 1
+    room.server.refusals.clear()
+    room.reconcile()
+    secret = room.server.find(SECRET, f"{NAME}-token")
+    assert secret is not None and count_tokens(room) == 1
+    with room.database.read() as connection:
+        assert find_program(connection, secret["stringData"]["token"]) is not None
+
+
+def test_secret_that_exists_keeps_its_token_alone(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    room.server.remove(JOB_SET.path("hanzo-ml", NAME))
+    room.start_controller()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME] and count_tokens(room) == 1
+
+
+def test_job_whose_pods_the_api_server_would_refuse_fails_before_anything_is_created(room: Room) -> None:
+    words = 'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Invalid value: "Sometimes"'
+    room.server.refusals["Job"] = (422, words)
+    room.submit()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.BAD_CONFIGURATION) and words in row.detail
+    assert room.objects() == []
+
+
+def test_job_that_may_not_be_checked_is_created_all_the_same(room: Room) -> None:
+    room.server.refusals["Job"] = (403, "jobs.batch is forbidden: cannot create resource")
+    room.submit()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+
+
 @pytest.mark.parametrize("carried_out", [False, True], ids=["before the request", "after the request"])
-@pytest.mark.parametrize("fatal", [1, 2, 3])
+@pytest.mark.parametrize("fatal", [1, 2, 3, 4])
 def test_submission_is_completed_by_the_next_controller(room: Room, fatal: int, carried_out: bool) -> None:
     room.submit()
     room.start_controller(MortalCluster(room.server.cluster, fatal, carried_out=carried_out))
