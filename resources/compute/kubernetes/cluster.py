@@ -34,6 +34,9 @@ class Kind:
 
 JOB_SET = Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
+WORKLOAD_PRIORITY_CLASS = Kind(
+    "kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False
+)
 JOB = Kind("batch/v1", "Job", "jobs")
 POD = Kind("v1", "Pod", "pods")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
@@ -43,7 +46,20 @@ SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
 COSCHEDULING_GROUP = Kind("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
 VOLCANO_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
-ALL_KINDS = (JOB_SET, WORKLOAD, JOB, POD, NODE, CONFIG_MAP, SECRET, SERVICE, EVENT, COSCHEDULING_GROUP, VOLCANO_GROUP)
+ALL_KINDS = (
+    JOB_SET,
+    WORKLOAD,
+    WORKLOAD_PRIORITY_CLASS,
+    JOB,
+    POD,
+    NODE,
+    CONFIG_MAP,
+    SECRET,
+    SERVICE,
+    EVENT,
+    COSCHEDULING_GROUP,
+    VOLCANO_GROUP,
+)
 KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
 
 

@@ -16,6 +16,7 @@ from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
 from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked
+from resources.compute.kubernetes.controller.priority_classes import PriorityClasses
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
@@ -47,6 +48,7 @@ class Reconciler:
         self._attempts = JobAttempts(database)
         self._credentials = credentials
         self._events = EventReader(cluster)
+        self._priority_classes = PriorityClasses(cluster)
         self._creator = Creator(cluster, view, scheduler, credentials)
         self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials)
         self._limits: dict[GenerationKey, Limits] = {}
@@ -112,7 +114,7 @@ class Reconciler:
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
-        return replace(snapshot, events=self._events.read(snapshot))
+        return replace(snapshot, events=self._events.read(snapshot), queue_problem=self._priority_classes.explain(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = job.generation_key

@@ -10,7 +10,7 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
-from resources.compute.kubernetes.controller import creation
+from resources.compute.kubernetes.controller import creation, priority_classes
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.submission import delete_rest
@@ -232,6 +232,52 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     room.gang().admit()
     row = room.reconcile()
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
+
+
+def test_missing_priority_class_is_named_with_the_command_that_creates_it(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority_classes, "INTERVAL_SECONDS", 0.0)
+    room.submit()
+    room.reconcile()
+    room.gang().job_set["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    detail = room.reconcile().detail
+    assert "Kueue has no WorkloadPriorityClass 'batch'" in detail and "hanzo-ml cluster render | kubectl apply" in detail
+    metadata = {"name": "batch"}
+    room.server.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": metadata})
+    assert room.reconcile().detail == "waits for Kueue to see it"
+
+
+NOT_ASSIGNED = "couldn't assign flavors to pod set node: "
+A100 = "insufficient unused quota for nvidia.com/gpu in flavor nvidia-a100-80gb, 4 more needed"
+NO_GPUS = (
+    "insufficient quota for nvidia.com/gpu in flavor cpu, previously considered podsets requests (0) + current podset "
+    "request (8) > maximum capacity (0)"
+)
+TOO_LARGE = NO_GPUS.replace("flavor cpu", "flavor nvidia-a100-80gb").replace("(0)", "(4)")
+H100 = "flavor nvidia-h100-80gb doesn't match node affinity"
+TAINT = "untolerated taint {nvidia.com/gpu present NoSchedule <nil>} in flavor nvidia-h100-80gb"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (f"{NOT_ASSIGNED}{NO_GPUS}, {A100}", f"{NOT_ASSIGNED}{A100}"),
+        (f"{NOT_ASSIGNED}{H100}, {NO_GPUS}, {TOO_LARGE}", f"{NOT_ASSIGNED}{TOO_LARGE}"),
+        (f"{NOT_ASSIGNED}{A100}, {TAINT}", f"{NOT_ASSIGNED}{A100}"),
+        (
+            f"{NOT_ASSIGNED}{A100}, {TAINT}. Pending the preemption of 1 workload(s)",
+            f"{NOT_ASSIGNED}{A100}. Pending the preemption of 1 workload(s)",
+        ),
+        (f"{NOT_ASSIGNED}{H100}, {NO_GPUS}", f"{NOT_ASSIGNED}{H100}, {NO_GPUS}"),
+        ("LocalQueue hanzo-ml doesn't exist", "LocalQueue hanzo-ml doesn't exist"),
+    ],
+)
+def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, shown: str) -> None:
+    room.submit()
+    room.reconcile()
+    room.gang().wait_for_quota(words)
+    assert room.reconcile().detail == shown
 
 
 def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
