@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, open_cluster
-from resources.compute.kubernetes.controller.leader import LeadershipLost, lead
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked, lead
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials
@@ -42,7 +42,7 @@ def control(
             try:
                 # From copies that are not current, running attempts would look as if their pods were gone.
                 again = reconciler.reconcile() if view.is_current else False
-            except SQLAlchemyError as problem:
+            except (SQLAlchemyError, RowLocked) as problem:
                 log.warning("the database does not answer, will retry: %s", problem)
                 again = False
             stopped.wait(MIN_INTERVAL_SECONDS)
