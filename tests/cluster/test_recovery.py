@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Hardware, Job
+from recipes.contracts.job import Hardware, Job, Schedule
 from recipes.storage import uris
 from resources.compute.base import Phase
 from resources.compute.kubernetes.states import RANK_ANNOTATION
@@ -47,6 +47,8 @@ RECIPE = {
 WHOLE_NODE = Hardware(gpus=8)
 SLOW = 0.2
 """Cores of a pod between two faults: the training must not be over before the last of them."""
+GRACE = "30s"
+"""A pod that hangs holds up the next attempt for so long."""
 GANG_ENDS_WITHIN = 60.0
 RECOVERS_WITHIN = 300.0
 CONTROLLER_LEASES = {"jobset": "6d4f6a47.jobset.x-k8s.io", "kueue": "c1f6bfd2.kueue.x-k8s.io"}
@@ -58,8 +60,8 @@ class Recoveries:
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, fault: str, seconds: float | None, note: str) -> None:
-        print(time.strftime("%X"), fault, seconds, note, flush=True)
+    def add(self, fault: str, seconds: float | None, note: str, step: int = 0) -> None:
+        print(time.strftime("%X"), fault, seconds, note, "step", step, flush=True)
         self.rows.append((fault, "0" if seconds is None else f"{seconds:.0f}", note))
 
     def print(self, write: Callable[[str], None]) -> None:
@@ -109,7 +111,7 @@ class DisturbedTraining:
 
     @classmethod
     def start(cls, name: str, trainings: Trainings, recoveries: Recoveries) -> "DisturbedTraining":
-        job = trainings.job(name, recipe=RECIPE, hardware=WHOLE_NODE)
+        job = trainings.job(name, recipe=RECIPE, hardware=WHOLE_NODE, schedule=Schedule(grace_period=GRACE))
         training = cls(trainings.installation, trainings, recoveries, job)
         training.installation.compute.submit(training.job)
         training.wait_for_new_steps()
@@ -162,7 +164,7 @@ class DisturbedTraining:
         ready = time.monotonic() - began
         self.wait_for_new_steps()
         assert len(self.attempts) == 1, self.installation.describe(self.job)
-        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start")
+        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start", self.step)
 
     def recover(self, fault: str, kill: Callable[[], object]) -> Attempt:
         """A fault that ends the attempt, and the one that follows. Returns the one that ended."""
@@ -180,7 +182,7 @@ class DisturbedTraining:
         seconds = time.monotonic() - began
         self.limit_cpu(SLOW)
         attempt = self.attempts[number - 1]
-        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s")
+        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s", self.step)
         assert len(self.attempts) == number + 1, last(self.job)
         return attempt
 
