@@ -6,7 +6,6 @@ import sys
 import dagster as dg
 import pytest
 
-from hanzo_ml_assets.control_plane import is_run_cancelled
 from resources.installation import SOURCE
 
 LOADED = """
