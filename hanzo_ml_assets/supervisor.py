@@ -119,6 +119,6 @@ SUPERVISOR_HOOKS = frozenset(
 )
 """Hooks of each asset that runs programs.
 
-Dagster calls them once it has stored how the step ended. A supervisor that is killed earlier is replaced by one that is given
-the same end again.
+Dagster calls them once it has stored how the step ended. A supervisor that is killed earlier is replaced by one that is
+given the same end again.
 """
