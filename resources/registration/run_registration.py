@@ -151,7 +151,7 @@ def register_run(
     ):
         checkpoints = job.artifact(CHECKPOINTS_ARTIFACT)
         key, source = CHECKPOINTS_ARTIFACT, checkpoints.uri
-        listed = {f"{source}/{file.path}": file.sha256 for file in store.manifest(checkpoints).files}
+        listed = {f"{source}/{file.object_path}": file.sha256 for file in store.manifest(checkpoints).files}
     else:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     if key != artifact:
