@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, JsonVa
 from recipes.contracts.frozen_model import FrozenModel, YamlModel
 from recipes.contracts.pod_settings import Environment, PodSettings
 from recipes.contracts.quantities import Duration, parse_duration, validate_quantity
+from recipes.contracts.rendering import CURRENT_RENDERING, KeptRendering, restore_rendering
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact, canonical_json
 
@@ -235,9 +236,12 @@ class Job(FrozenModel):
     pods: int = Field(1, ge=1, description="on a cluster, of programs that can share their work through the store: prepare")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     schedule: Schedule = Schedule()
+    rendering: KeptRendering = CURRENT_RENDERING
     # Left out where they are empty: jobs that were submitted before there were these keys keep their documents.
     env: Environment = Field({}, exclude_if=lambda value: not value, description="more variables of the program")
     pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
+
+    _restore_rendering = model_validator(mode="before")(restore_rendering)
 
     @property
     def gpus(self) -> int:
