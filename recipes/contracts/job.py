@@ -125,12 +125,12 @@ class Distributed(YamlModel):
         return self
 
 
-PRIORITIES_OF_QUEUES = {"interactive": "low", "batch": "medium", "production": "high"}
+PRIORITY_BY_QUEUE = {"interactive": "low", "batch": "medium", "production": "high"}
 """The specification names priorities in two vocabularies; both are accepted."""
 
 
 def normalize_priority(value: Any) -> Any:
-    return PRIORITIES_OF_QUEUES.get(value, value) if isinstance(value, str) else value
+    return PRIORITY_BY_QUEUE.get(value, value) if isinstance(value, str) else value
 
 
 Priority = Annotated[Literal["low", "medium", "high"], BeforeValidator(normalize_priority)]

@@ -186,7 +186,7 @@ def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[i
     return dict.fromkeys(experiment_ids, 0.0) | dict(reader.execute(query).tuples().all())
 
 
-def sum_gpu_hours_of_run(reader: Connection, run_id: str) -> float | None:
+def sum_run_gpu_hours(reader: Connection, run_id: str) -> float | None:
     """None where the run is no job's, or held no GPU."""
     hours = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
     return None if hours is None else float(hours)
