@@ -19,7 +19,7 @@ from recipes.contracts.quantities import parse_duration
 from resources.jobs.job_tokens import GRACE_SECONDS, TOKEN_PREFIX, TOKEN_VARIABLE, hash_token
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.ownership import file_organization
+from resources.metadata.ownership import find_file_organization
 from resources.metadata.tables import cluster_jobs, job_tokens, jobs
 from resources.metadata.tables import program_tokens as table
 
@@ -105,7 +105,7 @@ def find_program(connection: Connection, token: str) -> ProgramGrant | None:
 
 def output_organization(connection: Connection, job: Job) -> str:
     """Whose a job's outputs are, for jobs without a row in `jobs`; empty where they belong to no run, dataset or model."""
-    owners = (file_organization(connection, uri) for uri in (*job.outputs.values(), job.result_uri))
+    owners = (find_file_organization(connection, uri) for uri in (*job.outputs.values(), job.result_uri))
     return next(filter(None, owners), "")
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import Column, ColumnElement, Connection, FromClause, and_, exis
 from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
 from recipes.storage import uris
 from resources.metadata.audit_log import AUDIT_TOPIC as AUDIT
+from resources.metadata.database import Database
 from resources.metadata.field_rules import MAX_INT64
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_names import folder_organization
@@ -113,7 +114,13 @@ def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str]
     return (table, table.c.organization, table.c.user_id) if kind is ObjectKind.JOB else (table, table.c.organization)
 
 
-def file_organization(connection: Connection, uri: str) -> str:
+def file_organization(database: Database, uri: str) -> str:
+    """As `find_file_organization`."""
+    with database.read() as connection:
+        return find_file_organization(connection, uri)
+
+
+def find_file_organization(connection: Connection, uri: str) -> str:
     """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
     match uri.removeprefix("s3://").split("/"):
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", owner, *_]:

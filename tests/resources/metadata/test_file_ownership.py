@@ -17,8 +17,7 @@ def test_whose_a_file_is(database: Database) -> None:
         "hanzo-ml/artifacts/@acme%20%26%20co/free/f",
         "hanzo-models/@acme%20%26%20co/m/1/f",
     }
-    with database.read() as connection:
-        assert {file_organization(connection, f"s3://{place}") for place in own} == {"acme & co"}
-        assert file_organization(connection, "s3://hanzo-models/m/1/f") == "default"
-        for nobodys in ("hanzo-ml/runs/gone/artifacts/f", "hanzo-ml", "hanzo-models", "elsewhere/f"):
-            assert file_organization(connection, f"s3://{nobodys}") == ""
+    assert {file_organization(database, f"s3://{place}") for place in own} == {"acme & co"}
+    assert file_organization(database, "s3://hanzo-models/m/1/f") == "default"
+    for nobodys in ("hanzo-ml/runs/gone/artifacts/f", "hanzo-ml", "hanzo-models", "elsewhere/f"):
+        assert file_organization(database, f"s3://{nobodys}") == ""
