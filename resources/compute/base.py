@@ -107,7 +107,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks while a job runs: for each new line of its log, and for each change of its phase.
+    """Callbacks while a job runs: for each new line of its log, and for each change of its state.
 
     `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
     evicted is interrupted just as one whose run is cancelled.
@@ -135,6 +135,7 @@ class Compute(ABC):
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
         self.credentials: Credentials = credentials or NoCredentials()
+        self._reported_ends: list[JobKey] = []
 
     @abstractmethod
     def submit(self, job: Job) -> None:
@@ -180,7 +181,20 @@ class Compute(ABC):
         """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
 
     def acknowledge_end(self, job: JobKey) -> None:  # noqa: B027 - only a backend whose jobs end unwatched needs it
-        """Note that the end of the job was reported to its supervisor: the next `submit` starts it again."""
+        """Note that the end of the job was recorded by its supervisor: the next `submit` starts it again. Idempotent."""
+
+    def acknowledge_ends(self) -> None:
+        """Acknowledge the ends of all jobs that `run` reported in this process; call it once they are recorded.
+
+        A supervisor that is killed earlier is replaced by one that attaches, and is given the same end.
+        """
+        while self._reported_ends:
+            self.acknowledge_end(self._reported_ends[-1])
+            self._reported_ends.pop()
+
+    def list_unfinished(self) -> Sequence[JobKey]:
+        """All programs that have not ended, where the backend knows that at once: with or without a supervisor."""
+        return ()
 
     def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
         """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
@@ -214,6 +228,7 @@ class Compute(ABC):
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
+            self._reported_ends.append(job)
             self.credentials.revoke(job)
             return done
         offset = self.last_line_end(job)
@@ -260,7 +275,7 @@ class Compute(ABC):
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
         if observation.phase in ENDED_PHASES:
-            self.acknowledge_end(job)
+            self._reported_ends.append(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)

@@ -271,9 +271,12 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang.suspended:
         words = describe_queue(snapshot.workload, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
-    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
-        return Phase.RUNNING, ""
     hold = find_hold(snapshot)
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+        if hold is None or newest.is_registered:
+            return Phase.RUNNING, ""
+        # Its first node has claimed the attempt, and waits for others that cannot start.
+        return (Phase.STARTING if newest is snapshot.attempts[0] else Phase.RESTARTING), hold.detail
     if not snapshot.attempts:
         return Phase.STARTING, hold.detail if hold else "its pods run, and have not reported yet"
     return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))

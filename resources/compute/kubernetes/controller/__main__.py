@@ -18,6 +18,7 @@ from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLo
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials
+from resources.service_logs import configure_logs
 from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run(Settings.load(), stopped)
+        settings = Settings.load()
+        configure_logs(settings.logging.level, settings.logging.format)
+        run(settings, stopped)
     except (BadConfiguration, ClusterError) as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

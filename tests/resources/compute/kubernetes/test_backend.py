@@ -112,6 +112,9 @@ def test_supervisor_that_comes_late_reports_the_failure_and_the_next_starts_agai
     with pytest.raises(BadConfiguration, match="image x cannot be pulled"):
         room.compute.run(room.job, room.follower())
     room.compute.submit(room.job)
+    assert room.jobs.get(room.job).generation == 1, "a supervisor that attaches must be given its end"
+    room.compute.acknowledge_ends()
+    room.compute.submit(room.job)
     assert room.jobs.get(room.job).generation == 2
 
 

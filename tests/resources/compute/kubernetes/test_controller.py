@@ -451,6 +451,21 @@ def test_starting_names_the_event_that_holds_the_pod(room: Room) -> None:
     assert row.detail == f'pod {name}: MountVolume.SetUp failed for volume "data" : configmap "data" not found'
 
 
+def test_gang_of_which_one_pod_finds_no_node_is_starting_and_says_so(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    room.claim(gang.start(2), 2)
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    unschedulable = condition("PodScheduled", words, status="False", reason="Unschedulable")
+    gang.set_container(1, {}, "Pending", conditions=[unschedulable])
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING and words in row.detail
+    gang.set_container(1, {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    assert room.reconcile().phase is Phase.RUNNING
+
+
 def test_image_that_cannot_be_pulled_ends_after_its_limit_with_the_words_of_the_registry(room: Room) -> None:
     room.submit()
     room.reconcile()
