@@ -47,7 +47,7 @@ def build_command() -> dg.AssetsDefinition:
             result = run_program(context, job, control_plane, jobs=control_plane.jobs)
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise
         complete_command(asked, version, run, job, result, control_plane)
         return dg.MaterializeResult(
             metadata={

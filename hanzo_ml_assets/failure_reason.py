@@ -54,7 +54,8 @@ def failure_with_reason() -> Iterator[None]:
         raise
     except Exception as error:
         metadata = {EXIT_REASON: dg.MetadataValue.text(classify_exception(error).value)}
-        raise dg.Failure(describe_exception(error), metadata=metadata) from error
+        cause = None if isinstance(error, WRITTEN_FOR_USERS) else error
+        raise dg.Failure(describe_exception(error), metadata=metadata) from cause
 
 
 def classify_exception(error: Exception) -> ExitReason:

@@ -62,7 +62,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
                 raise  # the sensor retry_dead_runs retries it, and fails the job after the last retry
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise
         return dg.MaterializeResult(
             metadata={
                 "dagster/row_count": version.num_records,

@@ -159,7 +159,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         except BadConfiguration as error:
             record_recoveries(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise
         except JobFailed:
             record_recoveries(run_id, control_plane)
             raise
