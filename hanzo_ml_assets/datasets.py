@@ -25,7 +25,9 @@ from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program, Result
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
+from recipes.records.record_layouts import Layout, detect_column_layout
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
@@ -42,6 +44,8 @@ from resources.settings.settings import Settings
 SPLITS = ("train", "validation", "test")
 SPLIT_FORM = "lines of the version"
 """Of what a split consists."""
+INPUT_FORM = "lines of the version, by instruction and input"
+"""The same of records whose `input` is a part of what they ask."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +191,13 @@ def version_metadata(version: DatasetVersion) -> dict[str, object]:
 def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
     """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
 
-    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are.
+    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
+    those by an instruction without its input.
     """
     parameters = definition.split.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json([SPLIT_FORM, parameters])).hexdigest()[:12]
+    asks_input = detect_column_layout(version.schema) is Layout.INSTRUCTION and "input" in version.schema
+    form, rendering = (INPUT_FORM, CURRENT_RENDERING) if asks_input else (SPLIT_FORM, Rendering.AS_STORED)
+    label = hashlib.sha256(canonical_json([form, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"
     return Job(
@@ -203,6 +210,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         hardware=definition.resources,
+        rendering=rendering,
     )
 
 

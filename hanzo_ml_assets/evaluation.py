@@ -82,7 +82,8 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 
 def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Job:
-    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    record = read_record(control_plane.store, trained.artifact("run"))
+    recipe = record.recipe
     inputs = {role: trained.artifact(role) for role in ("base", recipe.trained_role, "test")}
     if accepted := find_accepted_model(model, trained, control_plane):
         inputs["accepted"] = accepted
@@ -100,6 +101,7 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         hardware=model.evaluation.resources or recipe.hardware,
+        rendering=record.rendering,
         env=dict(trained.env),
         pod=trained.pod,
     )

@@ -30,6 +30,8 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.object_store.chunk_claims import ChunkClaims
 
+PREPARATION_FORM = "rendered as the engine is sent it"
+"""How records are read and rendered: what was prepared in another way stays where it is."""
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""
 
@@ -125,12 +127,12 @@ def preparation_job(
 ) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change.
 
-    So does another tokenizer of the same name.
+    So does another tokenizer of the same name, and another way to read and render records.
     """
     parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
     asks = parameters if tokenize is None else {**parameters, **describe_reference(tokenize.tokenizer)}
-    label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
+    label = hashlib.sha256(canonical_json([PREPARATION_FORM, asks])).hexdigest()[:12]
     place = f"{dataset_folder(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     config = asked.config if asked is not None else {}

@@ -15,6 +15,7 @@ from recipes.contracts.job import BadConfiguration, Job, Program, Result
 from recipes.contracts.quantities import pluralize
 from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
+from resources.object_store.program_scope import is_base_model, is_within
 
 PROGRAM_ENVIRONMENT = {
     "TQDM_DISABLE": "1",
@@ -284,12 +285,31 @@ class Compute(ABC):
 
 
 def read_result(store: Store, job: Job) -> Result | None:
-    """The result that a job left in a store; None for the result of different work under the same id."""
+    """The result that a job left in a store.
+
+    None for the result of different work under the same id, and for one that claims what is not the job's: whatever it
+    names is deployed, and deleted, as the job's own.
+    """
     try:
         result = Result.model_validate_json(store.get_bytes(job.result_uri))
     except (FileNotFoundError, ValidationError):
         return None
-    return result if result.work_digest == job.work_digest else None
+    if result.work_digest != job.work_digest:
+        return None
+    if claimed := find_foreign_uri(job, result):
+        log.warning("the result of %s %s is not accepted: %s is no output of the job", job.program, job.id, claimed)
+        return None
+    return result
+
+
+def find_foreign_uri(job: Job, result: Result) -> str | None:
+    """Where an artifact of a result lies that is no output of the job. Base models are shared, and known by their hash."""
+    places = [uri.rstrip("/") for uri in job.outputs.values()]
+    for artifact in result.artifacts.values():
+        is_output = any(is_within(artifact.uri, place) for place in places)
+        if not is_output and not is_base_model(artifact.uri):
+            return artifact.uri
+    return None
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:
