@@ -121,6 +121,12 @@ class DagsterInstallation(Installation):
         data = {"config.yaml": (self.home / "config.yaml").read_text()}
         self.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": data})
 
+    def stop_queue(self, policy: str) -> None:
+        """`Hold`: no further job is admitted; `None`: they are again."""
+        self.cluster.kubectl(
+            "patch", "clusterqueue", self.name, "--type=merge", f'--patch={{"spec": {{"stopPolicy": "{policy}"}}}}'
+        )
+
     def start_ui(self) -> None:
         if "web-server" not in self.running:
             self.start("web-server")

@@ -32,8 +32,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 QUOTA = 8
 REPLACED_WITHIN = 120.0
 MEMORY_BYTES = 250_000_000
-CPUS = 64
-"""The quota of the queue."""
 TINY = {
     "base_dtype": "float32",
     "lora_rank": 4,
@@ -172,9 +170,7 @@ def test_run_pod_that_starts_after_its_run_was_given_up_supervises_nothing(house
 
 def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: DagsterInstallation, tmp_path: Path) -> None:
     """A program that checks a dataset works for no job: only its run says that nobody wants it any more."""
-    occupant = house.submit_loop("occupant", 600, cpu=CPUS)
-    wait_until(lambda: house.jobs.find(occupant) is not None, 60, lambda: house.log("daemon"))
-    house.wait_for(occupant, Phase.STARTING, Phase.RUNNING)
+    house.stop_queue("Hold")
     records = tmp_path / "records.jsonl"
     records.write_text('{"instruction": "Who keeps the lamp?", "answer": "She does."}\n')
     create_version(house.database, house.store, name="small", path=records, user="ann", organization="default")
@@ -192,7 +188,7 @@ def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: Da
     assert ended.reason is ExitReason.CANCELLED
     found = house.instance.get_run_by_id(run.run_id)
     assert found is not None and found.status is dg.DagsterRunStatus.CANCELED
-    end(house, occupant)
+    house.stop_queue("None")
 
 
 @pytest.fixture

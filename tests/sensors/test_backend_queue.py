@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.supervisor import program_tags
 from hanzo_ml_assets.training import DATASET_METADATA, RECIPE_METADATA
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
@@ -16,7 +17,9 @@ from resources.compute.base import Compute, JobKey, JobRef, Observation, Phase
 from resources.jobs.command import submit_command
 from resources.metadata.cluster_jobs import ClusterJobs, JobState
 from resources.metadata.job_record import ResumeHistory
+from resources.metadata.jobs import PREPARATION
 from resources.metadata.outbox import now_ms
+from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.resources.compute.kubernetes.jobs import a_job
@@ -310,3 +313,37 @@ def test_training_that_was_submitted_again_is_not_ended_by_its_earlier_cancelled
     tick(house)
     house.tick(stop_cancelled_jobs)
     assert rows.get(key).wanted == "run"
+
+
+def preparation(house: House) -> JobRef:
+    """A preparation that somebody submitted, and that runs on the cluster."""
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    key = JobRef("prepare-1", Program.PREPARE)
+    house.plane.jobs.submit(
+        name="small",
+        config={"dataset": "d"},
+        user="ann",
+        organization="default",
+        id=key.id,
+        type=PREPARATION,
+        status="running",
+    )
+    house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
+    return key
+
+
+def test_cancelled_preparation_ends_whose_worker_was_lost(house: House) -> None:
+    key = preparation(house)
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=FAILURE, tags={PREPARATION_TAG: key.id}))
+    house.tick(stop_cancelled_jobs)
+    assert ClusterJobs(house.plane.database).get(key).wanted == "run"
+    house.plane.jobs.cancel(key.id)
+    house.tick(stop_cancelled_jobs)
+    assert ClusterJobs(house.plane.database).get(key).wanted == "cancel"
+
+
+def test_preparation_is_cancelled_whose_run_was_terminated_in_dagster(house: House) -> None:
+    key = preparation(house)
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags={PREPARATION_TAG: key.id}))
+    house.tick(cancel_terminated_jobs)
+    assert house.plane.jobs.read(key.id).status == "cancelled"
