@@ -104,6 +104,10 @@ class Installation:
                 stderr=log,
             )
 
+    @property
+    def running(self) -> set[str]:
+        return set(self._processes)
+
     def kill(self, program: str) -> None:
         process = self._processes.pop(program)
         process.kill()
