@@ -9,14 +9,14 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
-from resources.compute.kubernetes.controller import Controller
+from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
@@ -66,7 +66,7 @@ class Room:
     def start_controller(self, cluster: Cluster | None = None) -> None:
         cluster = cluster or self.server.cluster
         self.view = ClusterView(cluster, self.scheduler.gang_backend, lambda: None)
-        self.controller = Controller(cluster, self.view, self.scheduler, self.database, ClusterCredentials(self.database))
+        self.reconciler = Reconciler(cluster, self.view, self.scheduler, self.database, ClusterCredentials(self.database))
 
     def submit(self, job: Job = TRAIN) -> ClusterJob:
         return self.jobs.submit(job, self.scheduler.namespace, base_name(job))
@@ -77,7 +77,7 @@ class Room:
         while again:
             for mirror in self.view.mirrors:
                 mirror.refresh()
-            again = self.controller.reconcile()
+            again = self.reconciler.reconcile()
         return self.row
 
     @property
@@ -555,7 +555,7 @@ def test_objects_applied_by_hand_stay(room: Room) -> None:
     room.reconcile()
     with room.database.write() as connection:
         connection.exec_driver_sql("DELETE FROM cluster_jobs")
-    room.controller.reconcile()
+    room.reconciler.reconcile()
     assert room.server.names(JOB_SET) == [NAME]
 
 

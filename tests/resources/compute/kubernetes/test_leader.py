@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from resources.compute.kubernetes.leader import LeadershipLost, lead
+from resources.compute.kubernetes.controller.leader import LeadershipLost, lead
 from resources.metadata.database import Database
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
