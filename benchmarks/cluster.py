@@ -1,7 +1,7 @@
 """Jobs on a real Kubernetes cluster: how long a start takes by phase, and what a queue of 500 jobs costs.
 
-First the same training of a tiny model on one pod and as a process of this machine. Then 50 jobs that run on fake nodes, each
-with a fake run pod, and 500 that wait for their GPUs.
+First the same training of a tiny model on one pod and as a process of this machine. Then 50 jobs that run on fake nodes,
+each with a fake run pod, and 500 that wait for their GPUs.
 The test cluster must run: `python -m tests.cluster up`. Usage: `python -m benchmarks.cluster [start] [queue]`.
 """
 
@@ -143,7 +143,7 @@ def is_running(row: ClusterJob) -> bool:
 
 
 def is_explained(row: ClusterJob) -> bool:
-    """Whether a job that waits has a place in the queue, and Kueue's words for what is missing."""
+    """Whether a job that waits has a place in the queue, and says which quota is missing."""
     return row.phase is Phase.PENDING and row.queue_position is not None and "nvidia.com/gpu" in row.detail
 
 

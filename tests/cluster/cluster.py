@@ -168,6 +168,7 @@ class Cluster:
             f"--config={config}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+            "--node-lease-duration-seconds=10",  # renewed four times as often: a busy machine must not lose them
         ]
         processes.start("kwok", self.command(self.cache.program("kwok"), *arguments), self.state)
 

@@ -62,6 +62,7 @@ class Snapshot:
 
     Args:
         attempts: since it was submitted, oldest first.
+        queue_words: what the first in its queue waits for.
         pods: those that exist, of all generations; `deleted_pods` are last states.
         events: about its pods and its gang, oldest first; only of a gang that is starting.
     """
@@ -73,6 +74,7 @@ class Snapshot:
     gang: GangState | None = None
     workload: WorkloadState | None = None
     queue_position: int | None = None
+    queue_words: str = ""
     pods: Sequence[PodState] = ()
     deleted_pods: Sequence[PodState] = ()
     lost_nodes: frozenset[str] = frozenset()
@@ -260,7 +262,7 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang is None or gang.deleting:
         return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
     if gang.suspended:
-        words = describe_queue(snapshot.workload)
+        words = describe_queue(snapshot.workload, snapshot.queue_words)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
     if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
         return Phase.RUNNING, ""
@@ -275,12 +277,17 @@ def is_running(attempt: Attempt) -> bool:
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 
-def describe_queue(workload: WorkloadState | None) -> str:
-    """What a suspended gang waits for, in Kueue's words."""
+def describe_queue(workload: WorkloadState | None, queue_words: str) -> str:
+    """What a suspended gang waits for, in Kueue's words.
+
+    Kueue explains one of several gangs of the same shape, and does not try the others before it is admitted.
+    """
     if workload is None:
         return "waits for Kueue to see it"
     words = dict.fromkeys(IDENTIFIERS.sub("", part) for part in (workload.evicted, workload.waits_for) if part)
-    return "; ".join(words) or "waits in Kueue's queue"
+    if words or not queue_words:
+        return "; ".join(words) or "waits in Kueue's queue"
+    return f"waits in Kueue's queue, whose first job waits for this: {IDENTIFIERS.sub('', queue_words)}"
 
 
 def find_admission(snapshot: Snapshot) -> int | None:

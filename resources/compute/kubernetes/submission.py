@@ -7,8 +7,6 @@ watches no Secrets, and needs no permission to read them.
 import logging
 from collections.abc import Sequence
 
-from recipes.contracts.job import Job
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import (
     CONFIG_MAP,
     COSCHEDULING_GROUP,
@@ -27,9 +25,7 @@ from resources.compute.kubernetes.cluster import (
     find_kind,
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
-from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.token_secret import KEY, token_name
-from resources.jobs.job_tokens import TOKEN_VARIABLE
 from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -47,29 +43,27 @@ GANG_KINDS: dict[str, tuple[Kind, ...]] = {
 """What each gang backend creates for a job: first what owns its pods."""
 
 
-def create_objects(
-    cluster: Cluster, job: Job, scheduler: Scheduler, generation: int, used_seconds: float, credentials: Credentials
-) -> Sequence[Item]:
-    """Create what a generation of a job lacks (idempotent). Returns its objects as the cluster has them, but for Secrets.
+def create_objects(cluster: Cluster, items: Sequence[Item], token: str) -> Sequence[Item]:
+    """Create what a generation of a job lacks of its rendered objects (idempotent).
+
+    Returns them as the cluster has them, but for Secrets.
 
     Raises:
-        BadConfiguration: the job cannot be rendered with these settings.
         InvalidObject: an object is refused, or its name belongs to other work.
         RequestDenied: the installation does not allow it.
         ClusterUnavailable: no answer, or an object of that name is still being deleted.
     """
     found = []
-    for item in render(job, scheduler, generation, used_seconds):
+    for item in items:
         if item["kind"] == SECRET.name:
-            create_secret(cluster, item, job, credentials)
+            create_secret(cluster, item, token)
         else:
             found.append(create_or_attach(cluster, item))
     return found
 
 
-def create_secret(cluster: Cluster, item: Item, job: Job, credentials: Credentials) -> None:
+def create_secret(cluster: Cluster, item: Item, token: str) -> None:
     """Create the Secret with a token of the job. One that exists stays: pods have read it, and its token is renewed."""
-    token = credentials.issue(job).get(TOKEN_VARIABLE, "")
     try:
         cluster.create(item | {"stringData": {KEY: token}})
     except AlreadyExists:

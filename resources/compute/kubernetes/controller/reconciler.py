@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +17,7 @@ from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
 from resources.compute.kubernetes.controller.leader import LeadershipLost
+from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
@@ -46,9 +47,13 @@ class Reconciler:
         self._jobs = ClusterJobs(database)
         self._attempts = JobAttempts(database)
         self._credentials = credentials
-        self._events = EventReader(cluster)
-        self._creator = Creator(cluster, view, scheduler, credentials)
-        self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials)
+        self._database = database
+        self._requests = Requests()
+        self._events = EventReader(cluster, self._requests)
+        self._creator = Creator(cluster, view, scheduler, credentials, self._requests)
+        self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials, self._requests)
+        self._states: list[tuple[ClusterJob, JobState]] = []
+        self._gangs_to_delete: list[GangState] = []
         self._limits: dict[GenerationKey, Limits] = {}
         self._renewed_at: float | None = None
 
@@ -61,46 +66,73 @@ class Reconciler:
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
+        self._states, self._gangs_to_delete = [], []  # a pass that failed left what it had decided
         self._creator.begin_pass()
         again = False
-        for job in jobs:
+        for snapshot in self._events.add_events(self._take_snapshots(state, jobs, attempts)):
             try:
-                again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
-            except ClusterError as problem:
-                log.warning("%s %s: %s", job.program, job.job_id, problem)
+                again |= self._reconcile_job(snapshot, state)
             except (SQLAlchemyError, LeadershipLost):
                 raise
             except Exception:  # what this release cannot read of one job must not stop the others
-                log.exception("%s %s cannot be reconciled", job.program, job.job_id)
+                log.exception("%s %s cannot be reconciled", snapshot.job.program, snapshot.job.job_id)
+        # What ended is written before its objects are deleted: they may be all that says how.
+        self._write_states()
+        again |= self._creator.is_exhausted
+        self._carry_out()
+        self._write_states()
         self._garbage_collector.collect(state, jobs)
         self._renew_credentials(jobs)
         self._forget(jobs)
-        return again or self._creator.is_exhausted
+        return again
 
-    def _reconcile_job(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> bool:
-        snapshot = self._take_snapshot(job, state, attempts)
+    def _reconcile_job(self, snapshot: Snapshot, state: ClusterState) -> bool:
+        job = snapshot.job
         recorded = [self._record(job, ending, snapshot.limits.nodes) for ending in find_endings(snapshot)]
         if any(recorded):
             return True  # decided from what is written then
         if self._begin_generation(snapshot):
             return True
-        decided = decide_state(snapshot)
+        decided: JobState | None = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
         if end is not None:
             if end.waits_for_pods and end.is_lasting and gang is not None and not gang.deleting:
-                self._delete_gang(gang)
+                self._gangs_to_delete.append(gang)
         elif gang is not None and needs_recreation(snapshot):
-            self._delete_gang(gang)
+            self._gangs_to_delete.append(gang)
         elif gang is None or object_place(job) not in state.config_maps:
-            decided = self._creator.create(self._jobs.document(job), snapshot, decided)
-        self._write(job, decided)
+            decided = self._creator.plan(self._jobs.document(job), snapshot, decide_state(snapshot))
+        if decided is not None:
+            self._states.append((job, decided))
         return False
+
+    def _carry_out(self) -> None:
+        """The requests that were decided on."""
+        gangs, self._gangs_to_delete = self._gangs_to_delete, []
+        calls = [partial(delete_gang, self._cluster, (gang.namespace, gang.name), self._scheduler) for gang in gangs]
+        for gang, result in zip(gangs, self._requests.run(calls), strict=True):
+            if isinstance(result, ClusterError):  # the next pass tries again
+                log.warning("deleting %s: %s", gang.name, result)
+        self._states += self._creator.create_planned()
+
+    def _take_snapshots(
+        self, state: ClusterState, jobs: Sequence[ClusterJob], attempts: Mapping[tuple[str, str], Sequence[Attempt]]
+    ) -> list[Snapshot]:
+        snapshots = []
+        for job in jobs:
+            try:
+                snapshots.append(self._take_snapshot(job, state, attempts.get((job.job_id, job.program), ())))
+            except (SQLAlchemyError, LeadershipLost):
+                raise
+            except Exception:  # what this release cannot read of one job must not stop the others
+                log.exception("%s %s cannot be read", job.program, job.job_id)
+        return snapshots
 
     def _take_snapshot(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> Snapshot:
         gang = state.gangs.get(object_place(job))
         workload = state.workloads.get(gang.uid) if gang else None
         pods = state.pods.get((job.namespace, job.name), ())
-        snapshot = Snapshot(
+        return Snapshot(
             job=job,
             limits=self._find_limits(job),
             now=now_ms(),
@@ -108,11 +140,11 @@ class Reconciler:
             gang=gang,
             workload=workload,
             queue_position=state.queue_positions.get(workload.uid) if workload else None,
+            queue_words=state.queue_words.get(workload.queue, "") if workload else "",
             pods=pods,
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
-        return replace(snapshot, events=self._events.read(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = job.generation_key
@@ -150,16 +182,18 @@ class Reconciler:
         log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
         return True
 
-    def _write(self, job: ClusterJob, state: JobState) -> None:
-        before = JobState(job.phase, job.detail, job.reason, job.attempt, job.queue_position, job.admitted_at)
-        if state == before:
+    def _write_states(self) -> None:
+        """All that changed, in one transaction: where the first of a queue is admitted, all behind it move up."""
+        states, self._states = self._states, []
+        changed = [(job, state) for job, state in states if state != job.state]
+        if not changed:
             return
-        self._jobs.set_state(job, state)
-        if state.phase is not job.phase:
-            log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
-
-    def _delete_gang(self, gang: GangState) -> None:
-        delete_gang(self._cluster, (gang.namespace, gang.name), self._scheduler)
+        with self._database.write() as connection:
+            for job, state in changed:
+                self._jobs.set_state(job, state, connection)
+        for job, state in changed:
+            if state.phase is not job.phase:
+                log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
         """Keep tokens valid however long a job waits."""
@@ -177,7 +211,6 @@ class Reconciler:
         active = {job.generation_key for job in jobs}
         for key in self._limits.keys() - active:
             del self._limits[key]
-        self._events.forget(active)
         self._creator.forget(active)
 
 

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.controller.garbage_collection import MAX_DELETIONS
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.view import ClusterView
@@ -184,6 +186,59 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     room.gang().admit()
     row = room.reconcile()
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
+
+
+def test_job_that_kueue_says_nothing_about_shows_what_the_first_of_its_queue_waits_for(room: Room) -> None:
+    """Kueue explains one of several jobs of the same shape."""
+    first = TRAIN.model_copy(update={"id": "f" * 32})
+    room.submit(first)
+    room.submit()
+    room.reconcile()
+    room.gang(base_name(first)).set_workload(
+        condition("QuotaReserved", "insufficient unused quota for nvidia.com/gpu", status="False"),
+        created="2026-01-01T00:00:00Z",
+    )
+    room.gang().set_workload()
+    row = room.reconcile()
+    assert row.queue_position == 2
+    assert (
+        row.detail == "waits in Kueue's queue, whose first job waits for this: insufficient unused quota for nvidia.com/gpu"
+    )
+
+
+def test_jobs_submitted_at_once_are_all_created_and_all_deleted(room: Room) -> None:
+    jobs = [TRAIN.model_copy(update={"id": f"{number:032x}"}) for number in range(MAX_DELETIONS + 5)]
+    for job in jobs:
+        room.submit(job)
+    room.submit()
+    room.reconcile()
+    assert len(room.server.names(JOB_SET)) == len(jobs) + 1
+    for job in jobs:
+        room.jobs.want_cancel(job)
+    while len(room.server.names(CONFIG_MAP)) > 1:
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}", f"Secret/{NAME}-token", f"JobSet/{NAME}"]
+    assert room.jobs.count_active() == 1
+
+
+def test_pass_that_the_database_ended_leaves_nothing_for_the_next(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was cancelled between two passes is not created by what the first had planned."""
+
+    def fail(*_: object) -> None:
+        raise OperationalError("UPDATE cluster_jobs", {}, Exception("the server closed the connection"))
+
+    other = TRAIN.model_copy(update={"id": "f" * 32})
+    room.submit()
+    room.reconcile()
+    room.submit(other)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterJobs, "set_state", fail)  # of the first job, which Kueue has not seen yet
+        with pytest.raises(OperationalError):
+            room.reconcile()
+    room.jobs.want_cancel(other)
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+    assert room.jobs.get(other).reason is ExitReason.CANCELLED
 
 
 def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
