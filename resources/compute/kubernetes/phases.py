@@ -33,7 +33,8 @@ later: Kueue's deny a child whose parent they have not seen yet.
 class Limits:
     """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
 
-    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes.
+    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes. `shares`: its
+    pods end one by one.
     """
 
     nodes: int
@@ -42,6 +43,7 @@ class Limits:
     retries: int
     start_ms: int
     elastic: bool
+    shares: bool = False
 
     @classmethod
     def from_job(cls, job: Job, scheduler: Scheduler) -> Self:
@@ -53,6 +55,7 @@ class Limits:
             retries=job.schedule.retries,
             start_ms=round(parse_duration(scheduler.start_limit) * 1000),
             elastic=job.distributed is not None and job.distributed.elastic is not None,
+            shares=job.distributed is None and job.pods > 1,
         )
 
 
@@ -128,7 +131,7 @@ class End:
 def find_end(snapshot: Snapshot) -> End | None:
     """Why the job is over, or has to end; None if it goes on."""
     job, gang, last = snapshot.job, snapshot.gang, snapshot.last_ended
-    if gang is not None and gang.ended == "succeeded":
+    if (gang is not None and gang.ended == "succeeded") or is_complete(snapshot):
         return End(ExitReason.COMPLETED, "")
     if last is not None and last is snapshot.newest and is_final(last):
         return End(last.reason or ExitReason.UNKNOWN, last.message)
@@ -166,8 +169,17 @@ def needs_recreation(snapshot: Snapshot) -> bool:
     return newest is not None and newest.reason is not None and newest.reason.restarts
 
 
+def is_complete(snapshot: Snapshot) -> bool:
+    """Whether all nodes have reported, as one, that the result is stored: the cluster sees it some seconds later.
+
+    Pods that share work report one by one.
+    """
+    newest = snapshot.newest
+    return newest is not None and newest.reason is ExitReason.COMPLETED and not snapshot.limits.shares
+
+
 def is_final(attempt: Attempt) -> bool:
-    """Whether no attempt follows one that ended like this. Success is known from the gang: other pods may still work."""
+    """Whether no attempt follows one that ended like this, and failed."""
     return attempt.reason is not None and not attempt.reason.restarts and attempt.reason is not ExitReason.COMPLETED
 
 

@@ -244,10 +244,7 @@ def test_pass_that_the_database_ended_leaves_nothing_for_the_next(room: Room, mo
 def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
     gang = room.start()
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
-    gang.end(0, 0, "Completed")
-    assert room.reconcile().phase is Phase.RUNNING
-    gang.change(condition("Completed", "jobset completed successfully"))
-    row = room.reconcile()
+    row = room.reconcile()  # not seconds later, when the cluster knows
     assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
     room.reconcile()
     gang.delete_pods()
@@ -255,6 +252,15 @@ def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
     assert room.objects() == []
     with room.database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM program_tokens").scalar_one() == 0
+
+
+def test_pods_that_share_work_run_until_the_last_has_ended(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pods": 2}), nodes=2)
+    room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
+    gang.end(0, 0, "Completed")
+    assert room.reconcile().phase is Phase.RUNNING
+    gang.change(condition("Completed", "jobset completed successfully"))
+    assert room.reconcile().phase is Phase.SUCCEEDED
 
 
 def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:
