@@ -10,14 +10,14 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import Phase
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, InvalidObject, Item
 from resources.compute.kubernetes.controller.requests import Requests
+from resources.compute.kubernetes.controller.token_secrets import TokenSecrets
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.phases import Snapshot, used_ms
-from resources.compute.kubernetes.submission import create_objects
+from resources.compute.kubernetes.submission import Created, create_objects
 from resources.compute.kubernetes.view import ClusterView
-from resources.jobs.job_tokens import TOKEN_VARIABLE
+from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import ClusterJob, GenerationKey, JobState
 from resources.settings.scheduler import Scheduler
 
@@ -41,12 +41,12 @@ class Creation:
 
 class Creator:
     def __init__(
-        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, credentials: Credentials, requests: Requests
+        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, credentials: ClusterCredentials, requests: Requests
     ) -> None:
         self._cluster = cluster
         self._view = view
         self._scheduler = scheduler
-        self._credentials = credentials
+        self._tokens = TokenSecrets(credentials)
         self._requests = requests
         self._retry_at: dict[GenerationKey, float] = {}
         self._planned: list[Creation] = []
@@ -76,8 +76,7 @@ class Creator:
             items = render(document, self._scheduler, job.generation, used_ms(snapshot) / 1000)
         except BadConfiguration as problem:
             return refuse(decided, problem)
-        token = self._credentials.issue(document).get(TOKEN_VARIABLE, "")
-        self._planned.append(Creation(job, items, token, decided))
+        self._planned.append(Creation(job, items, self._tokens.issue(key, document), decided))
         return None
 
     def create_planned(self) -> list[tuple[ClusterJob, JobState]]:
@@ -91,16 +90,20 @@ class Creator:
         """Drop what is cached of all other jobs."""
         for key in self._retry_at.keys() - active:
             del self._retry_at[key]
+        self._tokens.forget(active)
 
-    def _note(self, creation: Creation, result: Sequence[Item] | ClusterError) -> JobState:
-        job = creation.job
+    def _note(self, creation: Creation, result: Created | ClusterError) -> JobState:
+        job, key = creation.job, creation.job.generation_key
         if isinstance(result, InvalidObject):
+            self._tokens.settle(key, is_used=False)
             return refuse(creation.state, result)
         if isinstance(result, ClusterError):
             # Of this job alone: a quota or a webhook that refuses one must not hold up those behind it.
-            self._retry_at[job.generation_key] = time.monotonic() + RETRY_SECONDS
+            self._tokens.keep(key)
+            self._retry_at[key] = time.monotonic() + RETRY_SECONDS
             return replace(creation.state, detail=f"its objects cannot be created, will retry: {result}")
-        for item in result:
+        self._tokens.settle(key, is_used=not result.secret_existed)
+        for item in result.items:
             self._view.add(item)
         log.info("%s %s: created generation %d in %s", job.program, job.job_id, job.generation, job.namespace)
         return creation.state

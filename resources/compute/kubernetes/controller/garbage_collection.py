@@ -72,9 +72,9 @@ class GarbageCollector:
 
     def _plan_deletion(self, state: ClusterState, config_map: Item, job: ClusterJob) -> list[Callable[[], None]]:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
-        key, generation = place(config_map), read_generation(config_map)
-        if key in state.gangs:
-            return [] if state.gangs[key].deleting else [partial(delete_gang, self._cluster, key, self._scheduler)]
+        generation = read_generation(config_map)
+        if (gang := state.gangs.get(place(config_map))) is not None:
+            return [] if gang.deleting else [partial(delete_gang, self._cluster, gang, self._scheduler)]
         if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
             return []
         if generation == job.generation:
@@ -88,7 +88,9 @@ class GarbageCollector:
         lost = [pod for pods in state.pods.values() for pod in pods if pod.deleting and state.is_lost(pod)]
         for pod in lost:
             log.info("removes pod %s: node %s is lost", pod.name, pod.node)
-        self._carry_out([partial(self._cluster.delete, POD, pod.namespace, pod.name, grace_seconds=0) for pod in lost])
+        self._carry_out(
+            [partial(self._cluster.delete, POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0) for pod in lost]
+        )
 
     def _carry_out(self, deletions: Sequence[Callable[[], None]]) -> None:
         for result in self._requests.run(deletions):

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from pydantic import ValidationError
@@ -11,12 +12,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import CREDENTIALS_RENEWAL_SECONDS
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import Cluster, ClusterError
 from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
-from resources.compute.kubernetes.controller.leader import LeadershipLost
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked
+from resources.compute.kubernetes.controller.priority_classes import PriorityClasses
 from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
@@ -26,8 +27,10 @@ from resources.compute.kubernetes.states import GangState, PodState
 from resources.compute.kubernetes.submission import delete_gang
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
+from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, GenerationKey, JobState
 from resources.metadata.database import Database
+from resources.metadata.gpu_usage import EXTEND_SECONDS
 from resources.metadata.job_attempts import Attempt, Claim, JobAttempts
 from resources.metadata.outbox import now_ms
 from resources.settings.scheduler import Scheduler
@@ -39,7 +42,7 @@ class Reconciler:
     """One leader's work. Everything kept between passes is a cache."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: Credentials
+        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: ClusterCredentials
     ) -> None:
         self._cluster = cluster
         self._view = view
@@ -47,44 +50,50 @@ class Reconciler:
         self._jobs = ClusterJobs(database)
         self._attempts = JobAttempts(database)
         self._credentials = credentials
-        self._database = database
         self._requests = Requests()
         self._events = EventReader(cluster, self._requests)
+        self._priority_classes = PriorityClasses(cluster)
         self._creator = Creator(cluster, view, scheduler, credentials, self._requests)
         self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials, self._requests)
-        self._states: list[tuple[ClusterJob, JobState]] = []
         self._gangs_to_delete: list[GangState] = []
         self._limits: dict[GenerationKey, Limits] = {}
         self._renewed_at: float | None = None
+        self._metered_at: float | None = None
 
     def reconcile(self) -> bool:
         """One pass over all jobs. Returns whether another should follow at once.
 
         Raises:
-            SQLAlchemyError, LeadershipLost: of the database; the next pass does what is left.
+            SQLAlchemyError, LeadershipLost, RowLocked: of the database; the next pass does what is left.
         """
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
-        self._states, self._gangs_to_delete = [], []  # a pass that failed left what it had decided
+        self._gangs_to_delete = []  # a pass that failed left what it had decided
         self._creator.begin_pass()
         again = False
         for snapshot in self._events.add_events(self._take_snapshots(state, jobs, attempts)):
-            try:
+            with self._log_problems(snapshot.job):
                 again |= self._reconcile_job(snapshot, state)
-            except (SQLAlchemyError, LeadershipLost):
-                raise
-            except Exception:  # what this release cannot read of one job must not stop the others
-                log.exception("%s %s cannot be reconciled", snapshot.job.program, snapshot.job.job_id)
-        # What ended is written before its objects are deleted: they may be all that says how.
-        self._write_states()
         again |= self._creator.is_exhausted
         self._carry_out()
-        self._write_states()
         self._garbage_collector.collect(state, jobs)
         self._renew_credentials(jobs)
+        self._meter_gpus()
         self._forget(jobs)
         return again
+
+    @contextmanager
+    def _log_problems(self, job: ClusterJob) -> Iterator[None]:
+        """What goes wrong with one job must not stop the others, unless it is the database that does not answer."""
+        try:
+            yield
+        except (ClusterError, RowLocked) as problem:
+            log.warning("%s %s: %s", job.program, job.job_id, problem)
+        except (SQLAlchemyError, LeadershipLost):
+            raise
+        except Exception:  # such as a document that this release cannot read
+            log.exception("%s %s cannot be reconciled", job.program, job.job_id)
 
     def _reconcile_job(self, snapshot: Snapshot, state: ClusterState) -> bool:
         job = snapshot.job
@@ -93,46 +102,46 @@ class Reconciler:
             return True  # decided from what is written then
         if self._begin_generation(snapshot):
             return True
-        decided: JobState | None = decide_state(snapshot)
+        decided = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
+        is_planned = False
         if end is not None:
             if end.waits_for_pods and end.is_lasting and gang is not None and not gang.deleting:
                 self._gangs_to_delete.append(gang)
         elif gang is not None and needs_recreation(snapshot):
             self._gangs_to_delete.append(gang)
         elif gang is None or object_place(job) not in state.config_maps:
-            decided = self._creator.plan(self._jobs.document(job), snapshot, decide_state(snapshot))
-        if decided is not None:
-            self._states.append((job, decided))
+            planned = self._creator.plan(self._jobs.document(job), snapshot, decided)
+            decided, is_planned = planned or decided, planned is None
+        if not is_planned:
+            self._write(job, decided)
         return False
 
     def _carry_out(self) -> None:
-        """The requests that were decided on."""
-        gangs, self._gangs_to_delete = self._gangs_to_delete, []
-        calls = [partial(delete_gang, self._cluster, (gang.namespace, gang.name), self._scheduler) for gang in gangs]
+        """The requests that were decided on, several at a time."""
+        gangs = self._gangs_to_delete
+        calls = [partial(delete_gang, self._cluster, gang, self._scheduler) for gang in gangs]
         for gang, result in zip(gangs, self._requests.run(calls), strict=True):
             if isinstance(result, ClusterError):  # the next pass tries again
                 log.warning("deleting %s: %s", gang.name, result)
-        self._states += self._creator.create_planned()
+        for job, state in self._creator.create_planned():
+            with self._log_problems(job):
+                self._write(job, state)
 
     def _take_snapshots(
         self, state: ClusterState, jobs: Sequence[ClusterJob], attempts: Mapping[tuple[str, str], Sequence[Attempt]]
     ) -> list[Snapshot]:
         snapshots = []
         for job in jobs:
-            try:
+            with self._log_problems(job):
                 snapshots.append(self._take_snapshot(job, state, attempts.get((job.job_id, job.program), ())))
-            except (SQLAlchemyError, LeadershipLost):
-                raise
-            except Exception:  # what this release cannot read of one job must not stop the others
-                log.exception("%s %s cannot be read", job.program, job.job_id)
         return snapshots
 
     def _take_snapshot(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> Snapshot:
         gang = state.gangs.get(object_place(job))
         workload = state.workloads.get(gang.uid) if gang else None
         pods = state.pods.get((job.namespace, job.name), ())
-        return Snapshot(
+        snapshot = Snapshot(
             job=job,
             limits=self._find_limits(job),
             now=now_ms(),
@@ -145,6 +154,7 @@ class Reconciler:
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
+        return replace(snapshot, queue_problem=self._priority_classes.explain(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = job.generation_key
@@ -182,18 +192,12 @@ class Reconciler:
         log.info("%s %s: goes on as generation %d with %s", job.program, job.job_id, job.generation + 1, nodes)
         return True
 
-    def _write_states(self) -> None:
-        """All that changed, in one transaction: where the first of a queue is admitted, all behind it move up."""
-        states, self._states = self._states, []
-        changed = [(job, state) for job, state in states if state != job.state]
-        if not changed:
+    def _write(self, job: ClusterJob, state: JobState) -> None:
+        if state == job.state:
             return
-        with self._database.write() as connection:
-            for job, state in changed:
-                self._jobs.set_state(job, state, connection)
-        for job, state in changed:
-            if state.phase is not job.phase:
-                log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
+        self._jobs.set_state(job, state)
+        if state.phase is not job.phase:
+            log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
         """Keep tokens valid however long a job waits."""
@@ -205,6 +209,12 @@ class Reconciler:
                 with suppress(ValidationError):  # the pass over the jobs has logged it
                     self._credentials.renew(self._jobs.document(job))
         self._renewed_at = now
+
+    def _meter_gpus(self) -> None:
+        now = time.monotonic()
+        if self._metered_at is None or now - self._metered_at >= EXTEND_SECONDS:
+            self._attempts.meter_gpus()
+            self._metered_at = now
 
     def _forget(self, jobs: Sequence[ClusterJob]) -> None:
         """Drop what is cached of jobs that have ended."""

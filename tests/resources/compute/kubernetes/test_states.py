@@ -30,14 +30,14 @@ def test_gang_larger_than_the_quota_says_so_in_the_words_of_kueue() -> None:
     assert read_gang(found["JobSet"]).suspended
     workload = read_workload(found["Workload"])
     assert not workload.holds_quota and workload.admitted_at is None
-    assert "insufficient quota for nvidia.com/gpu in flavor gpu" in describe_queue(workload, "")
+    assert "insufficient quota for nvidia.com/gpu in flavor gpu" in describe_queue(workload)
 
 
 def test_preempted_gang_says_why_without_identifiers() -> None:
     found = SNAPSHOTS["preempted"]
     gang, workload = read_gang(found["JobSet"]), read_workload(found["Workload"])
     assert gang.suspended and not workload.holds_quota and workload.admitted_at is None
-    words = describe_queue(workload, "")
+    words = describe_queue(workload)
     assert words.startswith("Preempted to accommodate a workload due to prioritization in the ClusterQueue")
     assert "more needed" in words and "UID" not in words
 
