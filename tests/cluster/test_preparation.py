@@ -17,13 +17,15 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
 from tests.cluster.test_gang import pods_of
 from tests.recipes.preparation.preparation_workspace import Place
-from tests.recipes.preparation.test_prepare import EVERYTHING, mixed
+from tests.recipes.preparation.test_prepare import mixed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 WORKERS = 3
 SHARDS = 9
 """Files of the dataset: each is a unit of work of its own, however small."""
+PARAMETERS = {"filter": {"language": "en", "near_dedup": {"threshold": 0.9}}, "augment": {"oversample_minority": True}}
+"""Without a tokenizer, which pods could not load from here."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_pods_prepare_shards_into_the_bytes_of_one_process(installation: Install
 
 
 def make_job(place: Place, store: Store, name: str) -> Job:
-    job = place.job(EVERYTHING)
+    job = place.job(PARAMETERS)
     folder = f"s3://hanzo-ml/datasets/{name}"
     return job.model_copy(
         update={
