@@ -287,11 +287,9 @@ def test_gang_resumes_from_its_newest_checkpoint_after_each_fault(
     assert training.computed_steps(number)[-1] == training.resumed[number + 1]  # it saved: no step is computed twice
 
     silent = training.pod(1)
-    stopped = training.recover(
-        "a pod that stops without a word",
-        lambda: os.kill(training.process("recipes.launcher", 1), signal.SIGSTOP),
-        GANG_ENDS_WITHIN,
-    )
+    launcher = training.process("recipes.launcher", 1)
+    stop = partial(os.kill, launcher, signal.SIGSTOP)
+    stopped = training.recover("a pod that stops without a word", stop, GANG_ENDS_WITHIN)
     assert (stopped.reason, stopped.counted) == (ExitReason.NODE_LOST, False)
     assert f"node 1 (pod {silent['metadata']['name']}" in stopped.message and "no heartbeat" in stopped.message
 
