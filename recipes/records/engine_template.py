@@ -105,7 +105,10 @@ class GenerationTag(Extension):
 def compile_template(template: str) -> Template:
     """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
     language = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+        finalize=lambda value: "" if value is None else value,
     )
     language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
     language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
@@ -148,7 +151,9 @@ class EngineTemplate:
         return self._render(adapted, to_engine_values(list(tools)) if tools else None, answer)
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, answer: bool) -> str:
-        return self._template.render(messages=messages, tools=tools, add_generation_prompt=answer, **self._variables)
+        # Left out where there are none: a template may ask whether they are defined.
+        known = self._variables if tools is None else {**self._variables, "tools": tools}
+        return self._template.render(messages=messages, add_generation_prompt=answer, **known)
 
     @cached_property
     def _template(self) -> Template:

@@ -74,7 +74,7 @@ class Record:
     def key(self) -> str:
         """The word by which an answer is judged, of any JSON value, such as a number; without one it is the answer."""
         key = self.row.get(KEY_COLUMN)
-        return self.answer if key is None else str(key)
+        return self.answer if key is None or str(key).strip() == "" else str(key)
 
 
 def parse_record(row: Mapping[str, Any]) -> Record:
