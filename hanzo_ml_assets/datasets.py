@@ -26,7 +26,7 @@ from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
-from recipes.records.record_layouts import Layout, detect_column_layout
+from recipes.records.record_layouts import OPTIONAL_KEYS, Layout, detect_column_layout
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
@@ -43,8 +43,8 @@ from resources.settings.settings import Settings
 SPLITS = ("train", "validation", "test")
 SPLIT_FORM = "lines of the version"
 """Of what a split consists."""
-INPUT_FORM = "lines of the version, by instruction and input"
-"""The same of records whose `input` is a part of what they ask."""
+WHOLE_QUESTION_FORM = "lines of the version, by all that is asked"
+"""The same of records whose system message and input are a part of what they ask."""
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,13 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
 
     So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
-    those by an instruction without its input.
+    those by an instruction without what stands beside it.
     """
     parameters = definition.split.model_dump(mode="json")
-    asks_input = detect_column_layout(version.schema) is Layout.INSTRUCTION and "input" in version.schema
-    form, rendering = (INPUT_FORM, CURRENT_RENDERING) if asks_input else (SPLIT_FORM, Rendering.AS_STORED)
+    asks_more = detect_column_layout(version.schema) is Layout.INSTRUCTION and not version.schema.keys().isdisjoint(
+        OPTIONAL_KEYS[Layout.INSTRUCTION]
+    )
+    form, rendering = (WHOLE_QUESTION_FORM, CURRENT_RENDERING) if asks_more else (SPLIT_FORM, Rendering.AS_STORED)
     label = hashlib.sha256(canonical_json([form, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"

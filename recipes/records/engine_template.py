@@ -17,7 +17,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from recipes.records.conversation import Message, parse_arguments
+from recipes.records.conversation import INT64, Message, parse_arguments
 
 Tools = Sequence[Mapping[str, Any]]
 """What an assistant may call, in the engine's normal form."""
@@ -27,7 +27,7 @@ Tools = Sequence[Mapping[str, Any]]
 NUMBER_MARK = '"<|engine number {}|>"'
 NUMBER = re.compile(re.escape(NUMBER_MARK).replace(r"\{\}", "([^|]+)"))
 """A number while the library writes the JSON around it."""
-INT64, UINT64 = 1 << 63, 1 << 64
+UINT64 = 2 * INT64
 
 
 class EngineNumber(float):
@@ -56,17 +56,6 @@ def to_engine_values(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and not -INT64 <= value < INT64:
         return value - UINT64 if INT64 <= value < UINT64 else EngineNumber(value)
     return value
-
-
-def has_shortened_number(value: Any) -> bool:
-    """Whether a JSON value has a number that the engine's templates do not write in full."""
-    if isinstance(value, dict):
-        return any(map(has_shortened_number, value.values()))
-    if isinstance(value, list):
-        return any(map(has_shortened_number, value))
-    if isinstance(value, float):
-        return float(f"{value:g}") != value
-    return isinstance(value, int) and not -INT64 <= value < INT64
 
 
 def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:

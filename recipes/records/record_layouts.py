@@ -148,7 +148,7 @@ def read_question(row: Mapping[str, Any], layout: Layout) -> str:
         asked = (message["content"] for message in row["messages"] if message["role"] == "user")
         return next(asked, None) or str(row["messages"][0].get("content") or "")
     if layout is Layout.INSTRUCTION:
-        return read_instruction(row)
+        return "\n".join(message["content"] for message in instruction_messages(row)[:-1])
     return str(row[LAYOUT_KEYS[layout][0]])
 
 
