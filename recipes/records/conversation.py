@@ -100,7 +100,7 @@ def normalize_message(message: Any, number: int) -> Message:
 
 
 def normalize_call(call: Any, number: int) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UnfitRecord(f"a tool call of message {number} needs the name of a function")
     if call.get("type") not in (None, "function"):

@@ -42,7 +42,8 @@ TEXTS = (
     " or [] %}<call>{{ call.function.name }}\n```json\n{{ call.function.arguments + '\n```</call>' }}{%- endfor %}" + END
 )
 XML = (
-    "{%- if tools is defined %}Tools.\n{% endif %}{%- if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    "{%- if tools is defined %}Tools.\n{% endif %}"
+    "{%- if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     + START
     + "{%- for call in message.tool_calls or [] %}<tool_call><function={{ call.function.name }}>"
     "{%- for key, value in call.function.arguments.items() %}<parameter={{ key }}>"
@@ -59,7 +60,10 @@ SCHEMA = {
 }
 TOOLS = [
     {"function": {"parameters": SCHEMA, "name": "weather", "strict": True}, "type": "function"},
-    {"type": "function", "function": {"name": "left", "description": "Go <left> & é.", "parameters": {"b": {}, "a": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "left", "description": "<left> é", "parameters": {"b": {"x": 1}, "a": {"x": 2}}},
+    },
 ]
 
 
@@ -72,7 +76,7 @@ TOLD = {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "weather"}
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
     "plain": ([{"role": "system", "content": "Be brief."}, ASKED, ANSWERED, ASKED], None),
     "ordered": (
-        [ASKED, calling("weather", {"where": "Lund", "day": 2, "at": None, "b": {"z": 1, "a": [2]}}, id="c1"), TOLD],
+        [ASKED, calling("weather", {"where": "Lund", "at": None, "b": {"z": 1, "a": [2]}}, id="c1"), TOLD],
         TOOLS,
     ),
     "texts": ([ASKED, calling("weather", '{"where":  "Lund \\u00e9", "day": 2.50}'), TOLD, ANSWERED, ASKED], TOOLS),
