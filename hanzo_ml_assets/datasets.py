@@ -26,7 +26,7 @@ from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
-from recipes.records.record_layouts import OPTIONAL_KEYS, Layout, detect_column_layout
+from recipes.records.record_layouts import has_asked_context
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
@@ -192,10 +192,9 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     those by an instruction without what stands beside it.
     """
     parameters = definition.split.model_dump(mode="json")
-    asks_more = detect_column_layout(version.schema) is Layout.INSTRUCTION and not version.schema.keys().isdisjoint(
-        OPTIONAL_KEYS[Layout.INSTRUCTION]
-    )
-    form, rendering = (WHOLE_QUESTION_FORM, CURRENT_RENDERING) if asks_more else (SPLIT_FORM, Rendering.AS_STORED)
+    form, rendering = SPLIT_FORM, Rendering.AS_STORED
+    if has_asked_context(version.schema):
+        form, rendering = WHOLE_QUESTION_FORM, CURRENT_RENDERING
     label = hashlib.sha256(canonical_json([form, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"

@@ -95,6 +95,17 @@ def detect_column_layout(columns: Collection[str]) -> Layout | None:
     return next((layout for layout, keys in LAYOUT_KEYS.items() if all(key in columns for key in keys)), None)
 
 
+def has_asked_context(columns: Collection[str]) -> bool:
+    """Whether records with these columns may ask more than their instruction says."""
+    has_instructions = detect_column_layout(columns) is Layout.INSTRUCTION
+    return has_instructions and any(key in columns for key in OPTIONAL_KEYS[Layout.INSTRUCTION])
+
+
+def depends_on_rendering(columns: Collection[str]) -> bool:
+    """Whether the ways to render a record (`recipes.contracts.rendering`) may differ for records with these columns."""
+    return detect_column_layout(columns) is Layout.MESSAGES or has_asked_context(columns)
+
+
 def read_text_columns(columns: Collection[str]) -> set[str]:
     """Of the columns of a table those that hold texts, whatever their cells look like: what its records' layout reads."""
     layout = detect_column_layout(columns)
