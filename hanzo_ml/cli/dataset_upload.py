@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hanzo_ml.cli.connection import Refused, call
-from recipes.contracts.dataset_formats import ENDINGS, MixedSplits, detect_formats, is_hidden, select_files
+from recipes.contracts.dataset_formats import ENDINGS, MixedSplits, detect_formats, is_hidden, select_files, walk_files
 from recipes.records.sql_query import BadQuery, iterate_query_lines
 
 # `--since`: a topic's address that goes on where a version's messages ended.
@@ -150,13 +150,6 @@ def detect_format(path: str) -> str:
     if len(found) > 1:
         raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: say which with --format")
     return found[0] if found else "jsonl"
-
-
-def walk_files(folder: Path) -> Iterator[str]:
-    """The paths of all files within a folder."""
-    for place, _, names in os.walk(folder):
-        below = Path(place).relative_to(folder)
-        yield from ((below / name).as_posix() for name in names)
 
 
 def list_local_files(path: Path, format: str, name: str = "NAME") -> tuple[Sequence[Path], Sequence[str]]:

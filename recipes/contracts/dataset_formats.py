@@ -1,8 +1,10 @@
 """File formats of raw datasets, how their files are named, and which files of a folder are read."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
@@ -72,6 +74,12 @@ def file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
+def walk_files(folder: Path) -> list[str]:
+    """The paths of all files within a folder, folder by folder. Links to folders are not followed."""
+    found = [(Path(place).relative_to(folder) / name).as_posix() for place, _, names in os.walk(folder) for name in names]
+    return sorted(found, key=lambda path: path.split("/"))
+
+
 def is_hidden(path: str) -> bool:
     """Whether a path within a folder, or a folder on its way, begins with a dot, as what macOS leaves beside files does."""
     return any(part.startswith(".") for part in path.split("/"))
@@ -110,12 +118,12 @@ class SelectedFiles:
 
 
 def select_files(paths: Iterable[str], format: str) -> SelectedFiles:
-    """Which files of a folder are read as a format, in the order of their paths.
+    """Which files of a folder are read as a format, in the order in which they are given.
 
     Raises:
         MixedSplits: they are those of several splits.
     """
-    every = sorted(paths)
+    every = list(paths)
     visible = [path for path in every if not is_hidden(path)]
     refuse_mixed_splits(visible)
     chosen = [path for path in visible if has_format(file_name(path), format)]

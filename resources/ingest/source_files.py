@@ -1,14 +1,13 @@
 """Where raw files come from. Each can be opened, and then read from any position."""
 
-import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from recipes.contracts.dataset_formats import ENDINGS, Format, MixedSplits, SelectedFiles, select_files
+from recipes.contracts.dataset_formats import ENDINGS, Format, MixedSplits, SelectedFiles, select_files, walk_files
 from resources.errors import invalid
 from resources.ingest.problems import MAX_SHOWN
 
@@ -74,13 +73,6 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
     if unread := [name for name in selected.chosen if not (path / name).is_file()]:
         raise invalid(f"{unread[0]} is a link to nothing, or no regular file: correct or remove it")
     return FolderFiles((local_file(name, path / name) for name in selected.chosen), selected.skipped)
-
-
-def walk_files(folder: Path) -> Iterator[str]:
-    """The paths of all files within a folder."""
-    for place, _, names in os.walk(folder):
-        below = Path(place).relative_to(folder)
-        yield from ((below / name).as_posix() for name in names)
 
 
 def select_source_files(paths: Iterable[str], format: Format, folder: str) -> SelectedFiles:
