@@ -181,6 +181,7 @@ def version_metadata(version: DatasetVersion) -> dict[str, object]:
         "size_bytes": version.size_bytes,
         "uri": version.storage_path,
         "content_sha256": version.content_sha256,
+        **{key: dg.MetadataValue.json(version.lineage[key]) for key in ("skipped", "unread") if key in version.lineage},
         "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, kind) for name, kind in version.schema.items()]),
     }
 

@@ -68,8 +68,8 @@ def normalize_conversation(row: Mapping[str, Any]) -> Conversation:
         raise UnfitRecord("'messages' has no turn of the assistant: there is nothing to learn")
     if not any(learned):
         raise UnfitRecord("every turn of the assistant has the weight 0: there is nothing to learn")
-    system = read_optional_text(row, "system")
-    if system is not None and found[0]["role"] not in SYSTEM_ROLES:
+    system = row.get("system")
+    if isinstance(system, str) and system.strip() and found[0]["role"] not in SYSTEM_ROLES:
         found.insert(0, {"role": "system", "content": system})
     return Conversation(found, read_tools(row), learned)
 

@@ -1,7 +1,7 @@
 """A chat template as the serving engine applies it: jinja in transformers' sandbox, with the engine's adjustments.
 
-llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, and the
-system message by itself or as the beginning of the next one.
+llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, contents as
+texts or as lists of parts, and the system message by itself or as the beginning of the next one.
 """
 
 import json
@@ -135,7 +135,10 @@ class EngineTemplate:
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, answer: bool = False) -> str:
         """The text of normalized messages and tools; with `answer`, up to where the assistant starts to answer."""
         adapted = [self._adapt_message(message) for message in messages]
-        if adapted and adapted[0]["role"] == "system" and not self.takes_system_message:
+        if self.takes_parts_alone:
+            parts = ({**message, "content": [{"type": "text", "text": message["content"]}]} for message in adapted)
+            adapted = list(parts)
+        elif adapted and adapted[0]["role"] == "system" and not self.takes_system_message:
             adapted = merge_system_message(adapted)
         return self._render(adapted, to_engine_values(list(tools)) if tools else None, answer)
 
@@ -152,6 +155,12 @@ class EngineTemplate:
     def takes_system_message(self) -> bool:
         """Whether the template writes it: Gemma's refuses it, and others leave it out."""
         return PROBE in self._try([{"role": "system", "content": PROBE}, ASKED], None)
+
+    @cached_property
+    def takes_parts_alone(self) -> bool:
+        """Whether the template reads contents as lists of parts, and no texts."""
+        parts = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+        return PROBE not in self._try([{"role": "user", "content": PROBE}], None) and PROBE in self._try(parts, None)
 
     @cached_property
     def takes_objects(self) -> bool:

@@ -130,9 +130,16 @@ def instruction_messages(row: Mapping[str, Any]) -> list[Message]:
 
 def find_unread(row: Mapping[str, Any], layout: Layout | None) -> set[str]:
     """What of a record reads like a part of it, and no model is shown."""
-    if layout in (Layout.COMPLETION, Layout.PREFERENCE):  # texts are read as they are: no chat template puts it before them
-        return {"system"} if isinstance(system := row.get("system"), str) and system.strip() else set()
-    return find_unread_keys(row) if layout is Layout.MESSAGES else set()
+    if layout not in (Layout.COMPLETION, Layout.PREFERENCE, Layout.MESSAGES):
+        return set()
+    found = find_unread_keys(row) if layout is Layout.MESSAGES else set()
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        # Texts are read as they are, without a message before them, and a conversation may have its own.
+        first = normalize_conversation(row).messages[0] if layout is Layout.MESSAGES else None
+        if first is None or first["content"] != system:
+            found.add("system")
+    return found
 
 
 def require_one_layout(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:

@@ -103,7 +103,7 @@ def create_version(
     from resources.ingest.version_creation import ingest_files
 
     found = ingest_files(database, store, wanted, files)
-    made: NewDatasetVersion = {**version_json(database, found.version), "created": found.is_new}
+    made = cast(NewDatasetVersion, {**version_json(database, found.version), "created": found.is_new})
     if found.skipped:
         made["skipped"] = list(found.skipped)
     if found.unread:

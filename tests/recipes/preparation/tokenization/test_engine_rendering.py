@@ -49,7 +49,11 @@ XML = (
     "{%- for key, value in call.function.arguments.items() %}<parameter={{ key }}>"
     "{{ value | tojson if value is mapping else value }}</parameter>{%- endfor %}</function></tool_call>{%- endfor %}" + END
 )
-TEMPLATES = {"Hermes": HERMES, "JSON texts": TEXTS, "XML without a system role": XML}
+PARTS = (
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{%- for part in message.content %}{{ '[' + part['text'] }}"
+    "{%- endfor %}" + END
+)
+TEMPLATES = {"Hermes": HERMES, "JSON texts": TEXTS, "XML without a system role": XML, "parts": PARTS}
 
 ASKED = {"role": "user", "content": "Who keeps the lamp?"}
 ANSWERED = {"role": "assistant", "content": "The keeper."}
