@@ -50,8 +50,8 @@ XML = (
     "{{ value | tojson if value is mapping else value }}</parameter>{%- endfor %}</function></tool_call>{%- endfor %}" + END
 )
 PARTS = (
-    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{%- for part in message.content %}{{ '[' + part['text'] }}"
-    "{%- endfor %}" + END
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{%- for part in message.content %}{{ '[' + part['text'] }}{%- endfor %}" + END
 )
 TEMPLATES = {"Hermes": HERMES, "JSON texts": TEXTS, "XML without a system role": XML, "parts": PARTS}
 
