@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -59,8 +59,8 @@ class PreparationSummary:
     truncated: int
     retyped: tuple[str, ...]
     filled: dict[str, int]
-    unread: dict[str, int]
     lines: int
+    unread: dict[str, int] = field(default_factory=dict)
 
 
 def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[PartCounts, PreparationSummary | None]:
