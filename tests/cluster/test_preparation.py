@@ -15,7 +15,7 @@ from resources.compute.base import Phase
 from resources.datasets.prepared_versions import output_uris
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
-from tests.cluster.test_gang import pods_of
+from tests.cluster.trainings import pods_of
 from tests.recipes.preparation.preparation_workspace import Place
 from tests.recipes.preparation.test_prepare import mixed
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from hanzo_ml_assets.dry_run import PLACEHOLDER_JOB_ID
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job
@@ -19,6 +18,7 @@ from resources.jobs.command import plan_command, submit_command
 from resources.jobs.resume import LOSS_METRIC
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.job_attempts import Claim
+from resources.metadata.job_record import UNSUBMITTED
 from resources.metadata.jobs import DATASET_KEY
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
@@ -26,7 +26,7 @@ from tests.api.routes.v1.test_command_jobs import SPECIFICATION
 from tests.cluster.cluster import GPU, Cluster
 from tests.cluster.images import JOB_IMAGE
 from tests.cluster.installation import GPU_TYPE, REPOSITORY, Installation, wait_until
-from tests.cluster.test_gang import nodes_of, pods_of
+from tests.cluster.trainings import nodes_of, pods_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
@@ -161,7 +161,7 @@ def submit(installation: Installation, folder: Path) -> Job:
 def as_submitted(printed: str, job: Job) -> list[dict[str, Any]]:
     """The printed objects with what is known at the submission alone: the job's id, and the digest that follows from it."""
     digest = next(yaml.safe_load_all(printed))["metadata"]["annotations"]["ml.hanzo.ai/work-digest"]
-    text = printed.replace(PLACEHOLDER_JOB_ID, job.id).replace(digest, job.work_digest)
+    text = printed.replace(UNSUBMITTED, job.id).replace(digest, job.work_digest)
     items = list(yaml.safe_load_all(text))
     for item in items:
         item.pop("stringData", None)  # the token is made at the submission

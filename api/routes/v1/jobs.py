@@ -132,13 +132,10 @@ def checked_job_json(
     body: NewJob | CommandJob, database: Database, store: Store, settings: Settings, submitter: Submitter
 ) -> Job:
     """The job that would be queued, under the id 0. Raises HanzoError where it would be refused."""
-    is_command = isinstance(body, CommandJob)
-    config = (
-        stored_config(check_command(body, settings, submitter), UNSUBMITTED)
-        if is_command
-        else check_training(body, database, store, settings, submitter)
-    )
-    kind = COMMAND if is_command else TRAINING
+    if isinstance(body, CommandJob):
+        kind, config = COMMAND, stored_config(check_command(body, settings, submitter), UNSUBMITTED)
+    else:
+        kind, config = TRAINING, dict(check_training(body, database, store, settings, submitter))
     job = unsubmitted_job(body.name, kind, config, submitter.user_id, submitter.organization)
     return job_json(job)
 
