@@ -119,13 +119,13 @@ def write_tree(
     for folder in modes:
         make_folder(target, folder, made)
     for path, record in files.items():
-        make_folder(target, parent_of(path), made)
+        make_folder(target, parent_path(path), made)
         place = target / path
         remove_path(place)
         shutil.copyfile(source(path), place)
         place.chmod(default_mode(place) if record.mode is None else record.mode)
     for path, text in targets.items():
-        make_folder(target, parent_of(path), made)
+        make_folder(target, parent_path(path), made)
         remove_path(target / path)
         (target / path).symlink_to(text)
     times = times or {}
@@ -153,7 +153,7 @@ def parents(path: str) -> list[str]:
     return [parent.as_posix() for parent in PurePosixPath(path).parents if parent.name]
 
 
-def parent_of(path: str) -> str:
+def parent_path(path: str) -> str:
     return path.rpartition("/")[0]
 
 
