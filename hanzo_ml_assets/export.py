@@ -10,10 +10,11 @@ from pydantic import JsonValue
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import describe_exception, reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, canonical_json
@@ -71,6 +72,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
             for step, kind in EXPORT_KINDS.items()
         ],
         partitions_def=partitions,
+        hooks=SUPERVISOR_HOOKS,
     )
     @reports_exit_reason
     def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
@@ -81,7 +83,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
         with recorded_failure(control_plane, version):
             job = export_job(model, trained, version, control_plane)
-            result = control_plane.compute.run(job, follow_job(context, job))
+            result = run_program(context, job, control_plane)
             with control_plane.database.read() as connection:
                 made = reuse_recorded_exports(connection, version, result.artifacts, control_plane.store)
             with control_plane.database.write() as connection:
@@ -119,7 +121,8 @@ def recorded_failure(control_plane: ControlPlane, version: ModelVersion) -> Iter
 
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
     """The job that exports a version. What is registered never changes: other work than made it goes to another place."""
-    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    record = read_record(control_plane.store, trained.artifact("run"))
+    recipe = record.recipe
     quantization = model.deployment.quantization
     inputs = {role: trained.artifact(role) for role in (recipe.trained_role, "base")}
     parameters: dict[str, JsonValue] = {"recipe": recipe.model_dump(mode="json"), "quantization": quantization}
@@ -140,6 +143,7 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
             store=control_plane.settings.store,
             cache_dir=control_plane.cache_dir,
             hardware=model.export.resources or recipe.hardware,
+            rendering=record.rendering,
             env=dict(trained.env),
             pod=trained.pod,
         )

@@ -85,7 +85,10 @@ def publish_gguf(
     export_gguf(work / "merged", folder / GGUF_FILE, parameters.quantization, prompt, arguments)
     log_line("comparing the engine's tokens and chat templates with those of training")
     trained = TokenizeParameters(tokenizer="merged", system_prompt=prompt, template_arguments=arguments)
-    notes = [f"may differ from training: {note}" for note in check_engine(work / "merged", folder / GGUF_FILE, trained)]
+    notes = [
+        f"may differ from training: {note}"
+        for note in check_engine(work / "merged", folder / GGUF_FILE, trained, job.rendering)
+    ]
     if unserved := unserved_names(read_chat_templates(work / "merged")):
         notes.append(f"the engine does not render the chat templates {', '.join(unserved)}")
     for note in notes:

@@ -11,6 +11,7 @@ from gguf import GGUFWriter, Keys
 from recipes.contracts.job import BadConfiguration
 from recipes.export.model_json import read_json
 from recipes.preparation.tokenization.chat_template import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from recipes.records.conversation import SYSTEM_ROLES
 
 SERVED_TEMPLATES = (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
 """Names of the templates that llama.cpp renders: the second for requests with tools."""
@@ -55,7 +56,7 @@ def add_training_values(
     lines = [f"{{% set {name} = {to_jinja(value)} %}}\n" for name, value in sorted(arguments.items())]
     if system_prompt is not None:
         message = to_jinja([{"role": "system", "content": system_prompt}])
-        asked = f"messages if messages and messages[0]['role'] == 'system' else {message} + messages"
+        asked = f"messages if messages and messages[0]['role'] in {to_jinja(SYSTEM_ROLES)} else {message} + messages"
         lines.append(f"{{% set messages = {asked} %}}\n")
     # Each line ends with a block, whose newline is not rendered: nothing of what follows is, or is not, because of it.
     before = "".join(lines)

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import TokenizeParameters
+from recipes.contracts.rendering import Rendering
 from recipes.export.chat_templates import SERVED_TEMPLATES, named_templates
 from recipes.export.gguf import write_probe_gguf
 from recipes.extras import SERVE, lacking
@@ -24,7 +25,7 @@ from recipes.preparation.tokenization.chat_template import (
     ChatTemplate,
     make_chat_template,
 )
-from recipes.records.record_layouts import UnfitRecord
+from recipes.records.conversation import UnfitRecord
 
 TEXTS = (
     "The quick brown fox asks: what's the name of the place where 12345 ships lie at anchor?",
@@ -71,13 +72,14 @@ REQUEST_SECONDS = 60
 SHOWN_CHARACTERS = 80
 
 
-def check_engine(model_dir: Path, gguf: Path, parameters: TokenizeParameters) -> list[str]:
+def check_engine(model_dir: Path, gguf: Path, parameters: TokenizeParameters, rendering: Rendering) -> list[str]:
     """Compare the engine with training.
 
     Args:
         model_dir: what was exported, with the tokenizer of training.
         gguf: the exported file.
         parameters: what training gave the chat template.
+        rendering: how training rendered its records.
 
     Returns:
         What differs for requests with tools, where nobody knows whether training had any.
@@ -87,7 +89,7 @@ def check_engine(model_dir: Path, gguf: Path, parameters: TokenizeParameters) ->
     """
     if problem := lacking("an export, which is compared with the engine,", SERVE):
         raise BadConfiguration(problem)
-    training = TrainingText(model_dir, parameters)
+    training = TrainingText(model_dir, parameters, rendering)
     with tempfile.TemporaryDirectory() as scratch:
         probe = Path(scratch, "probe.gguf")
         write_probe_gguf(gguf, probe)
@@ -122,13 +124,14 @@ def iterate_differences(training: "TrainingText", engine: "Engine") -> Iterator[
 class TrainingText:
     """Texts and conversations as tokens, as training makes them."""
 
-    def __init__(self, model_dir: Path, parameters: TokenizeParameters) -> None:
+    def __init__(self, model_dir: Path, parameters: TokenizeParameters, rendering: Rendering) -> None:
         loaded: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         self._tokenizer = loaded.backend_tokenizer
         self._chosen = loaded.chat_template
         self.templates = named_templates(loaded.chat_template)
         self._special = dict(loaded.special_tokens_map)
         self._parameters = parameters
+        self._rendering = rendering
         self._eos = loaded.eos_token_id
         self.added_tokens = sorted(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
 
@@ -143,7 +146,9 @@ class TrainingText:
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tools: Any) -> str | None:
         """A conversation up to the answer; None where training refuses it."""
-        template: ChatTemplate = make_chat_template(self._chosen, self._special, self._parameters, tools=bool(tools))
+        template: ChatTemplate = make_chat_template(
+            self._chosen, self._special, self._parameters, rendering=self._rendering, tools=bool(tools)
+        )
         try:
             return template.prompt(messages, tools)
         except UnfitRecord:

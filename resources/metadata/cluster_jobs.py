@@ -3,6 +3,7 @@
 `KubernetesCompute` writes what is wanted of a job, the cluster's controller how it stands; everybody else reads.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ from resources.metadata.transactions import insert_into, reading, writing
 
 RUN, CANCEL, NOTHING = "run", "cancel", "nothing"
 """What is wanted of a job. Nothing: its end was reported, so that the next submission starts it again."""
+
+
+GenerationKey = tuple[str, Program, int]
+"""What all objects of a job's generation share: job id, program and generation."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class ClusterJob:
     def id(self) -> str:
         """Half of its key to a compute backend (`JobKey`)."""
         return self.job_id
+
+    @property
+    def generation_key(self) -> GenerationKey:
+        return self.job_id, self.program, self.generation
 
     @property
     def has_ended(self) -> bool:
@@ -158,7 +167,7 @@ class ClusterJobs:
             document = reader.execute(select(table.c.document).where(_key(job))).scalar_one_or_none()
         if document is None:
             raise FileNotFoundError(f"{job.program} {job.id} was never submitted to the cluster")
-        return Job.model_validate(document)
+        return Job.model_validate_json(json.dumps(document))
 
     def active(self, connection: Connection | None = None) -> list[ClusterJob]:
         """All jobs that have not ended, oldest first."""

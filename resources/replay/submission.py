@@ -174,6 +174,7 @@ def submit_replay(
         environment=environment,
         replay_of=first.job.id,
         threads=thread_count(first),
+        rendering=first.record.rendering,
         repeats=tuple(each for each in first.incidents if not isinstance(each, OutOfMemory) or each.after is not None),
     )
     write_record(store, record, splits)

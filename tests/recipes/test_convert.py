@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from gguf import GGUFReader
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,7 +18,8 @@ from recipes.contracts.job import BadConfiguration, Job, Program, Result, StoreA
 from recipes.contracts.parameters import TokenizeParameters
 from recipes.contracts.recipe import Recipe
 from recipes.convert import convert
-from recipes.export.merge import relative_error
+from recipes.export.gguf import export_gguf
+from recipes.export.merge import merge_adapter, relative_error
 from recipes.preparation.tokenization.frozen_tokenizer import write_tokenizer_files
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
 from recipes.records.record_layouts import Layout
@@ -247,6 +249,7 @@ def export_with(made: Path, store: Store, tmp_path: Path, base: Path, **paramete
     return result, file_in(store, result.artifacts["gguf"], "model.gguf")
 
 
+@pytest.mark.slow
 def test_named_templates_are_served_and_others_are_reported(made: Path, store: Store, tmp_path: Path) -> None:
     templates = {"rag": "rag " + TEMPLATE, "default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "b": "b"}
     listed = [{"name": name, "template": text} for name, text in templates.items()]
@@ -286,6 +289,7 @@ def test_system_prompt_and_template_arguments_of_training_reach_the_engine(made:
     assert facts == {"quantization": "F16", "system_prompt": prompt, "template_arguments": arguments}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("templates", "said"),
     [
@@ -302,6 +306,7 @@ def test_template_that_the_engine_renders_otherwise_is_named(
     assert store.find("s3://hanzo-models/tiny/gguf") is None
 
 
+@pytest.mark.slow
 def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store: Store, tmp_path: Path) -> None:
     base = base_with_templates(made, tmp_path / "base", TEMPLATE)
     document = json.loads((base / "tokenizer.json").read_text())
@@ -310,3 +315,23 @@ def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store
     (base / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(BadConfiguration, match=r"the engine tokenizes .*<\|im_end\|>.* otherwise than training"):
         export_with(made, store, tmp_path, base)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_adapter_of_one_end_of_tied_weights_is_merged_into_weights_of_its_own(
+    made: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(made / "base", dtype=torch.float32)
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, tensor in adapted.named_parameters():
+            if "lora_" in name:
+                tensor.normal_(std=0.05)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    merge_adapter(made / "base", tmp_path / "adapter", tmp_path / "merged", "float32")
+    tokens = torch.arange(20)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    with torch.inference_mode():
+        assert relative_error(merged(tokens).logits, adapted.eval()(tokens).logits) < 1e-4
+    export_gguf(tmp_path / "merged", tmp_path / "model.gguf", "F16")
+    assert "output.weight" in {tensor.name for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
