@@ -59,7 +59,7 @@ class Deployment(TypedDict):
 
 
 class ModelVersion(TypedDict):
-    """`reason` is why it is quarantined; `servable`: one of its formats is what the engine can load.
+    """`reason` is why it is quarantined, or its export failed; `servable`: one of its formats is what the engine can load.
 
     `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
     """
@@ -68,7 +68,7 @@ class ModelVersion(TypedDict):
     name: str
     version: int
     stage: Literal["none", "staging", "canary", "production", "archived"]
-    status: Literal["pending", "ready", "quarantined"]
+    status: Literal["pending", "ready", "failed", "quarantined"]
     reason: str
     run_id: str | None
     sole_run_id: str | None

@@ -53,6 +53,10 @@ from resources.metadata.transactions import writing
 __all__ = ["STAGES", "ClientVersion", "ModelVersion", "Registration", "Registry", "SourceDescription"]
 
 
+AWAITING_STATUSES = ("pending", "failed")
+"""Of a version that passed its gate and has no export yet: none has ended, or the last one failed."""
+
+
 @dataclass(frozen=True)
 class SourceDescription:
     """What is known of files that a client points at; the rest is empty."""
@@ -132,7 +136,7 @@ class Registry:
             return self._insert(writer, model, {**values, "artifacts": files, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
-        """Exports of a version; a pending version is ready from then on.
+        """Exports of a version; one that waited for its export, or whose export failed before, is ready from then on.
 
         Raises:
             HanzoError: 409 where the version has other bytes in one of these formats: what is registered never changes.
@@ -144,11 +148,23 @@ class Registry:
             ):
                 raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
         stored = dict(version.artifacts) | {format: artifact_row(artifact) for format, artifact in artifacts.items()}
-        status = "ready" if version.status == "pending" else version.status
+        status = "ready" if version.status in AWAITING_STATUSES else version.status
         if stored == dict(version.artifacts) and status == version.status:
             return
-        self._change(connection, version, artifacts=stored, status=status)
+        reason = "" if version.status == "failed" else version.reason
+        self._change(connection, version, artifacts=stored, status=status, reason=reason)
         emit_model(connection, "model.exported", version.model, {"version": version.version, "formats": sorted(stored)})
+
+    def begin_export(self, connection: Connection, version: ModelVersion) -> None:
+        """An export begins: that one before it failed is no news any more."""
+        if version.status == "failed":
+            self._change(connection, version, status="pending", reason="")
+
+    def fail_export(self, connection: Connection, version: ModelVersion, reason: str) -> None:
+        """Record why a version has nothing to serve. One that has, or is quarantined, keeps its status and reason."""
+        current = self.get(version.model, version.version, connection)
+        if current.is_awaiting_export and current.status in AWAITING_STATUSES:
+            self._change(connection, current, status="failed", reason=" ".join(reason.split()))
 
     def promote(
         self,
@@ -259,7 +275,7 @@ class Registry:
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
         """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
-        passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
+        passed = versions.c.status.in_((*AWAITING_STATUSES, "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.row_filter(versions), passed).order_by(NEWEST_FIRST))
         return next((version for version in found if version.own_artifacts), None)  # nothing ever evaluated a mere pointer
 
