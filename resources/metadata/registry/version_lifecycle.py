@@ -44,7 +44,7 @@ from resources.metadata.registry.registered_model_rows import (
     lock_registry,
     touch_model,
 )
-from resources.metadata.registry.stage_rules import STAGES, check_move, check_stage, stage_tags
+from resources.metadata.registry.stage_rules import STAGES, check_move, check_replaceable, check_stage, stage_tags
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_models as models
@@ -195,6 +195,8 @@ class Registry:
             lock_registry(writer)
             version = self.get(model, number, writer)
             check_move(version, stage, force=force, is_admin=is_admin)
+            if stage == "production" and not version.servable:
+                check_replaceable(version, deployments.find_serving(writer, model))
             replaced = self.in_production(model, writer) if stage == "production" else None
             vacated = ["production", *archive] if stage == "production" else list(archive)
             others = select(versions).where(
