@@ -219,7 +219,7 @@ def test_chain_that_is_launched_in_the_ui_ends_in_a_registered_version(
     peaks["training"] = house.wait_for_end(training)
     assert "train is running" in house.messages(training)
     stdout, stderr = house.download_logs(training)
-    assert "step 4/4 loss" in stdout and "RUN_START" in stderr
+    assert "step 4/4 loss" in stdout and "STEP_START" in stderr
     (event,) = [event for event in house.read_events("job.started") if event.key == "chain"]
     assert len(set(event.payload["node_ids"])) == 2 and event.payload["gpu_ids"] == []
 
