@@ -24,7 +24,7 @@ from resources.ingest.version_creation import create_version
 from resources.metadata.job_record import JobRecord
 from resources.metadata.registry.version_lifecycle import Registry
 from tests.cluster.cluster import Cluster
-from tests.cluster.dagster_installation import SETTINGS_MAP, DagsterInstallation, measure_worker
+from tests.cluster.dagster_installation import SETTINGS_MAP, DagsterInstallation, kill_worker, measure_worker
 from tests.cluster.installation import wait_until
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -168,9 +168,17 @@ def test_run_pod_that_starts_after_its_run_was_given_up_supervises_nothing(house
     wait_until(lambda: name not in [each["metadata"]["name"] for each in house.run_pods()], 120, lambda: name)
 
 
+@pytest.fixture
+def held_queue(house: DagsterInstallation) -> Iterator[None]:
+    """No job is admitted meanwhile."""
+    house.stop_queue("Hold")
+    yield
+    house.stop_queue("None")
+
+
+@pytest.mark.usefixtures("held_queue")
 def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: DagsterInstallation, tmp_path: Path) -> None:
     """A program that checks a dataset works for no job: only its run says that nobody wants it any more."""
-    house.stop_queue("Hold")
     records = tmp_path / "records.jsonl"
     records.write_text('{"instruction": "Who keeps the lamp?", "answer": "She does."}\n')
     create_version(house.database, house.store, name="small", path=records, user="ann", organization="default")
@@ -178,17 +186,13 @@ def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: Da
     (row,) = house.programs(Program.VALIDATE)
     program = JobRef(row.job_id, row.program)
     (run,) = house.instance.get_runs(dg.RunsFilter(tags={"hanzo_ml/validate": program.id}))
-    (pod,) = house.run_pods(run)
-    house.cluster.kubectl(
-        "delete", "pod", pod["metadata"]["name"], f"--namespace={house.name}", "--force", "--grace-period=0"
-    )
+    kill_worker(run.run_id)
     house.instance.run_coordinator.cancel_run(run.run_id)
     assert house.observe(program).phase is Phase.PENDING
-    ended = house.wait_for(program, Phase.FAILED, within=120)
+    ended = house.wait_for(program, Phase.FAILED)
     assert ended.reason is ExitReason.CANCELLED
     found = house.instance.get_run_by_id(run.run_id)
     assert found is not None and found.status is dg.DagsterRunStatus.CANCELED
-    house.stop_queue("None")
 
 
 @pytest.fixture
@@ -215,7 +219,7 @@ def test_chain_that_is_launched_in_the_ui_ends_in_a_registered_version(
     peaks["training"] = house.wait_for_end(training)
     assert "train is running" in house.messages(training)
     stdout, stderr = house.download_logs(training)
-    assert "step 4/4 loss" in stdout and "RUN_START" in stderr
+    assert "step 4/4 loss" in stdout and "STEP_START" in stderr
     (event,) = [event for event in house.read_events("job.started") if event.key == "chain"]
     assert len(set(event.payload["node_ids"])) == 2 and event.payload["gpu_ids"] == []
 
