@@ -87,3 +87,9 @@ def test_gang_that_was_asked_to_stop_is_preempted_unless_it_failed_by_itself(
     ends: dict[int, ExitDocument | None], lost: dict[int, str], reason: ExitReason
 ) -> None:
     assert choose_verdict(ends, lost, leader=0, was_asked_to_stop=True).reason is reason
+
+
+def test_verdict_of_a_preempted_gang_says_what_the_first_node_saved() -> None:
+    killed = document(R.PREEMPTED, "asked to stop, and ended before it had saved: the program was killed (SIGTERM)")
+    saved = document(R.PREEMPTED, "preempted: checkpoint 11 holds everything")
+    assert choose_verdict({1: killed, 0: saved}, {}, leader=0, was_asked_to_stop=True) == saved
