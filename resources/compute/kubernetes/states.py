@@ -129,6 +129,7 @@ class PodState:
         eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
         status_reason: `Evicted` where the kubelet did it, with `message` as its words.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
+        grace_seconds: of its deletion, if it is being deleted.
     """
 
     name: str
@@ -140,6 +141,7 @@ class PodState:
     created_at: int
     scheduled_at: int
     deleting: bool
+    grace_seconds: int
     phase: str
     running: bool
     image: str
@@ -178,6 +180,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
         deleting="deletionTimestamp" in metadata,
+        grace_seconds=int(metadata.get("deletionGracePeriodSeconds") or 0),
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from recipes.contracts.job import Job, Program
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 # The GPUs of this machine, which local jobs run on, under the specification's names of GPU types (row V5).
 

@@ -9,12 +9,13 @@ from recipes.contracts.job import Program
 from resources.compute.base import JobRef
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
+from resources.compute.kubernetes.endings import KILL_SECONDS
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
-from resources.compute.kubernetes.states import job_name, read_generation
+from resources.compute.kubernetes.states import PodState, job_name, read_generation
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,12 @@ class GarbageCollector:
             self._credentials.revoke(self._jobs.document(job))
         delete_rest(self._cluster, config_map, self._scheduler)
         log.info("%s %s: deleted generation %d", job.program, job.job_id, generation)
+
+    def kill(self, pods: Sequence[PodState]) -> None:
+        """End pods that hang, without the rest of their grace period."""
+        for pod in pods:
+            self._cluster.delete(POD, pod.namespace, pod.name, grace_seconds=KILL_SECONDS)
+            log.info("killed pod %s on node %s: it hangs", pod.name, pod.node)
 
     def _remove_lost_pods(self, state: ClusterState) -> None:
         """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""

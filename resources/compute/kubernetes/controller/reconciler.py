@@ -17,7 +17,7 @@ from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
 from resources.compute.kubernetes.controller.leader import LeadershipLost
-from resources.compute.kubernetes.endings import Ending, find_endings
+from resources.compute.kubernetes.endings import Ending, find_endings, find_hanging_pods
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
 from resources.compute.kubernetes.phases import Limits, Snapshot, decide_state, find_end, needs_recreation
@@ -29,7 +29,7 @@ from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, Gen
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Attempt, Claim, JobAttempts
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Reconciler:
             return True  # decided from what is written then
         if self._begin_generation(snapshot):
             return True
+        self._garbage_collector.kill(find_hanging_pods(snapshot))
         decided = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
         if end is not None:

@@ -8,7 +8,7 @@ import pytest
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
-from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.view import ClusterView
@@ -16,9 +16,9 @@ from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
-from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
@@ -269,7 +269,7 @@ def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     room.server.put(gang.pods[1])
     row = room.reconcile()
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.NODE_LOST) and "node node-1 was lost" in row.detail
-    assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
+    assert len(room.server.names(POD)) == 1
     assert not room.attempts.list(TRAIN)[0].counted
 
 
@@ -278,7 +278,23 @@ def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) 
     gang.pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     room.server.put(gang.pods[1])
     room.reconcile()
-    assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 2
+    assert len(room.server.names(POD)) == 2
+
+
+@pytest.mark.parametrize(("code", "left"), [(75, 1), (137, 2)], ids=["agreed", "killed"])
+def test_pod_that_hangs_after_its_gang_has_agreed_on_the_end_is_killed(room: Room, code: int, left: int) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    room.attempts.end(TWO_NODES, 1, ExitReason.NODE_LOST, "node 1 sent no heartbeat for 10 s")
+    gang.pods[1]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
+    room.server.put(gang.pods[1])
+    gang.end(0, code)
+    room.reconcile()
+    assert len(room.server.names(POD)) == 2, "it may be about to end"
+    terminated = gang.pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["finishedAt"] = "2026-01-01T00:00:00Z"
+    room.server.put(gang.pods[0])
+    room.reconcile()
+    assert len(room.server.names(POD)) == left
 
 
 def test_gang_that_keeps_ending_with_75_fails_at_its_limit(room: Room) -> None:

@@ -24,7 +24,7 @@ from resources.compute.local.capacity import gpu_names, max_running_jobs
 from resources.compute.local.leases import Leases
 from resources.compute.local.restarts import Start
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic
 from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, until
