@@ -262,7 +262,7 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang.suspended:
         words = describe_queue(snapshot.workload)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
-    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest, snapshot):
         return Phase.RUNNING, ""
     hold = find_hold(snapshot)
     if not snapshot.attempts:
@@ -270,8 +270,12 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
 
 
-def is_running(attempt: Attempt) -> bool:
+def is_running(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    if any(pod.uid == attempt.claimed_by and pod.deleting for pod in snapshot.pods):
+        return attempt.reason is ExitReason.COMPLETED  # else it saves, and another attempt follows
+    if not attempt.is_registered and any(pod.unschedulable for pod in snapshot.current_pods):
+        return False  # the others wait for a pod that no node has room for
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 

@@ -524,6 +524,42 @@ def test_elastic_job_waits_where_too_few_nodes_are_free(room: Room) -> None:
     assert room.reconcile().generation == 1
 
 
+def leave_without_node(room: Room, gang: Gang, rank: int) -> None:
+    status = {"phase": "Pending", "conditions": [condition("PodScheduled", "0/4 nodes are available", status="False")]}
+    gang.pods[rank] |= {"status": status, "spec": {**gang.pods[rank]["spec"], "nodeName": ""}}
+    room.server.put(gang.pods[rank])
+
+
+def test_admitted_elastic_job_goes_on_without_the_node_that_was_lost_after_its_wait(room: Room) -> None:
+    gang = room.start(elastic_job(), nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.NODE_LOST, "node-3 was lost", ended_at=1)
+    gang.delete_pods()
+    uid = gang.start(4)
+    leave_without_node(room, gang, 3)
+    row = room.reconcile()
+    assert (row.generation, row.phase) == (1, Phase.RESTARTING)
+    assert "no node for pod" in row.detail and "0/4 nodes are available" in row.detail
+    room.claim(uid, 4)
+    assert room.reconcile().phase is Phase.RESTARTING, "the other nodes wait for it"
+    long_ago = condition("Admitted") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    gang.set_workload(condition("QuotaReserved"), long_ago)
+    for _ in range(2):
+        row = room.reconcile()
+    assert row.generation == 2
+    gang.delete_pods()
+    room.reconcile()
+    smaller = room.gang(f"{NAME}-g2").job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert smaller["completions"] == 3
+
+
+def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: Room) -> None:
+    gang = room.start()
+    gang.pods[0]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
+    room.server.put(gang.pods[0])
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.RESTARTING, "waits for 1 pod of the attempt before to end")
+
+
 def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:
     gang = room.start()
     room.attempts.end(TRAIN, 1, ExitReason.RESTART_REQUESTED, "smaller batches")
