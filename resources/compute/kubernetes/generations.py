@@ -73,11 +73,11 @@ def next_generation(snapshot: Snapshot, job: Job) -> Job | None:
     """The document of the next generation; None where the present one stays."""
     if is_stuck(snapshot):
         return job
-    elastic = job.distributed and job.distributed.elastic
-    if not elastic or snapshot.workload is None:
+    elastic, workload = job.distributed and job.distributed.elastic, snapshot.workload
+    if not elastic:
         return None
     wait_seconds = parse_duration(elastic.wait)
-    if not snapshot.pods and has_waited(snapshot, wait_seconds):
-        return shrink(job, count_missing_nodes(job, snapshot.workload.waits_for))
+    if workload is not None and not snapshot.pods and has_waited(snapshot, wait_seconds):
+        return shrink(job, count_missing_nodes(job, workload.waits_for))
     unplaced = count_unplaced_pods(snapshot, wait_seconds)
     return shrink(job, unplaced) if unplaced else None
