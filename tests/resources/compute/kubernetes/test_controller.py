@@ -16,6 +16,7 @@ from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
+from resources.metadata.outbox import now_ms
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
@@ -550,6 +551,24 @@ def test_admitted_elastic_job_goes_on_without_the_node_that_was_lost_after_its_w
     room.reconcile()
     smaller = room.gang(f"{NAME}-g2").job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert smaller["completions"] == 3
+
+
+def test_used_time_and_counted_attempts_carry_over_to_the_smaller_generation(room: Room) -> None:
+    job = elastic_job().model_copy(update={"schedule": Schedule(retries=1, max_duration="1h")})
+    gang = room.start(job, nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed", ended_at=now_ms() + 600_000)
+    gang.suspend("Preempted to accommodate a workload")
+    waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 12 more needed"
+    gang.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    for _ in range(2):
+        room.reconcile()
+    smaller = room.gang(f"{NAME}-g2")
+    assert int(smaller.job_set["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"]) == 3000
+    smaller.admit()
+    assert room.claim(smaller.start(2), 2) == 2
+    room.attempts.end(TRAIN, 2, ExitReason.KILLED, "killed again")
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.FAILED, "killed again (2 attempts failed)")
 
 
 def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: Room) -> None:
