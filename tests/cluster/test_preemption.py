@@ -25,7 +25,7 @@ PREEMPTIONS = 13
 """As often in a row as a job has been preempted on a spot market."""
 UNSTARTED = 5
 """The one of them that comes before the program has started again, or as soon as it has."""
-STEPS = 600
+STEPS = 1500
 """So many that the training is not over before the last of them."""
 LOW: Any = {"priority": "low"}
 
