@@ -110,7 +110,7 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
     shape = {"num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"}
     schedule = {**LOW, "grace_period": "60s", "retries": 0}
     job = submit(installation, SAVE_AND_EXIT_WELL, gpus=8, distributed=shape, schedule=schedule)
-    wait_until(lambda: read_log(installation, job).count("works") == 2, 120, lambda: installation.describe(job))
+    wait_until(lambda: count_lines(installation, job, "works") == 2, 120, lambda: installation.describe(job))
     with urgent_work(installation):
         installation.wait_for(job, Phase.SUSPENDED)
         wait_until(lambda: not pods_of(installation, job), 120, lambda: installation.describe(job))
@@ -119,11 +119,12 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
     first, second = installation.attempts.list(job)
     assert (first.reason, first.counted) == (ExitReason.PREEMPTED, False)
     assert second.reason is ExitReason.COMPLETED and second.is_registered
-    assert read_log(installation, job).count("found what it saved") == 2
+    assert count_lines(installation, job, "found what it saved") == 2
 
 
-def read_log(installation: Installation, job: Job) -> str:
-    return installation.compute.read_log(job, 0).decode(errors="replace")
+def count_lines(installation: Installation, job: Job, line: str) -> int:
+    """In the log of all attempts, which also has the words of the command."""
+    return installation.compute.read_log(job, 0).decode(errors="replace").splitlines().count(line)
 
 
 WORK = """
@@ -184,7 +185,7 @@ def test_preempted_job_is_admitted_on_another_flavor_without_labels_of_the_first
             cluster.kubectl("label", "node", "--all", "--overwrite", f"{label}={first}")
             cluster.kubectl("label", "node", "node-1", "--overwrite", f"{label}={second}")
             job = submit(installation, IGNORE_SIGTERM, gpus=8, schedule={**LOW, "grace_period": "5s", "retries": 0})
-            wait_until(lambda: "works" in read_log(installation, job), 120, lambda: installation.describe(job))
+            wait_until(lambda: count_lines(installation, job, "works") > 0, 120, lambda: installation.describe(job))
             assert node_selector(installation, job) == {label: first}
             with urgent_work(installation, gpus=8, node_labels={label: first}):
                 wait_until(lambda: len(installation.attempts.list(job)) == 2, 120, lambda: installation.describe(job))
@@ -231,10 +232,13 @@ def test_job_whose_gpus_are_free_first_is_not_admitted_and_preempted_again_while
         submit(installation, SAVE_SLOWLY.format(seconds=seconds), gpus=8, schedule={**LOW, "grace_period": "60s"})
         for seconds in (0, 15)
     ]
-    for job in jobs:
-        wait_until(lambda job=job: "works" in read_log(installation, job), 120, lambda job=job: installation.describe(job))
+
+    def describe() -> str:
+        return "\n".join(map(installation.describe, jobs))
+
+    wait_until(lambda: all(count_lines(installation, job, "works") for job in jobs), 120, describe)
     with urgent_work(installation, gpus=8, pods=2) as name:
-        wait_until(lambda: is_running(installation, name), 120, lambda: "\n".join(map(installation.describe, jobs)))
+        wait_until(lambda: is_running(installation, name), 120, describe)
     for job in jobs:
         installation.wait_for(job, Phase.SUCCEEDED)
         attempts = installation.attempts.list(job)

@@ -187,8 +187,8 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
 
 
-def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
-    gang = room.start()
+def test_job_without_retries_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"schedule": Schedule(retries=0)}))
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
     gang.end(0, 0, "Completed")
     assert room.reconcile().phase is Phase.RUNNING
