@@ -99,6 +99,7 @@ def save(number, frame):
     state.write_text("saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
+time.sleep(5)  # the other node listens to the signal too by then
 print("works", flush=True)
 while True:
     time.sleep(1)
@@ -110,7 +111,7 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
     shape = {"num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"}
     schedule = {**LOW, "grace_period": "60s", "retries": 0}
     job = submit(installation, SAVE_AND_EXIT_WELL, gpus=8, distributed=shape, schedule=schedule)
-    wait_until(lambda: count_lines(installation, job, "works") == 2, 120, lambda: installation.describe(job))
+    wait_until(lambda: count_lines(installation, job, "works") > 0, 120, lambda: installation.describe(job))
     with urgent_work(installation):
         installation.wait_for(job, Phase.SUSPENDED)
         wait_until(lambda: not pods_of(installation, job), 120, lambda: installation.describe(job))
@@ -119,11 +120,11 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
     first, second = installation.attempts.list(job)
     assert (first.reason, first.counted) == (ExitReason.PREEMPTED, False)
     assert second.reason is ExitReason.COMPLETED and second.is_registered
-    assert count_lines(installation, job, "found what it saved") == 2
+    assert count_lines(installation, job, "found what it saved") == 1
 
 
 def count_lines(installation: Installation, job: Job, line: str) -> int:
-    """In the log of all attempts, which also has the words of the command."""
+    """In the log of the first node, of all attempts: it also has the words of the command, in longer lines."""
     return installation.compute.read_log(job, 0).decode(errors="replace").splitlines().count(line)
 
 
@@ -137,15 +138,15 @@ while True:
 
 
 def test_time_limit_adds_up_over_attempts_and_does_not_count_waiting(installation: Installation) -> None:
-    limit = 30.0
+    limit = 60.0
     schedule = {**LOW, "max_duration": f"{limit:g}s", "grace_period": "10s"}
     job = submit(installation, WORK, gpus=8, schedule=schedule)
-    installation.wait_for(job, Phase.RUNNING)
-    wait_until(lambda: sum(seconds_of_attempts(installation, job)) > 0.6 * limit, 60, lambda: installation.describe(job))
+    wait_until(lambda: sum(seconds_of_attempts(installation, job)) > 15, 120, lambda: installation.describe(job))
     with urgent_work(installation, gpus=8, pods=2):
         installation.wait_for(job, Phase.SUSPENDED)
-        suspended_at = time.time()
-        wait_until(lambda: time.time() > suspended_at + limit, 120, lambda: installation.describe(job))
+        [first] = installation.attempts.list(job)
+        over = first.started_at / 1000 + limit + 5
+        wait_until(lambda: time.time() > over, 120, lambda: installation.describe(job))
         assert installation.observe(job).phase is Phase.SUSPENDED
     ended = installation.wait_for(job, Phase.FAILED)
     assert ended.reason is ExitReason.TIMED_OUT and f"schedule.max_duration, {limit:g}s" in ended.detail
