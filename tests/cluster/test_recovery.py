@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Hardware, Job
+from recipes.contracts.job import Hardware, Job, Schedule
 from recipes.storage import uris
 from resources.compute.base import Phase
 from resources.compute.kubernetes.states import RANK_ANNOTATION
@@ -47,6 +47,8 @@ RECIPE = {
 WHOLE_NODE = Hardware(gpus=8)
 SLOW = 0.2
 """Cores of a pod between two faults: the training must not be over before the last of them."""
+GRACE = "30s"
+"""A pod that hangs holds up the next attempt for so long."""
 GANG_ENDS_WITHIN = 60.0
 RECOVERS_WITHIN = 300.0
 CONTROLLER_LEASES = {"jobset": "6d4f6a47.jobset.x-k8s.io", "kueue": "c1f6bfd2.kueue.x-k8s.io"}
@@ -58,8 +60,8 @@ class Recoveries:
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, fault: str, seconds: float | None, note: str) -> None:
-        print(time.strftime("%X"), fault, seconds, note, flush=True)
+    def add(self, fault: str, seconds: float | None, note: str, step: int = 0) -> None:
+        print(time.strftime("%X"), fault, seconds, note, "step", step, flush=True)
         self.rows.append((fault, "0" if seconds is None else f"{seconds:.0f}", note))
 
     def print(self, write: Callable[[str], None]) -> None:
@@ -109,10 +111,12 @@ class DisturbedTraining:
 
     @classmethod
     def start(cls, name: str, trainings: Trainings, recoveries: Recoveries) -> "DisturbedTraining":
-        job = trainings.job(name, recipe=RECIPE, hardware=WHOLE_NODE)
+        job = trainings.job(name, recipe=RECIPE, hardware=WHOLE_NODE, schedule=Schedule(grace_period=GRACE))
         training = cls(trainings.installation, trainings, recoveries, job)
+        began = time.monotonic()
         training.installation.compute.submit(training.job)
         training.wait_for_new_steps()
+        recoveries.add("nothing: its first start", time.monotonic() - began, "for comparison", training.step)
         training.limit_cpu(SLOW)
         return training
 
@@ -162,16 +166,16 @@ class DisturbedTraining:
         ready = time.monotonic() - began
         self.wait_for_new_steps()
         assert len(self.attempts) == 1, self.installation.describe(self.job)
-        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start")
+        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start", self.step)
 
-    def recover(self, fault: str, kill: Callable[[], object]) -> Attempt:
+    def recover(self, fault: str, kill: Callable[[], object], ends_within: float = RECOVERS_WITHIN) -> Attempt:
         """A fault that ends the attempt, and the one that follows. Returns the one that ended."""
         number, last = len(self.attempts), self.installation.describe
         saved = self.newest_checkpoint()
         wait_until(lambda: self.newest_checkpoint() > saved, RECOVERS_WITHIN, lambda: last(self.job))
         began = time.monotonic()
         kill()
-        wait_until(lambda: self.attempts[number - 1].ended_at is not None, GANG_ENDS_WITHIN, lambda: last(self.job))
+        wait_until(lambda: self.attempts[number - 1].ended_at is not None, ends_within, lambda: last(self.job))
         ended = time.monotonic() - began
         wait_until(lambda: len(self.attempts) > number, RECOVERS_WITHIN, lambda: last(self.job))
         self.resumed[number + 1] = self.newest_checkpoint()
@@ -180,7 +184,7 @@ class DisturbedTraining:
         seconds = time.monotonic() - began
         self.limit_cpu(SLOW)
         attempt = self.attempts[number - 1]
-        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s")
+        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s", self.step)
         assert len(self.attempts) == number + 1, last(self.job)
         return attempt
 
@@ -284,16 +288,24 @@ def test_gang_resumes_from_its_newest_checkpoint_after_each_fault(
 
     silent = training.pod(1)
     stopped = training.recover(
-        "a pod that stops without a word", lambda: os.kill(training.process("recipes.launcher", 1), signal.SIGSTOP)
+        "a pod that stops without a word",
+        lambda: os.kill(training.process("recipes.launcher", 1), signal.SIGSTOP),
+        GANG_ENDS_WITHIN,
     )
     assert (stopped.reason, stopped.counted) == (ExitReason.NODE_LOST, False)
     assert f"node 1 (pod {silent['metadata']['name']}" in stopped.message and "no heartbeat" in stopped.message
 
     node = cluster.nodes[training.node(1)]
-    unplugged = training.recover("a node's network", node.unplug)
+    unplugged = training.recover("a node's network", node.unplug, GANG_ENDS_WITHIN)
     node.plug_in()
     assert (unplugged.reason, unplugged.counted) == (ExitReason.NODE_LOST, False)
     assert node.name in unplugged.message
+    cluster.wait_for_node(node.name)
+
+    node = cluster.nodes[training.node(1)]
+    unseen = training.recover("a kubelet, for good", partial(node.kill_program, "kubelet"))
+    node.start_program("kubelet")
+    assert (unseen.reason, unseen.counted) == (ExitReason.NODE_LOST, False)
     cluster.wait_for_node(node.name)
 
     node = cluster.nodes[training.node(0)]

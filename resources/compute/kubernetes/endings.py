@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from recipes.contracts.exit_reason import EXIT_ERROR, ExitReason
-from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART
+from recipes.contracts.exit_reason import ExitReason
 from resources.compute.kubernetes.exits import Exit, explain_gang, explain_pod, pods_started_with
 from resources.compute.kubernetes.phases import Snapshot
 from resources.compute.kubernetes.states import PodState
@@ -15,13 +14,6 @@ UNSEEN_MS = 90_000
 """A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
 SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, ExitReason.NODE_LOST})
 """What ends an attempt at once: the launchers that survive know less about it."""
-
-LAUNCHER_CODES = frozenset({0, EXIT_ERROR, EXIT_RESTART, EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED})
-"""With which launchers exit once their gang has agreed on an exit reason."""
-HANGING_MS = 30_000
-"""A pod that still runs so long after another of its gang has ended hangs: launchers end within seconds of each other."""
-KILL_SECONDS = 1
-"""Grace period of a pod that hangs."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +96,3 @@ def end_unclaimed(snapshot: Snapshot) -> Iterator[Ending]:
             continue
         if seen := explain_pod(pod, snapshot.lost_nodes):
             yield Ending(None, seen.reason, seen.message, seen.at, pod)
-
-
-def find_hanging_pods(snapshot: Snapshot) -> list[PodState]:
-    """Pods that are being deleted and do not end, although their attempt is over and its launchers have agreed why.
-
-    They have nothing to save any more, and would hold up the next attempt for their whole grace period.
-    """
-    newest, pods = snapshot.newest, all_pods(snapshot)
-    first = next((pod for pod in pods if newest is not None and pod.uid == newest.claimed_by), None)
-    if newest is None or newest.ended_at is None or first is None:
-        return []
-    gang = pods_started_with(first, pods)
-    ends = [pod.finished_at for pod in gang if pod.exit_code in LAUNCHER_CODES and pod.finished_at]
-    if not ends or snapshot.now - min(ends) < HANGING_MS:
-        return []
-    return [pod for pod in gang if pod in snapshot.pods and pod.grace_seconds > KILL_SECONDS and not pod.has_ended]

@@ -10,6 +10,7 @@ from resources.compute.kubernetes.gang import GENERATION_ANNOTATION, JOB_LABEL
 
 Condition = Mapping[str, Any]
 
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
@@ -41,6 +42,8 @@ def job_name(item: Mapping[str, Any]) -> str:
 class GangState:
     """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
 
+    `priority_class` is Kueue's; empty of one that does not wait in its queue.
+
     A JobSet restarts its pods by itself; an Indexed Job of several is created again.
     """
 
@@ -55,6 +58,7 @@ class GangState:
     reason: str
     message: str
     restarts_itself: bool
+    priority_class: str
 
 
 def read_gang(item: Mapping[str, Any]) -> GangState:
@@ -75,6 +79,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
         restarts_itself=item.get("kind") != JOB.name,
+        priority_class=str((metadata.get("labels") or {}).get(PRIORITY_LABEL, "")),
     )
 
 
@@ -129,7 +134,6 @@ class PodState:
         eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
         status_reason: `Evicted` where the kubelet did it, with `message` as its words.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
-        grace_seconds: of its deletion, if it is being deleted.
     """
 
     name: str
@@ -141,7 +145,6 @@ class PodState:
     created_at: int
     scheduled_at: int
     deleting: bool
-    grace_seconds: int
     phase: str
     running: bool
     image: str
@@ -180,7 +183,6 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
         deleting="deletionTimestamp" in metadata,
-        grace_seconds=int(metadata.get("deletionGracePeriodSeconds") or 0),
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),

@@ -9,9 +9,8 @@ from recipes.contracts.job import Program
 from resources.compute.base import JobRef
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
-from resources.compute.kubernetes.endings import KILL_SECONDS
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
-from resources.compute.kubernetes.states import PodState, job_name, read_generation
+from resources.compute.kubernetes.states import job_name, read_generation
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
@@ -61,9 +60,9 @@ class GarbageCollector:
     def _delete(self, state: ClusterState, config_map: Item, job: ClusterJob) -> None:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
         key, generation = place(config_map), read_generation(config_map)
-        if key in state.gangs:
-            if not state.gangs[key].deleting:
-                delete_gang(self._cluster, key, self._scheduler)
+        if (gang := state.gangs.get(key)) is not None:
+            if not gang.deleting:
+                delete_gang(self._cluster, gang, self._scheduler)
             return
         if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
             return
@@ -73,19 +72,13 @@ class GarbageCollector:
         delete_rest(self._cluster, config_map, self._scheduler)
         log.info("%s %s: deleted generation %d", job.program, job.job_id, generation)
 
-    def kill(self, pods: Sequence[PodState]) -> None:
-        """End pods that hang, without the rest of their grace period."""
-        for pod in pods:
-            self._cluster.delete(POD, pod.namespace, pod.name, grace_seconds=KILL_SECONDS)
-            log.info("killed pod %s on node %s: it hangs", pod.name, pod.node)
-
     def _remove_lost_pods(self, state: ClusterState) -> None:
         """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""
         for pods in state.pods.values():
             for pod in pods:
                 if pod.deleting and state.is_lost(pod):
                     try:
-                        self._cluster.delete(POD, pod.namespace, pod.name, grace_seconds=0)
+                        self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
                         log.info("removed pod %s: node %s is lost", pod.name, pod.node)
                     except ClusterError as problem:
                         log.warning("removing pod %s: %s", pod.name, problem)
