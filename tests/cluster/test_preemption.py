@@ -116,7 +116,7 @@ def test_command_that_saves_and_exits_with_zero_on_sigterm_has_not_succeeded(ins
         installation.wait_for(job, Phase.SUSPENDED)
         wait_until(lambda: not pods_of(installation, job), 120, lambda: installation.describe(job))
         assert installation.observe(job).phase is Phase.SUSPENDED
-    installation.wait_for(job, Phase.SUCCEEDED)
+    assert installation.wait_for(job, Phase.SUCCEEDED).detail == ""
     first, second = installation.attempts.list(job)
     assert (first.reason, first.counted) == (ExitReason.PREEMPTED, False)
     assert second.reason is ExitReason.COMPLETED and second.is_registered
