@@ -125,7 +125,7 @@ class Launcher:
             assert isinstance(self._gang, Coordinator)
             missing = ", ".join(map(str, self._gang.missing_nodes()))
             message = f"of {self._pod.num_nodes} nodes, these were not there within {RENDEZVOUS_SECONDS} s: {missing}"
-            return ExitDocument(code=None, message=message, reason=ExitReason.RESTART_REQUESTED)
+            return ExitDocument(code=None, message=message, reason=ExitReason.NODE_LOST)
         except Exception as error:  # without a verdict the other nodes would only see that this one is gone
             traceback.print_exc()
             reason = classify_error(error)

@@ -88,7 +88,7 @@ RESTARTED = frozenset(
         ExitReason.UNKNOWN,
     }
 )
-UNCOUNTED = frozenset({ExitReason.PREEMPTED, ExitReason.NODE_LOST})
+UNCOUNTED = frozenset({ExitReason.COMPLETED, ExitReason.PREEMPTED, ExitReason.NODE_LOST})
 STORE_OUTAGES = frozenset({ExitReason.STORAGE_UNAVAILABLE, ExitReason.STORAGE_FULL})
 OUTSIDE_PROGRAM = STORE_OUTAGES | {
     ExitReason.STORAGE_DENIED,

@@ -108,6 +108,8 @@ def choose_verdict(
         message = "its programs were ended, and none of them said why"
         causes.append(ExitDocument(code=None, message=message, reason=ExitReason.UNKNOWN))
     verdict = min(causes, key=lambda cause: _precedence(cause.reason, was_asked_to_stop=was_asked_to_stop))
+    if first is not None and first.reason is verdict.reason is ExitReason.PREEMPTED:
+        return first  # it alone says what was saved: torchrun of another node only says that it was asked to stop
     if was_asked_to_stop and verdict.reason in STOP_EXPLAINS:
         return preempted(f"asked to stop, and ended before it had saved: {verdict.message}")
     return verdict

@@ -286,7 +286,7 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
         words = describe_queue(snapshot.workload, snapshot.queue_words, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
     hold = find_hold(snapshot)
-    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest, snapshot):
         if hold is None or newest.is_registered:
             return Phase.RUNNING, ""
         # Its first node has claimed the attempt, and waits for others that cannot start.
@@ -296,8 +296,10 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
 
 
-def is_running(attempt: Attempt) -> bool:
+def is_running(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    if any(pod.uid == attempt.claimed_by and pod.deleting for pod in snapshot.pods):
+        return attempt.reason is ExitReason.COMPLETED  # else it saves, and another attempt follows
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 

@@ -19,7 +19,7 @@ class Decision(NamedTuple):
 
 
 DECISIONS = {
-    ExitReason.COMPLETED: Decision(False, True, False, False, False, 0),
+    ExitReason.COMPLETED: Decision(False, False, False, False, False, 0),
     ExitReason.BAD_CONFIGURATION: Decision(False, True, False, False, False, 78),
     ExitReason.PROGRAM_ERROR: Decision(False, True, False, False, False, 1),
     ExitReason.OUT_OF_MEMORY: Decision(False, True, True, False, False, 1),

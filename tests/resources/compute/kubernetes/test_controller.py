@@ -21,9 +21,10 @@ from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
+from resources.metadata.outbox import now_ms
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
-from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
@@ -335,8 +336,8 @@ def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, s
     assert room.reconcile().detail == shown
 
 
-def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
-    gang = room.start()
+def test_job_without_retries_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"schedule": Schedule(retries=0)}))
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
     row = room.reconcile()  # not seconds later, when the cluster knows
     assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
@@ -709,6 +710,60 @@ def test_elastic_job_waits_where_too_few_nodes_are_free(room: Room) -> None:
     waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 17 more needed"
     room.gang().set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
     assert room.reconcile().generation == 1
+
+
+def leave_without_node(room: Room, gang: Gang, rank: int) -> None:
+    status = {"phase": "Pending", "conditions": [condition("PodScheduled", "0/4 nodes are available", status="False")]}
+    gang.pods[rank] |= {"status": status, "spec": {**gang.pods[rank]["spec"], "nodeName": ""}}
+    room.server.put(gang.pods[rank])
+
+
+def test_admitted_elastic_job_goes_on_without_the_node_that_was_lost_after_its_wait(room: Room) -> None:
+    gang = room.start(elastic_job(), nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.NODE_LOST, "node-3 was lost", ended_at=1)
+    gang.delete_pods()
+    uid = gang.start(4)
+    leave_without_node(room, gang, 3)
+    row = room.reconcile()
+    assert (row.generation, row.phase) == (1, Phase.RESTARTING)
+    assert "no node for pod" in row.detail and "0/4 nodes are available" in row.detail
+    room.claim(uid, 4)
+    assert room.reconcile().phase is Phase.RESTARTING, "the other nodes wait for it"
+    long_ago = condition("Admitted") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    gang.set_workload(condition("QuotaReserved"), long_ago)
+    for _ in range(2):
+        row = room.reconcile()
+    assert row.generation == 2
+    gang.delete_pods()
+    room.reconcile()
+    smaller = room.gang(f"{NAME}-g2").job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert smaller["completions"] == 3
+
+
+def test_used_time_and_counted_attempts_carry_over_to_the_smaller_generation(room: Room) -> None:
+    job = elastic_job().model_copy(update={"schedule": Schedule(retries=1, max_duration="1h")})
+    gang = room.start(job, nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed", ended_at=now_ms() + 600_000)
+    gang.suspend("Preempted to accommodate a workload")
+    waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 12 more needed"
+    gang.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    for _ in range(2):
+        room.reconcile()
+    smaller = room.gang(f"{NAME}-g2")
+    assert int(smaller.job_set["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"]) == 3000
+    smaller.admit()
+    assert room.claim(smaller.start(2), 2) == 2
+    room.attempts.end(TRAIN, 2, ExitReason.KILLED, "killed again")
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.FAILED, "killed again (2 attempts failed)")
+
+
+def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: Room) -> None:
+    gang = room.start()
+    gang.pods[0]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
+    room.server.put(gang.pods[0])
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.RESTARTING, "waits for 1 pod of the attempt before to end")
 
 
 def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:
