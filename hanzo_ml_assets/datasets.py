@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import JsonValue
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset_checks import (
     SPLITS_FOLDER,
     find_leaks,
@@ -23,6 +23,7 @@ from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
@@ -77,6 +78,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         owners=owners,
         description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
         check_specs=make_check_specs(definition.checks, [*prefix, "version"], for_splits=False),
+        hooks=SUPERVISOR_HOOKS,
         code_version="2",
     )
     @reports_exit_reason
@@ -118,6 +120,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             ),
             *make_check_specs(definition.checks, [*prefix, "test"], for_splits=True),
         ],
+        hooks=SUPERVISOR_HOOKS,
     )
     @reports_exit_reason
     def splits(
@@ -132,7 +135,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 divided = read_prepared_splits(found, control_plane)
             else:
                 job = split_job(definition, found, control_plane)
-                divided = read_split_result(control_plane.compute.run(job, follow_job(context, job)))
+                divided = read_split_result(run_program(context, job, control_plane))
             leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
         record_splits(control_plane, found, divided, leaks, verdict)
         for split in SPLITS:

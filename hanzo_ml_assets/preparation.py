@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Program
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.tokenizer_reference import describe_reference
@@ -46,6 +47,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         kinds={"arrow"},
         owners=list(definition.owners),
         description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
+        hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
     @reports_exit_reason
@@ -56,7 +58,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
             derivation = resolve_derivation(context, definition, asked, control_plane)
             job = preparation_job(derivation, asked, control_plane, definition.preparation)
             end_deletion(derivation, job, control_plane)
-            result = control_plane.compute.run(job, follow_job(context, job))
+            result = run_program(context, job, control_plane)
             version, is_new = add_prepared_version(control_plane.database, control_plane.store, derivation, result, asked)
         except (BadConfiguration, JobFailed, HanzoError) as error:
             if isinstance(error, JobFailed) and error.reason.is_infrastructure:

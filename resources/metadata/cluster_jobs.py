@@ -22,6 +22,10 @@ RUN, CANCEL, NOTHING = "run", "cancel", "nothing"
 """What is wanted of a job. Nothing: its end was reported, so that the next submission starts it again."""
 
 
+GenerationKey = tuple[str, Program, int]
+"""What all objects of a job's generation share: job id, program and generation."""
+
+
 @dataclass(frozen=True)
 class ClusterJob:
     """A row of the table without the job's document, which `ClusterJobs.document` reads. Times in milliseconds."""
@@ -45,6 +49,10 @@ class ClusterJob:
     def id(self) -> str:
         """Half of its key to a compute backend (`JobKey`)."""
         return self.job_id
+
+    @property
+    def generation_key(self) -> GenerationKey:
+        return self.job_id, self.program, self.generation
 
     @property
     def has_ended(self) -> bool:

@@ -100,7 +100,7 @@ def check_inputs(run: FinishedRun, store: Store) -> None:
                 if file.selection is not None:
                     store.origin(artifact.uri, file.selection)
                     store.read_line_mask(artifact.uri, file, file.selection)
-                elif not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
+                elif not file.chunks and not store.exists(f"{artifact.uri}/{file.object_path}"):
                     raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")
         except (BrokenArtifact, FileNotFoundError) as error:
             raise missing_input_error(run.job.id, f"{name} ({error})") from None

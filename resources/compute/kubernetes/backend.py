@@ -15,7 +15,7 @@ from resources.compute.kubernetes.job_logs import JobLogs
 from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 
 POLL_SECONDS = 2.0
@@ -63,6 +63,9 @@ class KubernetesCompute(Compute):
 
     def acknowledge_end(self, job: JobKey) -> None:
         self._jobs.acknowledge_end(job)
+
+    def list_unfinished(self) -> Sequence[JobKey]:
+        return self._jobs.active()
 
     def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
         return self._logs.read(job, self._count_attempts(job), offset, max_bytes)

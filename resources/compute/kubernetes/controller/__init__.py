@@ -1,0 +1,1 @@
+"""Controller of jobs on a cluster: `python -m resources.compute.kubernetes.controller`."""

@@ -1,0 +1,84 @@
+"""Garbage collection: objects of generations that are over, and pods of nodes that are gone."""
+
+import logging
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from recipes.contracts.job import Program
+from resources.compute.base import JobRef
+from resources.compute.credentials import Credentials
+from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
+from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
+from resources.compute.kubernetes.states import job_name, read_generation
+from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
+from resources.compute.kubernetes.view import ClusterState
+from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
+from resources.settings.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class GarbageCollector:
+    def __init__(self, cluster: Cluster, scheduler: Scheduler, jobs: ClusterJobs, credentials: Credentials) -> None:
+        self._cluster = cluster
+        self._scheduler = scheduler
+        self._jobs = jobs
+        self._credentials = credentials
+        self._foreign: set[str] = set()
+
+    def collect(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
+        """Take the next step of every deletion. `jobs` are those that have not ended."""
+        self._delete_old_generations(state, jobs)
+        self._remove_lost_pods(state)
+
+    def _delete_old_generations(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
+        active = {(job.namespace, job.name): job for job in jobs}
+        for config_map in state.config_maps.values():
+            uid, namespace = config_map["metadata"]["uid"], config_map["metadata"]["namespace"]
+            if uid in self._foreign:
+                continue
+            try:
+                job = active.get((namespace, job_name(config_map))) or self._find_job(config_map)
+                generation = read_generation(config_map)
+            except (KeyError, ValueError):  # it has our label, and is nothing that we made
+                job = None
+            if job is None:  # applied by hand: it has no row, and stays
+                self._foreign.add(uid)
+                continue
+            if generation < job.generation or job.has_ended:
+                try:
+                    self._delete(state, config_map, job)
+                except (ClusterError, ValidationError) as problem:
+                    log.warning("deleting %s: %s", config_map["metadata"]["name"], problem)
+
+    def _find_job(self, config_map: Item) -> ClusterJob | None:
+        metadata = config_map["metadata"]
+        ref = JobRef(metadata["annotations"][JOB_ID_ANNOTATION], Program(metadata["labels"][PROGRAM_LABEL]))
+        return self._jobs.find(ref)
+
+    def _delete(self, state: ClusterState, config_map: Item, job: ClusterJob) -> None:
+        """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
+        key, generation = place(config_map), read_generation(config_map)
+        if (gang := state.gangs.get(key)) is not None:
+            if not gang.deleting:
+                delete_gang(self._cluster, gang, self._scheduler)
+            return
+        if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
+            return
+        if generation == job.generation:
+            # Only now: its pods saved a checkpoint until they were gone.
+            self._credentials.revoke(self._jobs.document(job))
+        delete_rest(self._cluster, config_map, self._scheduler)
+        log.info("%s %s: deleted generation %d", job.program, job.job_id, generation)
+
+    def _remove_lost_pods(self, state: ClusterState) -> None:
+        """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""
+        for pods in state.pods.values():
+            for pod in pods:
+                if pod.deleting and state.is_lost(pod):
+                    try:
+                        self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
+                        log.info("removed pod %s: node %s is lost", pod.name, pod.node)
+                    except ClusterError as problem:
+                        log.warning("removing pod %s: %s", pod.name, problem)
