@@ -64,8 +64,7 @@ class Recoveries:
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, fault: str, seconds: float | None, note: str, step: int = 0) -> None:
-        print(time.strftime("%X"), fault, seconds, note, "step", step, flush=True)
+    def add(self, fault: str, seconds: float | None, note: str) -> None:
         self.rows.append((fault, "0" if seconds is None else f"{seconds:.0f}", note))
 
     def print(self, write: Callable[[str], None]) -> None:
@@ -121,7 +120,7 @@ class DisturbedTraining:
         began = time.monotonic()
         training.installation.compute.submit(training.job)
         training.wait_for_new_steps()
-        recoveries.add("nothing: its first start", time.monotonic() - began, "for comparison", training.step)
+        recoveries.add("nothing: its first start", time.monotonic() - began, "for comparison")
         training.limit_cpu(share)
         training.pod_0 = training.pod(0)
         return training
@@ -179,7 +178,7 @@ class DisturbedTraining:
         ready = time.monotonic() - began
         self.wait_for_new_steps()
         assert len(self.attempts) == 1, self.installation.describe(self.job)
-        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start", self.step)
+        self.recoveries.add(fault, None, f"training went on; ready {ready:.0f} s after its start")
 
     def recover(self, fault: str, kill: Callable[[], object], ends_within: float = RECOVERS_WITHIN) -> Attempt:
         """A fault that ends the attempt, and the one that follows. Returns the one that ended."""
@@ -197,7 +196,7 @@ class DisturbedTraining:
         seconds = time.monotonic() - began
         self.limit_cpu(SLOW)
         attempt = self.attempts[number - 1]
-        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s", self.step)
+        self.recoveries.add(fault, seconds, f"gang ended after {ended:.0f} s")
         assert len(self.attempts) == number + 1, last(self.job)
         return attempt
 
