@@ -10,6 +10,7 @@ from resources.compute.kubernetes.gang import GENERATION_ANNOTATION, JOB_LABEL
 
 Condition = Mapping[str, Any]
 
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
@@ -41,6 +42,8 @@ def job_name(item: Mapping[str, Any]) -> str:
 class GangState:
     """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
 
+    `priority_class` is Kueue's; empty of one that does not wait in its queue.
+
     A JobSet restarts its pods by itself; an Indexed Job of several is created again.
     """
 
@@ -55,6 +58,7 @@ class GangState:
     reason: str
     message: str
     restarts_itself: bool
+    priority_class: str
 
 
 def read_gang(item: Mapping[str, Any]) -> GangState:
@@ -75,6 +79,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
         restarts_itself=item.get("kind") != JOB.name,
+        priority_class=str((metadata.get("labels") or {}).get(PRIORITY_LABEL, "")),
     )
 
 

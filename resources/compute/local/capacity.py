@@ -43,6 +43,12 @@ def match_gpu_type(model: str, known: Sequence[str]) -> str:
     return max(fitting, key=len) if fitting else "-".join(words)
 
 
+def common_gpu_type(models: Iterable[str], known: Sequence[str]) -> str | None:
+    """The type of all these models; None where they differ, or there are none."""
+    types = {match_gpu_type(model, known) for model in models}
+    return types.pop() if len(types) == 1 else None
+
+
 def free_gpus(total: Mapping[str, int], allocated: Mapping[str, float]) -> dict[str, float]:
     """What running jobs have not asked for. A job may ask for more than there is: it waits, and nothing is free."""
     return {name: max(0.0, count - allocated.get(name, 0.0)) for name, count in total.items()}
