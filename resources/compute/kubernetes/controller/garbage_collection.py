@@ -78,6 +78,7 @@ class GarbageCollector:
             for pod in pods:
                 if pod.deleting and state.is_lost(pod):
                     try:
+                        self._cluster.fail_pod(pod.namespace, pod.name, pod.uid)
                         self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
                         log.info("removed pod %s: node %s is lost", pod.name, pod.node)
                     except ClusterError as problem:

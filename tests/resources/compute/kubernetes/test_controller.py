@@ -376,6 +376,8 @@ def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.NODE_LOST) and "node node-1 was lost" in row.detail
     assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
     assert not room.attempts.list(TRAIN)[0].counted
+    [last_state] = [item for _, _, event, item in room.server.events if event == "DELETED" and item["kind"] == "Pod"]
+    assert last_state["status"]["phase"] == "Failed"  # else its Job waits for it, where no other pod ends
 
 
 def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) -> None:
