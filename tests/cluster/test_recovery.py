@@ -309,6 +309,7 @@ def test_gang_resumes_from_its_newest_checkpoint_after_each_fault(
     assert f"node 1 (pod {silent['metadata']['name']}" in stopped.message and "no heartbeat" in stopped.message
 
     node = cluster.nodes[training.node(1)]
+    move_controllers(cluster, node.name)
     unplugged = training.recover("a node's network", node.unplug, GANG_ENDS_WITHIN)
     node.plug_in()
     assert (unplugged.reason, unplugged.counted) == (ExitReason.NODE_LOST, False)
@@ -316,12 +317,14 @@ def test_gang_resumes_from_its_newest_checkpoint_after_each_fault(
     cluster.wait_for_node(node.name)
 
     node = cluster.nodes[training.node(1)]
+    move_controllers(cluster, node.name)
     unseen = training.recover("a kubelet, for good", partial(node.kill_program, "kubelet"))
     node.start_program("kubelet")
     assert (unseen.reason, unseen.counted) == (ExitReason.NODE_LOST, False)
     cluster.wait_for_node(node.name)
 
     node = cluster.nodes[training.node(0)]
+    move_controllers(cluster, node.name)
     lost = training.recover("a node", node.kill)
     cluster.add_node(node.number)
     assert (lost.reason, lost.counted) == (ExitReason.NODE_LOST, False)
@@ -350,6 +353,18 @@ def find_leader(cluster: Cluster, name: str) -> str:
 
 def has_other_leader(cluster: Cluster, name: str, before: str) -> bool:
     return find_leader(cluster, name) not in ("", before)
+
+
+def move_controllers(cluster: Cluster, node: str) -> None:
+    """Have Kueue's and JobSet's controllers run on other nodes: each is one pod, which stays on a lost node for 5 minutes."""
+    for name in CONTROLLER_LEASES:
+        leader = find_leader(cluster, name)
+        pod = leader.partition("_")[0]
+        if cluster.get("pod", pod, f"--namespace={name}-system")["spec"]["nodeName"] == node:
+            cluster.kubectl("cordon", node)
+            delete_at_once(cluster, f"{name}-system", pod)
+            wait_until(partial(has_other_leader, cluster, name, leader), RECOVERS_WITHIN, lambda: "nobody leads")
+            cluster.kubectl("uncordon", node)
 
 
 def delete_at_once(cluster: Cluster, namespace: str, pod: str) -> None:
