@@ -12,7 +12,7 @@ from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
 from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
-from resources.compute.kubernetes.states import job_name, read_generation
+from resources.compute.kubernetes.states import PodState, job_name, read_generation
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
@@ -88,9 +88,11 @@ class GarbageCollector:
         lost = [pod for pods in state.pods.values() for pod in pods if pod.deleting and state.is_lost(pod)]
         for pod in lost:
             log.info("removes pod %s: node %s is lost", pod.name, pod.node)
-        self._carry_out(
-            [partial(self._cluster.delete, POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0) for pod in lost]
-        )
+        self._carry_out([partial(self._remove_lost_pod, pod) for pod in lost])
+
+    def _remove_lost_pod(self, pod: PodState) -> None:
+        self._cluster.fail_pod(pod.namespace, pod.name, pod.uid)
+        self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
 
     def _carry_out(self, deletions: Sequence[Callable[[], None]]) -> None:
         for result in self._requests.run(deletions):

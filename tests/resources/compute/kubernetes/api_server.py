@@ -127,6 +127,18 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             else:
                 self.answer(201, server.put(item, "ADDED"))
 
+        def do_PATCH(self) -> None:
+            path, _ = self.parts()
+            patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            item = server.items.get(path.removesuffix("/status"))
+            if item is None:
+                self.refuse(404, f"{path} not found")
+            elif patch["metadata"]["uid"] != item["metadata"]["uid"]:
+                self.refuse(409, "the uid is another")
+            else:
+                item["status"] |= patch["status"]
+                self.answer(200, server.put(item))
+
         def do_DELETE(self) -> None:
             path, _ = self.parts()
             options = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))

@@ -417,6 +417,17 @@ def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> No
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
 
 
+def test_silent_pod_that_is_killed_after_its_grace_period_is_not_counted(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    room.attempts.report_exit(TWO_NODES, 1, ExitReason.NODE_LOST, "node 1 sent no heartbeat for 10 s")
+    gang.end(1, 137)
+    terminated = gang.pods[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["finishedAt"] = "2100-01-01T00:00:00Z"  # much later than the attempt
+    room.server.put(gang.pods[1])
+    assert room.reconcile().reason is ExitReason.NODE_LOST
+    assert not room.attempts.list(TRAIN)[0].counted
+
+
 def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     gang = room.start(TWO_NODES, nodes=2)
     room.server.put(node("node-1", ready="Unknown"))
@@ -427,6 +438,8 @@ def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.NODE_LOST) and "node node-1 was lost" in row.detail
     assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
     assert not room.attempts.list(TRAIN)[0].counted
+    [last_state] = [item for _, _, event, item in room.server.events if event == "DELETED" and item["kind"] == "Pod"]
+    assert last_state["status"]["phase"] == "Failed"  # else its Job waits for it, where no other pod ends
 
 
 def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) -> None:
