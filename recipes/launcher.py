@@ -7,7 +7,8 @@ A container runtime knows one process and its exit code. What a gang needs besid
 - It starts the program (alone or under torchrun) once all nodes are there, and uploads its output in segments, because the
   log of a deleted pod is gone.
 - It watches the other nodes. A rank that waits in a collective for a node that is gone would hold its GPUs for hours;
-  here it ends within seconds, and the exit message names the node.
+  here it ends within seconds, and the exit message names the node. Of a training that makes no progress for a time that
+  the job sets, the message names the rank that the others wait for.
 - It makes the whole gang save when one pod is asked to stop: none of them could save alone.
 - It decides on one exit reason for the gang, also where the program was killed before it could write one, reports it to
   the API, and exits with its code. Unfinished work never exits with 0.
@@ -31,6 +32,7 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason, read_exit_document
 from recipes.contracts.job import EXIT_FILE, FAILED_FILE, OUT_OF_MEMORY_FILE, Job, Result
+from recipes.contracts.progress import PROGRESS_FOLDER, read_progress
 from recipes.launch.attempt_api import ApiRefused, ApiUnavailable, AttemptApi, ClaimedAttempt
 from recipes.launch.cgroup_memory import describe_kill, read_memory_counters
 from recipes.launch.child_process import ChildProcess
@@ -43,6 +45,7 @@ from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
 from recipes.launch.member import Member
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.launch.stall_watch import PERIOD_SECONDS
 from recipes.platform_errors import classify_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
@@ -76,7 +79,13 @@ class Launcher:
         self._api = AttemptApi(job, pod, self._spool.write_line)
         self._alone = pod.num_nodes == 1 or pod.shares_work(job)
         self._gang: Gang = (
-            Coordinator(pod, 1 if self._alone else pod.num_nodes, job.schedule.grace_seconds, self._spool.write_line)
+            Coordinator(
+                pod,
+                1 if self._alone else pod.num_nodes,
+                job.schedule.grace_seconds,
+                job.schedule.stall_limit,
+                self._spool.write_line,
+            )
             if self._alone or pod.is_first
             else Member(pod, self._spool.write_line)
         )
@@ -156,12 +165,17 @@ class Launcher:
     async def _run_program(self, attempt: ClaimedAttempt) -> ExitDocument | None:
         for left in (EXIT_FILE, FAILED_FILE):
             (self._work / left).unlink(missing_ok=True)
+        progress = self._work / PROGRESS_FOLDER
+        progress.mkdir(exist_ok=True)
         if attempt.previous_reason == ExitReason.OOM_KILLED:
             (self._work / OUT_OF_MEMORY_FILE).touch()  # the program looks for a smaller way to compute
         before = read_memory_counters()
         command = program_command(self._job, self._pod, self._job_file)
         child = ChildProcess(command, program_environment(os.environ, attempt.number), self._spool)
-        watches = [asyncio.create_task(self._end_with_gang(child)), asyncio.create_task(self._announce_failure())]
+        watches = [
+            asyncio.create_task(watch)
+            for watch in (self._end_with_gang(child), self._announce_failure(), self._report_progress(progress))
+        ]
         code = await child.wait()
         for watch in watches:
             watch.cancel()
@@ -203,6 +217,11 @@ class Launcher:
         while not (self._work / FAILED_FILE).exists():
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._gang.announce_stop(preempted=False)
+
+    async def _report_progress(self, folder: Path) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self._gang.report_progress(read_progress(folder, time.time()))
 
     async def _has_result(self, attempt: ClaimedAttempt) -> bool | None:
         """Whether the store holds this job's result; None if the store does not answer for a long time."""

@@ -1,11 +1,12 @@
 """The side of all other nodes of a gang: connected to the first node, which directs them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.contracts.progress import RankProgress
 from recipes.launch.attempt_api import ClaimedAttempt
 from recipes.launch.exit_outcome import choose_verdict
 from recipes.launch.gang import LOST_END_SECONDS, Gang
@@ -38,6 +39,10 @@ class Member(Gang):
     def announce_stop(self, *, preempted: bool) -> None:
         if self.begin_stop(preempted=preempted) and self._connection is not None:
             self._connection.send("stop", preempted=preempted)
+
+    def report_progress(self, ranks: Mapping[int, RankProgress]) -> None:
+        if self._connection is not None:
+            self._connection.send("progress", ranks={rank: each.model_dump(mode="json") for rank, each in ranks.items()})
 
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
         if self._connection is None and not self.started.is_set():

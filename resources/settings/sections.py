@@ -350,6 +350,9 @@ class Scheduler(Section):
     start_limit: Duration = Field(
         "10m", description="how long an admitted job, which holds its GPUs, may wait for its image or its configuration"
     )
+    keep_failed_for: Duration = Field(
+        "24h", description="how long pods of a failed job stay that was submitted with pod.keep_failed"
+    )
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
     volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")

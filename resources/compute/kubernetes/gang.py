@@ -46,6 +46,8 @@ def base_name(job: JobKey) -> str:
 PROGRAM_LABEL, JOB_LABEL = f"{DOMAIN}/program", f"{DOMAIN}/job"
 JOB_ID_ANNOTATION, DIGEST_ANNOTATION = f"{DOMAIN}/job-id", f"{DOMAIN}/work-digest"
 GENERATION_ANNOTATION = f"{DOMAIN}/generation"
+KEEP_ANNOTATION = f"{DOMAIN}/keep-failed"
+"""On objects of a job whose pods stay for a time after it has failed."""
 
 
 def labels(job: JobKey) -> dict[str, str]:
@@ -59,6 +61,7 @@ def annotations(job: Job, generation: int = 1) -> dict[str, str]:
         JOB_ID_ANNOTATION: job.id,
         DIGEST_ANNOTATION: job.work_digest,
         GENERATION_ANNOTATION: str(generation),
+        **({KEEP_ANNOTATION: "true"} if job.pod.keep_failed else {}),
     }
 
 

@@ -9,7 +9,9 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job
 from recipes.contracts.quantities import parse_duration, pluralize
 from resources.compute.base import Phase
+from resources.compute.kubernetes.deletions import describe_deletion, find_deleted_pod
 from resources.compute.kubernetes.exits import explain_gang
+from resources.compute.kubernetes.retention import describe_kept_pods, is_ending
 from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, ObjectEvent, PodState, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
 from resources.metadata.job_attempts import Attempt
@@ -34,6 +36,7 @@ class Limits:
     """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
 
     `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes.
+    `keeps_failed`: its pods stay for `keep_ms` when it has failed.
     """
 
     nodes: int
@@ -42,6 +45,8 @@ class Limits:
     retries: int
     start_ms: int
     elastic: bool
+    keeps_failed: bool
+    keep_ms: int
 
     @classmethod
     def from_job(cls, job: Job, scheduler: Scheduler) -> Self:
@@ -53,6 +58,8 @@ class Limits:
             retries=job.schedule.retries,
             start_ms=round(parse_duration(scheduler.start_limit) * 1000),
             elastic=job.distributed is not None and job.distributed.elastic is not None,
+            keeps_failed=job.pod.keep_failed,
+            keep_ms=round(parse_duration(scheduler.keep_failed_for) * 1000),
         )
 
 
@@ -90,6 +97,11 @@ class Snapshot:
     def current_pods(self) -> list[PodState]:
         """Pods of the newest generation that are not being deleted."""
         return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
+
+    @property
+    def all_pods(self) -> list[PodState]:
+        """Pods of the newest generation: those that were deleted, then those that exist."""
+        return [pod for pod in (*self.deleted_pods, *self.pods) if pod.generation == self.job.generation]
 
 
 def used_ms(snapshot: Snapshot) -> int:
@@ -157,11 +169,16 @@ def is_time_over(gang: GangState | None, workload: WorkloadState | None) -> bool
 
 
 def needs_recreation(snapshot: Snapshot) -> bool:
-    """Whether the gang has failed, does not restart by itself, and its newest attempt may be followed by another."""
+    """Whether the gang has failed, does not restart by itself, and another attempt may follow.
+
+    That is so where the reason of its newest attempt restarts, or no attempt began because somebody deleted a pod of it.
+    """
     gang, newest = snapshot.gang, snapshot.newest
     if gang is None or gang.ended != "failed" or gang.restarts_itself:
         return False
-    return newest is not None and newest.reason is not None and newest.reason.restarts
+    if newest is not None and newest.reason is not None and newest.reason.restarts:
+        return True
+    return find_deleted_pod(gang, snapshot.all_pods) is not None
 
 
 def is_final(attempt: Attempt) -> bool:
@@ -238,8 +255,15 @@ def decide_state(snapshot: Snapshot) -> JobState:
         if end.waits_for_pods and snapshot.pods:
             ending = f"{end.detail}; its pods may still save a checkpoint"
             return JobState(job.phase, ending, job.reason, attempt, None, admitted_at)
-        phase = Phase.SUCCEEDED if end.reason is ExitReason.COMPLETED else Phase.FAILED
-        return JobState(phase, end.detail, end.reason, attempt, None, admitted_at)
+        if end.reason is ExitReason.COMPLETED:
+            return JobState(Phase.SUCCEEDED, end.detail, end.reason, attempt, None, admitted_at)
+        kept = ""
+        if snapshot.limits.keeps_failed:
+            if is_ending(snapshot.gang, snapshot.newest, snapshot.now):
+                return JobState(job.phase, f"{end.detail}; its pods end", job.reason, attempt, None, admitted_at)
+            kept = describe_kept_pods(snapshot.gang, snapshot.current_pods, snapshot.now + snapshot.limits.keep_ms)
+        detail = "; ".join(filter(None, (end.detail, kept)))
+        return JobState(Phase.FAILED, detail, end.reason, attempt, None, admitted_at)
     last = snapshot.last_ended
     phase, detail = find_phase(snapshot)
     waits = phase in (Phase.PENDING, Phase.SUSPENDED)
@@ -264,10 +288,11 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
     if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
         return Phase.RUNNING, ""
-    hold = find_hold(snapshot)
+    hold, deleted = find_hold(snapshot), describe_deletion(find_deleted_pod(gang, snapshot.all_pods))
     if not snapshot.attempts:
-        return Phase.STARTING, hold.detail if hold else "its pods run, and have not reported yet"
-    return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
+        detail = hold.detail if hold else "its pods run, and have not reported yet"
+        return Phase.STARTING, "; ".join(filter(None, (deleted, detail)))
+    return Phase.RESTARTING, "; ".join(filter(None, (before, deleted, hold.detail if hold else "")))
 
 
 def is_running(attempt: Attempt) -> bool:

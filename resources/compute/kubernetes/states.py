@@ -41,7 +41,8 @@ def job_name(item: Mapping[str, Any]) -> str:
 class GangState:
     """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
 
-    A JobSet restarts its pods by itself; an Indexed Job of several is created again.
+    A JobSet restarts its pods by itself, unless it may not (`maxRestarts: 0`), as where the pods of a failed job are kept.
+    An Indexed Job of several pods is created again.
     """
 
     uid: str
@@ -74,7 +75,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         ended="succeeded" if done else "failed" if failed else None,
         reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
-        restarts_itself=item.get("kind") != JOB.name,
+        restarts_itself=item.get("kind") != JOB.name and (item["spec"].get("failurePolicy") or {}).get("maxRestarts") != 0,
     )
 
 
@@ -126,6 +127,9 @@ class PodState:
     """A pod of a gang. `exit_code` is of its program's container, once that has ended.
 
     Args:
+        job: name of its job, in all generations.
+        owner: uid of its batch/v1 Job, which is another one after each restart of the gang, and the same after a suspension.
+        deleted_at: when its deletion was asked for, in milliseconds; 0 if it was not.
         eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
         status_reason: `Evicted` where the kubelet did it, with `message` as its words.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
@@ -134,12 +138,15 @@ class PodState:
     name: str
     namespace: str
     uid: str
+    job: str
+    owner: str
     rank: int
     generation: int
     node: str
     created_at: int
     scheduled_at: int
     deleting: bool
+    deleted_at: int
     phase: str
     running: bool
     image: str
@@ -158,6 +165,11 @@ class PodState:
         """Whether its program will not run any more."""
         return self.phase in ("Failed", "Succeeded") or self.exit_code is not None
 
+    @property
+    def has_started(self) -> bool:
+        """Whether its program has run, or runs."""
+        return self.running or self.has_ended
+
 
 def read_pod(item: Mapping[str, Any]) -> PodState:
     metadata, status = item["metadata"], item.get("status", {})
@@ -172,12 +184,18 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
+        job=job_name(item),
+        owner=str((metadata.get("ownerReferences") or [{}])[0].get("uid", "")),
         rank=int((metadata.get("annotations") or {}).get(RANK_ANNOTATION, 0)),
         generation=read_generation(item),
         node=str(item["spec"].get("nodeName", "")),
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
         deleting="deletionTimestamp" in metadata,
+        # A deletion with a grace period is marked with the time at which that is over.
+        deleted_at=max(
+            0, milliseconds(metadata.get("deletionTimestamp")) - 1000 * (metadata.get("deletionGracePeriodSeconds") or 0)
+        ),
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from recipes.contracts.job import Program
+from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobRef
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
+from resources.compute.kubernetes.retention import is_kept
 from resources.compute.kubernetes.states import job_name, read_generation
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
+from resources.metadata.outbox import now_ms
 from resources.settings.sections import Scheduler
 
 log = logging.getLogger(__name__)
@@ -25,7 +28,9 @@ class GarbageCollector:
         self._scheduler = scheduler
         self._jobs = jobs
         self._credentials = credentials
+        self._keep_ms = round(parse_duration(scheduler.keep_failed_for) * 1000)
         self._foreign: set[str] = set()
+        self._revoked: set[str] = set()
 
     def collect(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
         """Take the next step of every deletion. `jobs` are those that have not ended."""
@@ -60,6 +65,9 @@ class GarbageCollector:
     def _delete(self, state: ClusterState, config_map: Item, job: ClusterJob) -> None:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
         key, generation = place(config_map), read_generation(config_map)
+        if is_kept(config_map, job, state.gangs.get(key), now_ms(), self._keep_ms):
+            self._revoke_kept(config_map, job)
+            return
         if key in state.gangs:
             if not state.gangs[key].deleting:
                 delete_gang(self._cluster, key, self._scheduler)
@@ -71,6 +79,13 @@ class GarbageCollector:
             self._credentials.revoke(self._jobs.document(job))
         delete_rest(self._cluster, config_map, self._scheduler)
         log.info("%s %s: deleted generation %d", job.program, job.job_id, generation)
+
+    def _revoke_kept(self, config_map: Item, job: ClusterJob) -> None:
+        """Its pods have ended, so that nobody may use its token any more."""
+        uid = config_map["metadata"]["uid"]
+        if uid not in self._revoked:
+            self._credentials.revoke(self._jobs.document(job))
+            self._revoked.add(uid)
 
     def _remove_lost_pods(self, state: ClusterState) -> None:
         """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""

@@ -79,8 +79,9 @@ class ApiServer:
         return sorted(path.removeprefix(folder) for path in self.items if path.startswith(folder))
 
 
-def timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def timestamp(later: int = 0) -> str:
+    """The time now, or some seconds later, as the API server writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + later))
 
 
 def is_selected(item: Item, query: dict[str, str]) -> bool:
