@@ -64,6 +64,9 @@ LOG_FIRST_SECONDS = 60.0
 REPORT_SHARE = 2 / 3
 """Of what is left of the grace period once the program has stopped: a pod that has not exited by its end is killed."""
 
+TERMINATION_MESSAGE = Path("/dev/termination-log")
+MAX_TERMINATION_CHARACTERS = 800
+"""The kubelet passes on 4096 bytes, and a document that is cut cannot be read."""
 DISK_REASONS = (ExitReason.STORAGE_FULL, ExitReason.STORAGE_READ_ONLY)
 
 T = TypeVar("T")
@@ -316,6 +319,14 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     return await future
 
 
+def write_termination_message(verdict: ExitDocument, path: Path = TERMINATION_MESSAGE) -> None:
+    """Say to the cluster itself why the pod ended: where the API does not take the report, nobody else knows it."""
+    short = verdict.model_copy(update={"message": verdict.message[:MAX_TERMINATION_CHARACTERS]})
+    with suppress(OSError):
+        if path.exists():  # a local run has none
+            path.write_text(short.model_dump_json())
+
+
 def main() -> None:
     job_file = Path(sys.argv[1])
     job = Job.model_validate_json(job_file.read_bytes())
@@ -325,6 +336,7 @@ def main() -> None:
         return await Launcher(job, job_file, Pod.from_environment(os.environ)).run()
 
     verdict = asyncio.run(run())
+    write_termination_message(verdict)
     sys.exit(verdict.reason.exit_code)
 
 

@@ -23,6 +23,8 @@ the last: since 2.20 the one with the error's number, or with the size of the al
 MENTIONS_MEMORY = re.compile("out of memory|OutOfMemory|MemoryError", re.IGNORECASE)
 """Wider than what recovery acts on: how any library, or a user's script, reports it as the error that ended the program."""
 
+NO_SPACE = re.compile(rf"\[Errno {errno.ENOSPC}\]|\(os error {errno.ENOSPC}\)|{os.strerror(errno.ENOSPC)}", re.IGNORECASE)
+"""How a language reports that a disk is full, in the error that ended its program."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TORCH_SAVE_TRUNCATED = re.compile("inline_container.* unexpected pos|iostream error")
 
@@ -60,4 +62,6 @@ def classify_error(error: BaseException) -> ExitReason:
 
 def classify_output(text: str) -> ExitReason:
     """The exit reason of somebody else's script that failed with this last line."""
+    if NO_SPACE.search(text):
+        return ExitReason.STORAGE_FULL
     return ExitReason.OUT_OF_MEMORY if MENTIONS_MEMORY.search(text) else ExitReason.PROGRAM_ERROR

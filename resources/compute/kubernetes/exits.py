@@ -6,7 +6,9 @@ A launcher that is killed with its pod, or whose node is gone, reports nothing; 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from recipes.contracts.exit_reason import ExitReason, classify_message
+from pydantic import ValidationError
+
+from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
 from recipes.contracts.job import EXIT_PREEMPTED, EXIT_RESTART
 from resources.compute.kubernetes.states import PodState
 
@@ -58,11 +60,21 @@ def explain_code(pod: PodState, who: str) -> Exit:
     output = "\n".join(pod.message.splitlines()[-MESSAGE_LINES:])
     if pod.exit_code == 0:
         return Exit(ExitReason.COMPLETED, "", pod.finished_at, 0)
+    if document := read_termination_message(pod):
+        return Exit(document.reason, f"{who}: {document.message}", pod.finished_at, pod.exit_code)
     if pod.exit_reason in START_ERRORS:
         return Exit(ExitReason.BAD_CONFIGURATION, f"{who} cannot start its program: {output}", pod.finished_at)
     reason = classify_message(pod.exit_code, output)
     ended = "ended without an exit code" if pod.exit_code is None else f"ended with exit code {pod.exit_code}"
     return Exit(reason, f"{who} {ended}" + (f": {output}" if output else ""), pod.finished_at, pod.exit_code)
+
+
+def read_termination_message(pod: PodState) -> ExitDocument | None:
+    """What the launcher wrote for the kubelet; None where it was killed, or the message is the end of the log."""
+    try:
+        return ExitDocument.model_validate_json(pod.message)
+    except ValidationError:
+        return None
 
 
 def eviction_reason(message: str) -> ExitReason:

@@ -102,6 +102,7 @@ class Gang:
     image_pull_secrets: tuple[str, ...]
     tolerations: tuple[Toleration, ...]
     volumes: tuple[VolumeClaim, ...]
+    scratch_limit: str | None
 
     @property
     def shares(self) -> bool:
@@ -153,6 +154,7 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
         image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
         tolerations=(*spot, *job.pod.tolerations),
         volumes=merge_volumes(scheduler.volumes, job.pod.volumes),
+        scratch_limit=scheduler.scratch_limit,
     )
 
 
