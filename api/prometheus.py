@@ -151,8 +151,8 @@ def metric_families(totals: Totals, buckets: Mapping[str, str], installed: Mappi
     yield counter("hanzo_ml_models_registered", "Model versions registered", ["org"], totals.models)
     yield histogram("hanzo_ml_job_duration_seconds", "From start to end of a job", totals.durations)
     yield gauge("hanzo_ml_jobs_running", "Jobs that run", ["type", "org"], totals.running)
-    yield gauge("hanzo_ml_gpus_allocated", "GPUs that running jobs asked for", ["gpu_type"], totals.gpus_allocated)
-    # Jobs are processes of this machine: what it has and no running job asked for is free.
+    yield gauge("hanzo_ml_gpus_allocated", "GPUs that running jobs hold", ["gpu_type"], totals.gpus_allocated)
+    # Jobs are processes of this machine: what it has and no running job holds is free.
     allocated = {labels[0]: count for labels, count in totals.gpus_allocated.items()}
     free: dict[Labels, float] = {(name,): count for name, count in capacity.free_gpus(installed, allocated).items()}
     yield gauge("hanzo_ml_gpus_available", "GPUs that are free", ["gpu_type"], free)

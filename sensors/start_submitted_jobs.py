@@ -25,7 +25,7 @@ from resources.metadata.dataset_problems import find_problems
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND, DATASET_KEY, TRACKED_TYPES, JobRecord
 from resources.monitoring.service_heartbeats import SENSORS_NAME
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from sensors.decisions.definition_lookup import explain_undefined, find_model_dataset, takes_defined_name
 from sensors.decisions.job_quota import apply_quotas
 from sensors.decisions.job_runs import PARTITION_TAG, RUN_KEY_TAG, newest_run

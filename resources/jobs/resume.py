@@ -29,7 +29,7 @@ from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
 from resources.scheduling.quotas import count_gpus, refuse_impossible_job
-from resources.settings.sections import Quota
+from resources.settings.scheduler import Quota
 
 LOSS_METRIC = "train/loss"
 

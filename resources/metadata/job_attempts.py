@@ -15,6 +15,7 @@ from recipes.contracts.exit_reason import ExitReason
 from resources.compute.base import ENDED_PHASES, JobKey
 from resources.errors import conflict, not_found
 from resources.metadata.database import Database
+from resources.metadata.gpu_usage import close_usage, extend_running_gangs, extend_usage, open_usage
 from resources.metadata.outbox import now_ms
 from resources.metadata.started_event import emit_started
 from resources.metadata.tables import cluster_jobs
@@ -143,6 +144,11 @@ class JobAttempts:
                 found.setdefault((row.job_id, row.program), []).append(to_attempt(row))
         return found
 
+    def meter_gpus(self) -> None:
+        """Record that all attempts that have not ended held their GPUs until now."""
+        with self._database.write() as connection:
+            extend_running_gangs(connection, now_ms())
+
     def _lock(self, connection: Connection, job: JobKey, *, fences: bool = False) -> Row[Any] | None:
         """Keep other writers of the program's attempts out until the transaction ends.
 
@@ -191,7 +197,15 @@ class JobAttempts:
             "counted": False,
         }
         connection.execute(insert(table).values(**row))
-        return self._get(connection, job, number)
+        made = self._get(connection, job, number)
+        self._meter(connection, job, claim, made.started_at)
+        return made
+
+    def _meter(self, connection: Connection, job: JobKey, claim: Claim, started_at: int) -> None:
+        row = cluster_jobs.c.job_id == job.id, cluster_jobs.c.program == job.program
+        asked = connection.execute(select(cluster_jobs.c.document["hardware"]).where(*row)).scalar() or {}
+        if gpus := asked.get("gpus", 0) * claim.num_nodes:
+            open_usage(connection, job, claim.pod_uid, gpus, asked.get("gpu_type"), started_at)
 
     def _register(
         self, connection: Connection, job: JobKey, attempt: Attempt, node_rank: int, node: str, gpus: Sequence[str]
@@ -219,6 +233,8 @@ class JobAttempts:
         known = self._get(connection, job, attempt)
         if known.ended_at is None or (known.reason in VAGUE_REASONS and reason not in VAGUE_REASONS):
             until = known.ended_at or max(ended_at or now_ms(), known.started_at)
+            extend_usage(connection, job, until, known.claimed_by)
+            close_usage(connection, job, known.claimed_by)
             self._update(
                 connection,
                 job,

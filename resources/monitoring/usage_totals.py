@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, case, distinct, func, select
+from sqlalchemy import Connection, Double, case, cast, distinct, func, select
 
 from recipes.storage import uris
 from resources.metadata.jobs import COMMAND
@@ -11,10 +11,9 @@ from resources.metadata.tables import (
     artifacts,
     dataset_versions,
     events,
+    gpu_usage,
     jobs,
-    latest_metrics,
     registered_models,
-    run_tags,
     runs,
 )
 
@@ -40,13 +39,8 @@ REACHED_STATES = {
 }
 DURATION_BUCKETS = (10, 60, 300, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 259_200)
 GPU_HOURS_METRIC = "system/total_gpu_hours"
-MAX_CREDIBLE_HOURS = 1e12
-"""More is a metric of somebody's own; and a sum of such may be no double, which PostgreSQL refuses and JSON cannot say."""
-MEASURED_GPU_HOURS = (
-    (latest_metrics.c.key == GPU_HOURS_METRIC)
-    & latest_metrics.c.is_nan.is_(False)
-    & latest_metrics.c.value.between(0, MAX_CREDIBLE_HOURS)
-)
+GPU_HOURS = cast(func.sum(gpu_usage.c.gpus * (gpu_usage.c.metered_until - gpu_usage.c.started_at)), Double) / 3_600_000.0
+"""Metered by the control plane. The runs' metric of that name is for people: whoever logs to a run may write any number."""
 GPU_TYPE_TAG = "system/gpu_type"
 DEFAULT_PRIORITY = "medium"
 
@@ -122,15 +116,10 @@ def count_jobs_by_state(connection: Connection) -> dict[Labels, float]:
 
 
 def sum_gpu_hours(connection: Connection) -> dict[Labels, float]:
-    """What the training containers measured (row E5)."""
-    tag = run_tags.alias()
     query = (
-        select(func.coalesce(tag.c.value, "unknown"), runs.c.organization, func.sum(latest_metrics.c.value))
-        .select_from(latest_metrics)
-        .join(runs, runs.c.id == latest_metrics.c.run_id)
-        .outerjoin(tag, (tag.c.run_id == runs.c.id) & (tag.c.key == GPU_TYPE_TAG))
-        .where(MEASURED_GPU_HOURS)
-        .group_by(tag.c.value, runs.c.organization)
+        select(gpu_usage.c.gpu_type, jobs.c.organization, GPU_HOURS)
+        .join_from(gpu_usage, jobs, jobs.c.id == gpu_usage.c.owner_id)
+        .group_by(gpu_usage.c.gpu_type, jobs.c.organization)
     )
     return read_grouped(connection, query)
 
@@ -149,16 +138,9 @@ def read_durations(connection: Connection) -> dict[str, Durations]:
 
 
 def count_allocated_gpus(connection: Connection) -> dict[Labels, float]:
-    """From what running jobs asked for."""
-    allocated: dict[Labels, float] = {}
-    for (config,) in connection.execute(select(jobs.c.config).where(jobs.c.status == "running")):
-        resources = config.get("resources")
-        if isinstance(resources, dict) and isinstance(gpus := resources.get("gpus"), int) and gpus > 0:
-            distributed = config.get("distributed")
-            nodes = distributed.get("num_nodes") if isinstance(distributed, dict) else None
-            labels = (str(resources.get("gpu_type", "unknown")),)
-            allocated[labels] = allocated.get(labels, 0) + gpus * (nodes if isinstance(nodes, int) else 1)
-    return allocated
+    """GPUs that attempts hold now."""
+    held = select(gpu_usage.c.gpu_type, func.sum(gpu_usage.c.gpus)).where(gpu_usage.c.is_open)
+    return read_grouped(connection, held.group_by(gpu_usage.c.gpu_type))
 
 
 def count_queued_jobs(connection: Connection) -> dict[Labels, float]:
@@ -185,15 +167,21 @@ def sum_stored_bytes(connection: Connection) -> dict[str, float]:
     return {place: total for (place,), total in read_grouped(connection, query).items() if place != "other"}
 
 
-# The GPU hours of experiments: what their runs measured, summed (row E10).
+# GPU hours of runs and experiments (row E10).
 
 
 def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[int]) -> Mapping[int, float]:
-    """Of all runs, deleted ones too: what they used was used. 0 where nothing was measured."""
+    """Of all runs, deleted ones too: what they used was used. 0 where no run held a GPU."""
     query = (
-        select(runs.c.experiment_id, func.sum(latest_metrics.c.value))
-        .join_from(runs, latest_metrics)
-        .where(MEASURED_GPU_HOURS, runs.c.experiment_id.in_(experiment_ids))
+        select(runs.c.experiment_id, GPU_HOURS)
+        .join_from(runs, gpu_usage, gpu_usage.c.owner_id == runs.c.id)
+        .where(runs.c.experiment_id.in_(experiment_ids))
         .group_by(runs.c.experiment_id)
     )
     return dict.fromkeys(experiment_ids, 0.0) | dict(reader.execute(query).tuples().all())
+
+
+def sum_gpu_hours_of_run(reader: Connection, run_id: str) -> float | None:
+    """None where the run is no job's, or held no GPU."""
+    hours = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
+    return None if hours is None else float(hours)

@@ -11,7 +11,6 @@ import yaml
 from recipes.contracts.yaml_reader import load_yaml
 from recipes.planning.hardware_fit import METHODS_BY_MEMORY
 from resources.metadata.tracking.logged_runs import LoggedRun
-from resources.monitoring.usage_totals import GPU_HOURS_METRIC
 
 # What a run says of the model that it made (specification row O1): its parameters, and what it measured. Pure.
 
@@ -33,7 +32,8 @@ class RunFacts:
     training_config: Mapping[str, object]
 
 
-def read_run_facts(logged: LoggedRun) -> RunFacts:
+def read_run_facts(logged: LoggedRun, gpu_hours: float | None) -> RunFacts:
+    """`gpu_hours` are those that the control plane metered; None where the run held no GPU."""
     params = logged.params
     measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
     config: dict[str, object] = {key: params[key] for key in CONFIG_PARAMS if key in params}
@@ -42,8 +42,8 @@ def read_run_facts(logged: LoggedRun) -> RunFacts:
         config = {"total_steps": config.pop("max_steps"), **config}
     if STEPS_METRIC in measured:  # training may end before the steps that it was given
         config["total_steps"] = int(measured[STEPS_METRIC])
-    if GPU_HOURS_METRIC in measured:
-        config["gpu_hours"] = measured[GPU_HOURS_METRIC]
+    if gpu_hours is not None:
+        config["gpu_hours"] = gpu_hours
     return RunFacts(
         base_model=params.get("base_model") or params.get("model", ""),
         method=method if (method := params.get("method", "")) in METHODS_BY_MEMORY else "",

@@ -17,6 +17,7 @@ from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.version_lifecycle import ModelVersion, Registration, Registry
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
+from resources.monitoring.usage_totals import sum_gpu_hours_of_run
 from resources.registration.model_facts import (
     MAX_CONFIG_BYTES,
     WEIGHTS_FORMAT,
@@ -209,7 +210,9 @@ def describe_run(
     Args:
         metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
     """
-    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)))
+    with database.read() as connection:
+        gpu_hours = sum_gpu_hours_of_run(connection, run_id)
+    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)), gpu_hours)
     return Registration(
         run_id=run_id,
         architecture=architecture,

@@ -22,6 +22,7 @@ from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
+from resources.monitoring.usage_totals import sum_gpu_hours_of_run
 from resources.registration.model_facts import (
     MAX_CONFIG_BYTES,
     MLFLOW_FORMAT,
@@ -47,10 +48,11 @@ def describe_source(database: Database, store: Store, sourced: CheckedSource, or
         location = stored_uri(connection, sourced)
         known = select(runs.c.id).where(runs.c.id == sourced.run_id, runs.c.organization == organization)
         run_id = connection.execute(known).scalar()
+        gpu_hours = sum_gpu_hours_of_run(connection, run_id) if run_id else None
     architecture, files = describe_files(store, FileHashes(database), location) if location else ("", {})
     if run_id is None:  # it is another server's
         return SourceDescription(architecture=architecture, artifacts=files)
-    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)))
+    facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)), gpu_hours)
     return SourceDescription(architecture, facts.base_model, facts.method, files, facts.metrics, facts.training_config)
 
 

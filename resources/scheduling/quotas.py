@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from recipes.contracts.job import Distributed, Hardware, Schedule
 from recipes.contracts.quantities import pluralize
 from resources.errors import invalid
-from resources.settings.sections import Quota
+from resources.settings.scheduler import Quota
 
 PRIORITIES = ("low", "medium", "high")
 """Lowest first."""

@@ -28,6 +28,7 @@ from resources.settings.document import (
     mask_address,
     read_configuration,
 )
+from resources.settings.scheduler import Scheduler
 from resources.settings.sections import (
     Alerts,
     Auth,
@@ -38,7 +39,6 @@ from resources.settings.sections import (
     Logging,
     Metrics,
     Prices,
-    Scheduler,
     Section,
     Server,
     Storage,

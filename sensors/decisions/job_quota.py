@@ -11,7 +11,7 @@ from resources.compute.local.capacity import gpu_names
 from resources.jobs.command import read_command
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.scheduling.quotas import PRIORITIES, Usage, count_gpus, impossible_reason, waiting_reason
-from resources.settings.sections import Quota, Scheduler
+from resources.settings.scheduler import Quota, Scheduler
 from sensors.decisions.definition_lookup import find_model_recipe
 from sensors.decisions.job_runs import PARTITION_TAG, UNFINISHED
 

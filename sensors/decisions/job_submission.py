@@ -20,7 +20,7 @@ from resources.compute.base import Observation, Phase
 from resources.errors import HanzoError
 from resources.jobs.resume import settle_rewind
 from resources.metadata.jobs import COMMAND, JobRecord
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from sensors.decisions.definition_lookup import find_model
 
 SUBMISSION_SECONDS = 20

@@ -16,7 +16,7 @@ from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.check import check_cluster
 from resources.compute.kubernetes.setup.permissions import render_roles
 from resources.compute.kubernetes.setup.queues import render_queues
-from resources.settings.sections import CPU_FLAVOR, Capacity, PriorityClasses, Scheduler
+from resources.settings.scheduler import CPU_FLAVOR, Capacity, PriorityClasses, Scheduler
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import JOB_IMAGE
 from tests.resources.compute.kubernetes.jobs import JOBS, a_job

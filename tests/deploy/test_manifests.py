@@ -18,7 +18,7 @@ from resources.compute.kubernetes.job_manifest import out_of_reach, render
 from resources.compute.kubernetes.pod_manifest import USER_ID
 from resources.installation import COMMIT_FILE
 from resources.metadata.database import Database
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.services import list_services
 from tests.resources.compute.kubernetes.jobs import a_job

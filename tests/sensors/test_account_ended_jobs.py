@@ -16,7 +16,6 @@ from resources.metadata.outbox import read_after
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment
 from sensors.account_ended_jobs import account_ended_jobs
 from tests.sensors.test_decisions import MODEL, House, house, repository
 
@@ -96,10 +95,6 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
         "environment/gpus": "A100",
         "environment/torch": "2.13.0",
     }
-    experiment = Runs(house.plane.database).get(job).experiment_id
-    with house.plane.database.read() as connection:
-        assert sum_gpu_hours_by_experiment(connection, [experiment]) == {experiment: 1.0}
-        assert read_totals(connection).gpu_hours == {("nvidia-a100-80gb", "default"): 1.0}
 
 
 def test_of_a_job_that_has_not_trained_or_goes_on_nothing_is_said(house: House) -> None:

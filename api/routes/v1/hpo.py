@@ -38,7 +38,8 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_names import checked_model_name
 from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job, refuse_oversized_sweep
-from resources.settings.sections import Hpo, Quota
+from resources.settings.scheduler import Quota
+from resources.settings.sections import Hpo
 
 router = Router("/v1/hpo", tag="v1")
 

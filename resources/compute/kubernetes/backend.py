@@ -15,7 +15,7 @@ from resources.compute.kubernetes.job_logs import JobLogs
 from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 
 POLL_SECONDS = 2.0

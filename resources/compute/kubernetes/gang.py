@@ -11,7 +11,7 @@ from recipes.contracts.job import BadConfiguration, Distributed, Job, Program, S
 from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 # Names and labels of a job's objects: the same at every look, so that a supervisor that comes back finds its job again.
 

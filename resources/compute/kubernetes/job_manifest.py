@@ -10,7 +10,7 @@ from resources.compute.kubernetes.gang import plan_gang
 from resources.compute.kubernetes.gangs import GANG_BACKENDS
 from resources.compute.kubernetes.pod_manifest import job_document
 from resources.compute.kubernetes.token_secret import token_secret
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 # `render`: the objects of a job in the order in which they are applied; `to_yaml` writes them for people and kubectl.
 

@@ -15,7 +15,7 @@ from resources.compute.kubernetes.retention import describe_kept_pods, is_ending
 from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, ObjectEvent, PodState, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
 from resources.metadata.job_attempts import Attempt
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
 """An attempt that ran for so long made progress: the counting of failed attempts begins again after it."""

@@ -30,7 +30,7 @@ from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNO
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.token_secret import KEY, token_name
 from resources.jobs.job_tokens import TOKEN_VARIABLE
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from recipes.job_processes import kill_job_processes
 from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, Compute, JobKey, Observation, Phase
 from resources.compute.credentials import Credentials
 from resources.compute.local.admission import Admission
-from resources.compute.local.capacity import gpu_names, max_running_jobs
+from resources.compute.local.capacity import common_gpu_type, gpu_names, installed_gpus, max_running_jobs
 from resources.compute.local.command import command, environment
+from resources.compute.local.gpu_meter import GpuMeter, Meter, NoMeter
 from resources.compute.local.leases import Leases
 from resources.compute.local.restarts import Start, next_start, record_exit, record_kill, record_memory_kills
 from resources.compute.local.work_folder import (
@@ -26,6 +27,7 @@ from resources.compute.local.work_folder import (
     QUEUED_UNTIL_FILE,
     follow_clock_change,
     is_time_over,
+    last_sign,
     read_number,
     read_start,
     record_start,
@@ -33,6 +35,7 @@ from resources.compute.local.work_folder import (
     work_folder,
 )
 from resources.installation import SOURCE
+from resources.metadata.database import Database
 from resources.settings.settings import Settings
 from resources.stack.detached_process import (
     LOG_FILE,
@@ -58,6 +61,7 @@ class LocalCompute(Compute):
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
         leases: makes the leases of slots and GPUs when a job is first started; without it, jobs are not limited and a
             program takes the GPUs that it finds.
+        meter: records the GPUs that attempts hold.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class LocalCompute(Compute):
         poll_seconds: float = POLL_SECONDS,
         credentials: Credentials | None = None,
         leases: Callable[[], Leases] = lambda: Leases(Path()),
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(poll_seconds, credentials)
         self.jobs = jobs
@@ -77,6 +82,7 @@ class LocalCompute(Compute):
         self.max_restarts = max_restarts
         self.grace_seconds = grace_seconds
         self._leases = leases
+        self._meter = meter or NoMeter()
 
     @cached_property
     def admission(self) -> Admission:
@@ -114,7 +120,10 @@ class LocalCompute(Compute):
         with lock_folder(work) as descriptor:
             attempt = read_number(work / ATTEMPT_FILE)
             if descriptor is None:
+                self._meter.extend(job)
                 return Observation(Phase.RUNNING, attempt)
+            if attempt:
+                self._meter.end(job, last_sign(work))
             if self.result(job):
                 return Observation(Phase.SUCCEEDED, attempt, reason=ExitReason.COMPLETED)
             if (work / QUEUED_START_FILE).exists():
@@ -140,6 +149,7 @@ class LocalCompute(Compute):
         (work / QUEUED_START_FILE).unlink(missing_ok=True)
         self.admission.withdraw(job)
         terminate_leftovers(job)
+        self._meter.end(job, last_sign(work))
 
     def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
         try:
@@ -178,6 +188,7 @@ class LocalCompute(Compute):
                 return Observation(Phase.PENDING, begin.attempt, detail, begin.reason)
             # Before any file changes: while the metadata is unavailable, this does not count as an attempt.
             env = {**environment(job), **self.credentials.issue(job), **lease.variables}
+            self._meter.start(job, len(lease.gpus or ()))
             if begin.attempt == 1:
                 record_start(work, start_time(job, work, now))
             elif begin.used is not None:
@@ -203,7 +214,14 @@ def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
         scheduler = settings.scheduler
         return Leases(settings.home / "gpus", gpu_names(scheduler), max_running_jobs(scheduler))
 
-    return LocalCompute(settings.home / "jobs", credentials=credentials, leases=leases)
+    def database() -> Database:
+        return Database(settings.database_url, settings.database.connect_seconds)
+
+    def gpu_type() -> str | None:
+        return common_gpu_type(installed_gpus(), settings.scheduler.gpu_types)
+
+    meter = GpuMeter(database, gpu_type)
+    return LocalCompute(settings.home / "jobs", credentials=credentials, leases=leases, meter=meter)
 
 
 def refuse_missing_packages(program: Program) -> None:

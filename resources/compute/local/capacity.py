@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from recipes.contracts.job import Job, Program
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 # The GPUs of this machine, which local jobs run on, under the specification's names of GPU types (row V5).
 
@@ -41,6 +41,12 @@ def match_gpu_type(model: str, known: Sequence[str]) -> str:
     words = re.findall(r"[a-z0-9]+", model.lower())
     fitting = [name for name in known if set(name.lower().split("-")) <= set(words)]
     return max(fitting, key=len) if fitting else "-".join(words)
+
+
+def common_gpu_type(models: Iterable[str], known: Sequence[str]) -> str | None:
+    """The type of all these models; None where they differ, or there are none."""
+    types = {match_gpu_type(model, known) for model in models}
+    return types.pop() if len(types) == 1 else None
 
 
 def free_gpus(total: Mapping[str, int], allocated: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from recipes.contracts.job import Job, Program
+from recipes.contracts.job import EXIT_FILE, Job, Program
 from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobKey
 from resources.stack.detached_process import LOG_FILE, write_json_atomic
@@ -49,6 +49,12 @@ def work_folder(jobs: Path, job: JobKey) -> Path:
 
 def read_number(path: Path) -> int:
     return int(path.read_text()) if path.is_file() else 0
+
+
+def last_sign(work: Path) -> float:
+    """When a program of the job last wrote something here, in seconds since 1970; 0 where it never did."""
+    files = (work / LOG_FILE, work / ATTEMPT_FILE, work / EXIT_FILE)
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
 # The time that a job may take over all its attempts: `schedule.max_duration` (row G5).

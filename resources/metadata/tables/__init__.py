@@ -1,7 +1,7 @@
 """Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
 
 from resources.metadata.tables.base import SEQUENCE, schema
-from resources.metadata.tables.cluster import cluster_jobs, job_attempts, program_tokens
+from resources.metadata.tables.cluster import cluster_jobs, gpu_usage, job_attempts, program_tokens
 from resources.metadata.tables.datasets import (
     artifact_files,
     artifacts,
@@ -59,6 +59,7 @@ __all__ = [
     "events",
     "experiment_tags",
     "experiments",
+    "gpu_usage",
     "heartbeats",
     "inputs",
     "job_attempts",

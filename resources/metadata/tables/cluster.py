@@ -1,4 +1,4 @@
-"""Tables of jobs on a cluster, their attempts, and the tokens of their pods."""
+"""Tables of jobs on a cluster, their attempts, the tokens of their pods, and the GPUs that attempts hold."""
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Index, Integer, String, Table, Text
 
@@ -51,4 +51,20 @@ program_tokens = Table(
     Column("program", String(20), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Index("program_tokens_by_job", "job_id", "program"),
+)
+
+gpu_usage = Table(
+    "gpu_usage",
+    schema,
+    Column("attempt", String(64), primary_key=True, doc="on a cluster job_attempts.claimed_by; random on this machine"),
+    Column("job_id", String(256), nullable=False),
+    Column("program", String(20), nullable=False),
+    Column("owner_id", String(256), nullable=False, doc="of the submitted job that the program works for, and of its run"),
+    Column("gpus", Integer, nullable=False, doc="on all nodes"),
+    Column("gpu_type", String(100), nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("metered_until", BigInteger, nullable=False, doc="never decreases: GPU hours are a counter"),
+    Column("is_open", Boolean, nullable=False, doc="the attempt still holds its GPUs"),
+    Index("gpu_usage_by_job", "job_id", "program", "is_open"),
+    Index("gpu_usage_by_owner", "owner_id"),
 )

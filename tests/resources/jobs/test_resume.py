@@ -23,7 +23,7 @@ from resources.metadata.jobs import COMMAND, PREPARATION, TRAINING, JobRecord, J
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.settings.sections import Quota
+from resources.settings.scheduler import Quota
 from resources.settings.settings import Settings
 from tests.migrated_database import migrate
 from tests.resources.hpo.sweep_files import sweep

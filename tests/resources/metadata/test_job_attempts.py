@@ -15,6 +15,7 @@ from resources.metadata.job_attempts import Claim, JobAttempts
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import cluster_jobs
+from resources.monitoring.usage_totals import read_totals
 
 JOB = JobRef("j", Program.TRAIN)
 CLAIM = Claim(generation=2, pod_uid="uid-a", node_rank=0, num_nodes=2, node="node-a", gpus=("GPU-1",))
@@ -158,3 +159,22 @@ def test_job_started_again_waits_for_the_new_attempt(database: Database, attempt
     assert started_events(database) == [(["node-a"], [])]
     attempts.claim(JOB, replace(one_node, pod_uid="uid-b", node="node-b"))
     assert started_events(database) == [(["node-a"], []), (["node-b"], [])]
+
+
+def test_gpus_are_metered_from_claim_to_end_on_all_nodes(database: Database, attempts: JobAttempts) -> None:
+    set_row(database, document={"hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}})
+    Jobs(database).submit(name="j", config={}, user="ann", organization="acme", id=JOB.id)
+
+    def totals() -> tuple[dict[tuple[str, ...], float], float]:
+        with database.read() as connection:
+            found = read_totals(connection)
+        return dict(found.gpus_allocated), sum(found.gpu_hours.values())
+
+    first = attempts.claim(JOB, CLAIM)
+    assert totals() == ({("nvidia-h100-80gb",): 16}, 0)
+    attempts.meter_gpus()
+    attempts.end(JOB, 1, ExitReason.NODE_LOST, "node-a is gone", ended_at=first.started_at + 3_600_000)
+    assert totals() == ({}, 16)
+    attempts.claim(JOB, replace(CLAIM, pod_uid="uid-b"))
+    attempts.end(JOB, 1, ExitReason.OOM_KILLED, "memory ran out")
+    assert totals() == ({("nvidia-h100-80gb",): 16}, 16), "the second attempt holds its own"

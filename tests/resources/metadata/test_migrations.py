@@ -13,9 +13,12 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
 from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
 from resources.metadata.migrate import MIGRATIONS
+from resources.metadata.outbox import emit
 from resources.metadata.tables import schema
 from resources.metadata.tracking.tracking import Tracking
+from resources.monitoring.usage_totals import read_totals
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,6 +101,22 @@ def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_
     assert [(made.model_id, made.step) for made in found.models] == [(model, 3), ("m-elsewhere", 1)]
 
 
+def test_gpu_hours_of_jobs_that_had_completed_before_are_kept(database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    jobs = Jobs(database)
+    with database.write() as connection:
+        for job, hours in (("trained", 1.5), ("without-gpus", 0.0), ("again", 2.0)):
+            jobs.submit(name=job, config={}, user="ann", organization="acme", id=job, connection=connection)
+            jobs.complete(connection, job, {}, training_seconds=1.0, gpu_hours=hours)
+        config.attributes["connection"] = connection
+        alembic.command.downgrade(config, "0006")
+        emit(connection, "jobs", "job.completed", "again", {"job_id": "again", "gpu_hours": 2.5})
+    database.migrate()
+    with database.read() as connection:
+        assert read_totals(connection).gpu_hours == {("unknown", "acme"): 4.0}
+
+
 @pytest.mark.parametrize(
     ("migration", "sha256"),
     [
@@ -107,6 +126,7 @@ def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_
         ("0004_order_of_pages.py", "cc3fd34e25fd0a28b6f53430a9f678e17e3fbf9770c07946e3ba5d06a9161938"),
         ("0005_audit_since_a_time.py", "64c9d0e861310497f70f8f7bfbb61220b1431737cccfeb2b5e1a3cbf372a529b"),
         ("0006_cluster_jobs.py", "6df90f75eb9ca0c696a2c39e641e2de18813e801df47ace7366a8dada98346c3"),
+        ("0007_gpu_usage.py", "8d801b0e2fbd3b4c2a9ebfe4c9c5104c21fea7b4e1d1d699891b527182ecf27f"),
     ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:

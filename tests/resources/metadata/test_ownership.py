@@ -12,6 +12,7 @@ from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.tables import artifacts, dataset_versions
 from resources.metadata.tracking.tracking import Tracking
 from resources.monitoring.usage_totals import DURATION_BUCKETS, read_totals
+from tests.metered_gpus import meter_attempt
 
 
 def dataset(organization: str) -> dict[str, object]:
@@ -133,8 +134,7 @@ def test_totals(database: Database) -> None:
     jobs.fail(ids["acme"], "out of memory")
     jobs.start(ids["acme"])
     tracking = Tracking(database)
-    tracking.run_data.log_metric(ids["acme"], MetricPoint("system/total_gpu_hours", 2.5, 0, 1))
-    tracking.run_data.set_tag(ids["acme"], "system/gpu_type", "nvidia-h100-80gb")
+    meter_attempt(database, ids["acme"], 2.5, gpu_type="nvidia-h100-80gb")
     rivals = tracking.experiments.create("boast", "rival").id
     for _ in range(2):  # what somebody logs is no reason to count nobody's: their sum is no double
         boasting = tracking.runs.create(rivals).id
@@ -165,21 +165,12 @@ def test_totals(database: Database) -> None:
     assert durations.count == 1 and list(durations.within) == [1] * len(DURATION_BUCKETS)
 
 
-def test_gpus_are_allocated_while_a_job_runs_on_each_of_its_nodes(database: Database) -> None:
-    jobs = Jobs(database)
-    asked = {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}
-    for id, config in (
-        ("a", {"resources": asked, "distributed": {"num_nodes": 4}}),
-        ("b", {"resources": asked}),
-        ("c", {"resources": {"gpus": 1}}),
-        ("d", {"resources": asked}),
-    ):
-        jobs.submit(name="mine", config=config, user="ann", organization="acme", id=id)
-    for id in "abc":  # d waits
-        jobs.start(id)
-    with database.read() as connection:
-        assert read_totals(connection).gpus_allocated == {("nvidia-h100-80gb",): 40, ("unknown",): 1}
-    jobs.fail("a", "out of memory")
+def test_gpus_are_allocated_while_an_attempt_holds_them(database: Database) -> None:
+    meter_attempt(database, "a", 1.0, gpus=32, gpu_type="nvidia-h100-80gb")
+    meter_attempt(database, "b", 1.0, gpus=8, gpu_type="nvidia-h100-80gb", ends=False)
+    meter_attempt(database, "c", 1.0, ends=False)
+    asks = {"resources": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
+    Jobs(database).submit(name="mine", config=asks, user="ann", organization="acme", id="d", status="running")
     with database.read() as connection:
         assert read_totals(connection).gpus_allocated == {("nvidia-h100-80gb",): 8, ("unknown",): 1}
 

@@ -1,30 +1,39 @@
-"""GPU hours of experiments: the newest value of each run, summed."""
-
-import math
+"""GPU hours, as the control plane meters them."""
 
 from resources.metadata.database import Database
-from resources.metadata.field_rules import metric_point
+from resources.metadata.field_rules import MetricPoint
+from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.tracking import Tracking
-from resources.monitoring.usage_totals import sum_gpu_hours_by_experiment
+from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment, sum_gpu_hours_of_run
+from tests.metered_gpus import meter_attempt
+
+HOURS_METRIC = "system/total_gpu_hours"
 
 
-def test_the_newest_hours_of_each_run_are_summed_by_experiment(database: Database) -> None:
-    tracking = Tracking(database)
-    dear, cheap, unused = (tracking.experiments.create(name, "acme").id for name in ("dear", "cheap", "unused"))
-
-    def run(experiment: int, key: str, *values: float) -> str:
-        made = tracking.runs.create(experiment).id
-        tracking.run_data.log_batch(made, [metric_point(key, value, step, step) for step, value in enumerate(values)])
-        return made
-
-    key = "system/total_gpu_hours"
-    run(dear, key, 1.0, 2.5)
-    tracking.runs.delete(run(dear, key, 4.0))
-    run(dear, "train/loss", 100.0)
-    run(cheap, key, 0.25)
-    for _ in range(2):  # their sum is no double
-        run(cheap, key, math.inf)
-    run(cheap, key, math.nan)
+def test_gpu_hours_are_those_that_attempts_held_gpus(database: Database) -> None:
+    tracking, jobs = Tracking(database), Jobs(database)
+    for name, experiment in (("a", "dear"), ("b", "dear"), ("c", "cheap")):
+        jobs.submit(name=name, config={}, user="ann", organization="acme", id=name, experiment=experiment)
+    meter_attempt(database, "a", 0.5, gpus=2, gpu_type="nvidia-h100-80gb")
+    meter_attempt(database, "a", 1.5, gpus=2, gpu_type="nvidia-h100-80gb")  # restarted
+    tracking.runs.delete("b")
+    meter_attempt(database, "b", 2.0, gpu_type="nvidia-h100-80gb")
+    meter_attempt(database, "c", 0.25)
+    dear, cheap = (tracking.runs.get(job).experiment_id for job in ("a", "c"))
     with database.read() as connection:
-        assert sum_gpu_hours_by_experiment(connection, [dear, cheap, unused]) == {dear: 6.5, cheap: 0.25, unused: 0.0}
+        assert sum_gpu_hours_by_experiment(connection, [dear, cheap, 0]) == {dear: 6.0, cheap: 0.25, 0: 0.0}
         assert sum_gpu_hours_by_experiment(connection, []) == {}
+        assert (sum_gpu_hours_of_run(connection, "a"), sum_gpu_hours_of_run(connection, "none")) == (4.0, None)
+        hours = read_totals(connection).gpu_hours
+    assert hours == {("nvidia-h100-80gb", "acme"): 6.0, ("unknown", "acme"): 0.25}
+
+
+def test_hours_that_somebody_logs_count_for_nothing(database: Database) -> None:
+    tracking = Tracking(database)
+    experiment = tracking.experiments.create("boast", "acme").id
+    run = tracking.runs.create(experiment).id
+    tracking.run_data.log_metric(run, MetricPoint(HOURS_METRIC, 1e6, 0, 1))
+    with database.read() as connection:
+        assert sum_gpu_hours_by_experiment(connection, [experiment]) == {experiment: 0.0}
+        assert read_totals(connection).gpu_hours == {}
+    assert {point.key for point in tracking.run_search.get(tracking.runs.get(run)).metrics} == {HOURS_METRIC}

@@ -14,7 +14,7 @@ from resources.scheduling.quotas import (
     refuse_oversized_sweep,
     waiting_reason,
 )
-from resources.settings.sections import Quota, Scheduler
+from resources.settings.scheduler import Quota, Scheduler
 
 RESEARCH = Quota(max_gpus=64, max_concurrent_jobs=8, priority="high")
 COMMUNITY = Quota(max_gpus=16, max_concurrent_jobs=2, priority="low", preemptible=True)

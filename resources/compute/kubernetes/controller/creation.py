@@ -15,7 +15,7 @@ from resources.compute.kubernetes.phases import Snapshot, used_ms
 from resources.compute.kubernetes.submission import create_objects
 from resources.compute.kubernetes.view import ClusterView
 from resources.metadata.cluster_jobs import GenerationKey, JobState
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

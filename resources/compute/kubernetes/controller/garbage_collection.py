@@ -17,7 +17,7 @@ from resources.compute.kubernetes.submission import delete_gang, delete_rest, pl
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,10 @@ from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, GenerationKey, JobState
 from resources.metadata.database import Database
+from resources.metadata.gpu_usage import EXTEND_SECONDS
 from resources.metadata.job_attempts import Attempt, Claim, JobAttempts
 from resources.metadata.outbox import now_ms
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Reconciler:
         self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials)
         self._limits: dict[GenerationKey, Limits] = {}
         self._renewed_at: float | None = None
+        self._metered_at: float | None = None
 
     def reconcile(self) -> bool:
         """One pass over all jobs. Returns whether another should follow at once.
@@ -74,6 +76,7 @@ class Reconciler:
                 log.exception("%s %s cannot be reconciled", job.program, job.job_id)
         self._garbage_collector.collect(state, jobs)
         self._renew_credentials(jobs)
+        self._meter_gpus()
         self._forget(jobs)
         return again or self._creator.is_exhausted
 
@@ -171,6 +174,12 @@ class Reconciler:
                 with suppress(ValidationError):  # the pass over the jobs has logged it
                     self._credentials.renew(self._jobs.document(job))
         self._renewed_at = now
+
+    def _meter_gpus(self) -> None:
+        now = time.monotonic()
+        if self._metered_at is None or now - self._metered_at >= EXTEND_SECONDS:
+            self._attempts.meter_gpus()
+            self._metered_at = now
 
     def _forget(self, jobs: Sequence[ClusterJob]) -> None:
         """Drop what is cached of jobs that have ended."""

@@ -13,7 +13,7 @@ from resources.compute.kubernetes.setup.facts import UNKNOWN, ClusterFacts, Fact
 from resources.compute.kubernetes.setup.permissions import SERVICE_ACCOUNT
 from resources.compute.kubernetes.setup.probe import probe_pods
 from resources.compute.kubernetes.setup.queues import GPU, render_queues
-from resources.settings.sections import CPU_FLAVOR, Scheduler
+from resources.settings.scheduler import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
 RENDER = "hanzo-ml cluster render | kubectl apply -f -"

@@ -19,7 +19,7 @@ from resources.compute.kubernetes.cluster import (
 )
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.permissions import Permission, required_permissions
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 API_VERSIONS = {
     "kueue": ("jobset.x-k8s.io/v1alpha2", "kueue.x-k8s.io/v1beta2"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from resources.compute.kubernetes.cluster import CONFIG_MAP, EVENT, NODE, POD, SECRET, WORKLOAD, Kind
 from resources.compute.kubernetes.submission import GANG_KINDS
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 ROLE = "hanzo-ml-scheduler"
 SERVICE_ACCOUNT = "hanzo-ml"

@@ -11,7 +11,7 @@ from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.facts import sample_job
 from resources.compute.kubernetes.states import PodState, read_pod
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 PROBE_SECONDS = 300.0
 """Includes pulling the image, which may be large."""

@@ -13,7 +13,7 @@ from recipes.contracts.quantities import parse_bytes
 from resources.compute.kubernetes.job_manifest import to_yaml
 from resources.compute.kubernetes.setup.permissions import render_roles
 from resources.orchestration.launcher_role import launcher_objects
-from resources.settings.sections import CPU_FLAVOR, Capacity, Scheduler
+from resources.settings.scheduler import CPU_FLAVOR, Capacity, Scheduler
 from resources.settings.settings import Settings
 
 KUEUE_API = "kueue.x-k8s.io/v1beta2"

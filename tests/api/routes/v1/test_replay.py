@@ -27,7 +27,7 @@ from resources.metadata.datasets import Datasets
 from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import COMMAND, REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
-from resources.settings.sections import Quota
+from resources.settings.scheduler import Quota
 from resources.settings.settings import Settings
 
 LOSSES = {1: 2.5, 2: 1.25, 3: None}

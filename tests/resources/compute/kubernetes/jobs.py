@@ -16,7 +16,7 @@ from resources.compute.kubernetes.gangs import GANG_BACKENDS
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.pod_manifest import JOB_FILE
 from resources.jobs.job_tokens import TOKEN_VARIABLE
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
 KUEUE = Scheduler()

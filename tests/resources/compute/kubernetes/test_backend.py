@@ -16,7 +16,7 @@ from resources.compute.kubernetes.backend import KubernetesCompute
 from resources.compute.kubernetes.gang import base_name
 from resources.metadata.cluster_jobs import CANCEL, ClusterJobs, JobState
 from resources.metadata.database import Database
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import a_job
 

@@ -6,7 +6,7 @@ import pytest
 
 from recipes.contracts.job import Distributed, Hardware, Program
 from resources.compute.kubernetes.job_manifest import render
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
     BACKENDS,
     COMMAND,

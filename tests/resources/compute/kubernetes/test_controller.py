@@ -19,7 +19,7 @@ from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
 from resources.metadata.tables import cluster_jobs
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node

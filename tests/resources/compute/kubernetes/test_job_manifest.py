@@ -12,7 +12,7 @@ from kubernetes_validate import ValidationError
 
 from recipes.contracts.job import Distributed, Job, Program, Schedule, StoreAddress, Tracking
 from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
     BACKENDS,
     DISTRIBUTED,

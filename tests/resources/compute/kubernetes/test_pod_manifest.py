@@ -10,7 +10,7 @@ from recipes.contracts.job import BadConfiguration, Distributed, Hardware, Job
 from recipes.contracts.pod_settings import Toleration, VolumeClaim
 from recipes.contracts.recipe import Recipe
 from resources.compute.kubernetes.job_manifest import render
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.resources.compute.kubernetes.jobs import BACKENDS, GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program, variables
 from tests.resources.compute.kubernetes.schemas import check
 

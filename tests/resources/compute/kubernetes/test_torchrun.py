@@ -4,7 +4,7 @@ import pytest
 
 from recipes.contracts.job import Distributed
 from resources.compute.kubernetes.job_manifest import render
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from tests.resources.compute.kubernetes.jobs import BACKENDS, PLAIN, a_job, launched, of_kind, place
 
 GANG = a_job(distributed=Distributed(num_nodes=2, gpus_per_node=1, backend="gloo"))

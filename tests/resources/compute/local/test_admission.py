@@ -21,10 +21,11 @@ from resources.compute.local import admission, backend, capacity
 from resources.compute.local.admission import Admission
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.capacity import gpu_names, max_running_jobs
+from resources.compute.local.gpu_meter import Meter
 from resources.compute.local.leases import Leases
 from resources.compute.local.restarts import Start
 from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE, lock_folder, write_json_atomic
 from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, until
@@ -58,6 +59,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class House:
     """A machine with some GPUs, and jobs on it. Each supervisor is a new one: nothing is in anybody's memory."""
 
+    meter: Meter | None = None
+
     def __init__(self, folder: Path, source: Path, names: tuple[str, ...] | None, places: int | None = None) -> None:
         self.folder, self.source = folder, source
         self.leases = Leases(folder / "gpus", names, places)
@@ -66,7 +69,12 @@ class House:
     @property
     def compute(self) -> LocalCompute:
         return LocalCompute(
-            self.folder / "jobs", source=self.source, grace_seconds=20, poll_seconds=0.02, leases=lambda: self.leases
+            self.folder / "jobs",
+            source=self.source,
+            grace_seconds=20,
+            poll_seconds=0.02,
+            leases=lambda: self.leases,
+            meter=self.meter,
         )
 
     def job(self, name: str, gpus: int = 1, **changed: Any) -> Job:
@@ -302,7 +310,9 @@ def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeyp
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HANZO_ML_SCHEDULER_DEVICES", "")
     monkeypatch.setenv("HANZO_ML_SCHEDULER_JOBS_AT_ONCE", "2")
-    compute = ControlPlane().compute
+    plane = ControlPlane()
+    plane.database.migrate()
+    compute = plane.compute
     assert isinstance(compute, LocalCompute)
     compute.source = source
     there = House(tmp_path, source, None)

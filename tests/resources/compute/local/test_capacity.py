@@ -3,7 +3,7 @@
 import pytest
 
 from resources.compute.local.capacity import count_by_type, free_gpus, installed_gpus, match_gpu_type
-from resources.settings.sections import Scheduler
+from resources.settings.scheduler import Scheduler
 
 KNOWN = Scheduler().gpu_types
 

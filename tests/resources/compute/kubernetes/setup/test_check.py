@@ -14,7 +14,7 @@ from resources.compute.kubernetes.setup.facts import API_VERSIONS, ClusterFacts
 from resources.compute.kubernetes.setup.permissions import required_permissions
 from resources.compute.kubernetes.setup.probe import probe_objects
 from resources.compute.kubernetes.setup.queues import render_queues
-from resources.settings.sections import Capacity, Scheduler
+from resources.settings.scheduler import Capacity, Scheduler
 from tests.resources.compute.kubernetes.schemas import check
 
 ROOT = Path(__file__).resolve().parents[5]

@@ -12,7 +12,8 @@ from resources.compute.kubernetes.setup.permissions import render_roles, require
 from resources.compute.kubernetes.setup.queues import main, render_queues
 from resources.compute.kubernetes.submission import GANG_KINDS
 from resources.orchestration.launcher_role import launcher_objects
-from resources.settings.sections import Capacity, RunPods, Scheduler
+from resources.settings.scheduler import Capacity, Scheduler
+from resources.settings.sections import RunPods
 from tests.resources.compute.kubernetes.jobs import BACKENDS, DISTRIBUTED
 from tests.resources.compute.kubernetes.schemas import check
 
