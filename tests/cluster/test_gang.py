@@ -1,43 +1,19 @@
 """Training jobs as gangs of pods: what they compute, how they wait, and what survives a preemption and a kill."""
 
-import os
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import Hardware, Job, Result, Tracking
-from recipes.contracts.results import TrainingFacts
-from recipes.export.base_model import resolve_base_model
-from recipes.storage.artifact_store import Store
-from resources.compute.base import Follower, Phase
-from resources.compute.local.backend import LocalCompute
-from resources.metadata.jobs import Jobs
+from recipes.contracts.job import Hardware
+from resources.compute.base import Phase
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
-from tests.recipes.training.training_workspace import Place
-from tests.server_process import ServerProcess
+from tests.cluster.trainings import STEPS, Trained, Trainings, assert_equal, kill_rank, nodes_of, pods_of, train_locally
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 150
-"""Enough to be interrupted."""
 FEW_STEPS = 20
-FULL = {
-    "method": "full",
-    "dtype": "float32",
-    "learning_rate": 1e-3,
-    "batch_size": 2,
-    "max_steps": STEPS,
-    "eval_steps": 100,
-    "checkpoint": {"interval": "1h", "interval_steps": 10, "keep_last": 3},
-}
-QUIET = Follower(line=lambda line: None, phase=lambda seen: None)
 GPUS = Hardware(gpus=8)
 
 
@@ -47,69 +23,14 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         yield installation
 
 
-@dataclass(frozen=True)
-class Trainings:
-    """Makes training jobs of one tiny model, on the cluster or here."""
-
-    installation: Installation
-    place: Place
-
-    def job(self, name: str, nodes: int = 2, processes: int = 2, steps: int = STEPS, **changed: Any) -> Job:
-        shape = {"strategy": "fsdp", "num_nodes": nodes, "gpus_per_node": processes // nodes, "backend": "gloo"}
-        record = Jobs(self.installation.database).submit(
-            name=name, config={"model": name}, user="tester", organization="default", status="running"
-        )
-        settings = {**FULL, "distributed": shape, "max_steps": steps}
-        job = self.place.job(self.place.folder / record.id, settings)
-        distributed = self.place.recipe.changed(settings).distributed
-        tracking = Tracking(uri=self.installation.url, run_id=record.id)
-        return job.model_copy(update={"distributed": distributed, "tracking": tracking, "hardware": Hardware(), **changed})
-
-    def trained(self, job: Job) -> "Trained":
-        result = self.installation.compute.result(job)
-        assert result is not None
-        return read_trained(result, self.installation.store)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a training came to, to the last bit: the loss of each step, and the SHA-256 of its weights."""
-
-    losses: dict[int, float | None]
-    weights: dict[str, str]
-    resumed_from: int | None
-
-
-def read_trained(result: Result, store: Store) -> Trained:
-    facts = TrainingFacts.model_validate(result.facts)
-    files = store.manifest(result.artifacts["weights"]).files
-    weights = {file.path: file.sha256 for file in files if file.path.endswith(".safetensors")}
-    assert weights
-    return Trained(facts.losses, weights, facts.resumed_from)
-
-
 @pytest.fixture(scope="module")
 def trainings(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    folder = tmp_path_factory.mktemp("trainings")
-    place = Place(folder, installation.store)
-    resolve_base_model(place.recipe.base_model, installation.store, folder)
-    return Trainings(installation, place)
+    return Trainings.in_folder(installation, tmp_path_factory.mktemp("trainings"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The same training by two processes of this machine, which nobody disturbs."""
-    folder = tmp_path_factory.mktemp("local")
-    place = Place(folder)
-    shape = {"strategy": "fsdp", "num_nodes": 1, "gpus_per_node": 2, "backend": "gloo"}
-    settings = {**FULL, "distributed": shape}
-    job = place.job(folder / "undisturbed", settings)
-    with ServerProcess(tmp_path_factory.mktemp("server")) as server:
-        made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()
-        tracking = Tracking(uri=server.url, run_id=made["run"]["info"]["run_id"])
-        distributed = place.recipe.changed(settings).distributed
-        job = job.model_copy(update={"distributed": distributed, "tracking": tracking})
-        return read_trained(LocalCompute(folder / "jobs").run(job, QUIET), place.store)
+    return train_locally(tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_gang_on_two_nodes_computes_what_two_local_processes_do(
@@ -190,35 +111,3 @@ def test_job_that_needs_more_memory_than_it_has_says_so(installation: Installati
     assert ended.reason is ExitReason.OOM_KILLED
     assert "memory limit of 0.15 GiB, peak 0.15 GiB" in ended.detail
     installation.compute.cancel(job)
-
-
-def assert_equal(trained: Trained, undisturbed: Trained) -> None:
-    assert trained.losses == undisturbed.losses
-    assert trained.weights == undisturbed.weights
-
-
-def pods_of(installation: Installation, job: Job) -> list[dict[str, Any]]:
-    row = installation.jobs.get(job)
-    selector = f"ml.hanzo.ai/job={row.name}"
-    found: list[dict[str, Any]] = installation.cluster.get("pods", f"--namespace={row.namespace}", f"--selector={selector}")[
-        "items"
-    ]
-    return found
-
-
-def nodes_of(installation: Installation, job: Job) -> list[str]:
-    return sorted(pod["spec"]["nodeName"] for pod in pods_of(installation, job))
-
-
-def kill_rank(installation: Installation, job: Job) -> None:
-    """Kill one process that trains, as the machine it runs on sees it."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            variables = (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if b"recipes.train" in words and b"LOCAL_RANK=0" in variables and job.id.encode() in variables:
-            os.kill(int(folder.name), signal.SIGKILL)
-            return
-    raise AssertionError("no process trains")

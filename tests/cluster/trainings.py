@@ -1,0 +1,138 @@
+"""Training jobs of one tiny model, on the test cluster or here, and what they came to, to the last bit."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from recipes.contracts.job import Hardware, Job, Result, Tracking
+from recipes.contracts.results import TrainingFacts
+from recipes.export.base_model import resolve_base_model
+from recipes.storage.artifact_store import Store
+from resources.compute.base import Follower
+from resources.compute.local.backend import LocalCompute
+from resources.metadata.jobs import Jobs
+from tests.cluster.installation import Installation
+from tests.recipes.training.training_workspace import Place
+from tests.server_process import ServerProcess
+
+STEPS = 150
+"""Enough to be interrupted."""
+FULL = {
+    "method": "full",
+    "dtype": "float32",
+    "learning_rate": 1e-3,
+    "batch_size": 2,
+    "max_steps": STEPS,
+    "eval_steps": 100,
+    "checkpoint": {"interval": "1h", "interval_steps": 10, "keep_last": 3},
+}
+QUIET = Follower(line=lambda line: None, phase=lambda seen: None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The loss of each step, and the SHA-256 of the weights."""
+
+    losses: dict[int, float | None]
+    weights: dict[str, str]
+    resumed_from: int | None
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Makes training jobs on the cluster."""
+
+    installation: Installation
+    place: Place
+
+    @classmethod
+    def in_folder(cls, installation: Installation, folder: Path) -> "Trainings":
+        """With the model and the splits in the installation's store."""
+        place = Place(folder, installation.store)
+        resolve_base_model(place.recipe.base_model, installation.store, folder)
+        return cls(installation, place)
+
+    def job(
+        self,
+        name: str,
+        nodes: int = 2,
+        processes: int = 2,
+        steps: int = STEPS,
+        recipe: dict[str, Any] | None = None,
+        **changed: Any,
+    ) -> Job:
+        """A job with a run, not submitted yet. `recipe` changes the recipe, `changed` the job."""
+        shape = {"strategy": "fsdp", "num_nodes": nodes, "gpus_per_node": processes // nodes, "backend": "gloo"}
+        record = Jobs(self.installation.database).submit(
+            name=name, config={"model": name}, user="tester", organization="default", status="running"
+        )
+        settings = {**FULL, "distributed": shape, "max_steps": steps, **(recipe or {})}
+        job = self.place.job(self.place.folder / record.id, settings)
+        distributed = self.place.recipe.changed(settings).distributed
+        tracking = Tracking(uri=self.installation.url, run_id=record.id)
+        return job.model_copy(update={"distributed": distributed, "tracking": tracking, "hardware": Hardware(), **changed})
+
+    def trained(self, job: Job) -> Trained:
+        result = self.installation.compute.result(job)
+        assert result is not None
+        return read_trained(result, self.installation.store)
+
+
+def train_locally(folder: Path, recipe: dict[str, Any] | None = None) -> Trained:
+    """The same training by two processes of this machine, which nobody disturbs."""
+    for name in ("local", "server"):
+        (folder / name).mkdir()
+    place = Place(folder / "local")
+    shape = {"strategy": "fsdp", "num_nodes": 1, "gpus_per_node": 2, "backend": "gloo"}
+    settings = {**FULL, "distributed": shape, **(recipe or {})}
+    job = place.job(place.folder / "undisturbed", settings)
+    with ServerProcess(folder / "server") as server:
+        made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()
+        tracking = Tracking(uri=server.url, run_id=made["run"]["info"]["run_id"])
+        distributed = place.recipe.changed(settings).distributed
+        job = job.model_copy(update={"distributed": distributed, "tracking": tracking})
+        return read_trained(LocalCompute(place.folder / "jobs").run(job, QUIET), place.store)
+
+
+def read_trained(result: Result, store: Store) -> Trained:
+    facts = TrainingFacts.model_validate(result.facts)
+    files = store.manifest(result.artifacts["weights"]).files
+    weights = {file.path: file.sha256 for file in files if file.path.endswith(".safetensors")}
+    assert weights
+    return Trained(facts.losses, weights, facts.resumed_from)
+
+
+def assert_equal(trained: Trained, undisturbed: Trained) -> None:
+    assert trained.losses == undisturbed.losses
+    assert trained.weights == undisturbed.weights
+
+
+def pods_of(installation: Installation, job: Job) -> list[dict[str, Any]]:
+    row = installation.jobs.get(job)
+    selector = f"ml.hanzo.ai/job={row.name}"
+    found: list[dict[str, Any]] = installation.cluster.get("pods", f"--namespace={row.namespace}", f"--selector={selector}")[
+        "items"
+    ]
+    return found
+
+
+def nodes_of(installation: Installation, job: Job) -> list[str]:
+    return sorted(pod["spec"]["nodeName"] for pod in pods_of(installation, job))
+
+
+def kill_rank(installation: Installation, job: Job) -> None:
+    """Kill one process that trains, as the machine it runs on sees it."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            variables = (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"recipes.train" in words and b"LOCAL_RANK=0" in variables and job.id.encode() in variables:
+            os.kill(int(folder.name), signal.SIGKILL)
+            return
+    raise AssertionError("no process trains")
