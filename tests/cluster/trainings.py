@@ -126,13 +126,19 @@ def nodes_of(installation: Installation, job: Job) -> list[str]:
 
 def kill_rank(installation: Installation, job: Job) -> None:
     """Kill one process that trains, as the machine it runs on sees it."""
+    signal_rank(job, 0, signal.SIGKILL)
+
+
+def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
+    """Send a signal to one process that trains, as the machine it runs on sees it."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            variables = (folder / "environ").read_bytes()
+            variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"recipes.train" in words and b"LOCAL_RANK=0" in variables and job.id.encode() in variables:
-            os.kill(int(folder.name), signal.SIGKILL)
+        is_ours = b"recipes.train" in words and any(job.id.encode() in variable for variable in variables)
+        if is_ours and f"RANK={rank}".encode() in variables:
+            os.kill(int(folder.name), number)
             return
-    raise AssertionError("no process trains")
+    raise AssertionError(f"no process trains as rank {rank}")

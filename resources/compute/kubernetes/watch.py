@@ -83,8 +83,11 @@ class Mirror:
 
     def _follow_forever(self) -> None:
         while True:
+            began = time.monotonic()
             try:
                 self.follow()
+                if time.monotonic() - began < RETRY_SECONDS:  # a server that ends each watch at once gets no storm of them
+                    time.sleep(RETRY_SECONDS)
             except ResourceVersionExpired:
                 self._version = None
             except ClusterError as problem:
