@@ -28,5 +28,5 @@ def describe_deletion(pod: PodState | None) -> str:
     """That a pod was deleted, and why, where the cluster says so."""
     if pod is None:
         return ""
-    why = f" ({pod.message or pod.eviction})" if pod.eviction else ""
+    why = f" ({pod.eviction_message or pod.eviction})" if pod.eviction else ""
     return f"pod {pod.name} was deleted before it started{why}"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
 from recipes.contracts.job import EXIT_PREEMPTED, EXIT_RESTART
-from resources.compute.kubernetes.states import PodState
+from resources.compute.kubernetes.states import EVICTED, PodState
 
 LOST_NODE_EVICTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 """Reasons of DisruptionTarget for pods of a node that is gone, or does not answer."""
@@ -42,7 +42,7 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
     if pod.exit_reason == "OOMKilled":
         limit = f", its limit is {pod.memory_limit}" if pod.memory_limit else ""
         return Exit(ExitReason.OOM_KILLED, f"{who} was killed by the kernel for lack of memory{limit}", pod.finished_at)
-    if pod.status_reason == "Evicted":
+    if pod.status_reason == EVICTED:
         return Exit(eviction_reason(pod.message), f"{who} was evicted: {pod.message}", pod.finished_at)
     was_lost = pod.eviction in LOST_NODE_EVICTIONS or (pod.deleting and pod.node in lost_nodes)
     if was_lost and pod.exit_code != EXIT_PREEMPTED:
@@ -51,7 +51,10 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
         return None
     if pod.eviction:
         return Exit(
-            ExitReason.PREEMPTED, f"{who} was evicted: {pod.message or pod.eviction}", pod.finished_at, pod.exit_code
+            ExitReason.PREEMPTED,
+            f"{who} was evicted: {pod.eviction_message or pod.eviction}",
+            pod.finished_at,
+            pod.exit_code,
         )
     return explain_code(pod, who)
 

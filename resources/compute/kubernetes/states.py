@@ -13,6 +13,8 @@ Condition = Mapping[str, Any]
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+EVICTED = "Evicted"
+"""Reason of a pod's status where the kubelet ended it, for lack of memory or disk space."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -130,7 +132,7 @@ class PodState:
         job: name of its job, in all generations.
         owner: uid of its batch/v1 Job, which is another one after each restart of the gang, and the same after a suspension.
         deleted_at: when its deletion was asked for, in milliseconds; 0 if it was not.
-        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
+        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager, and its words.
         status_reason: `Evicted` where the kubelet did it, with `message` as its words.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
     """
@@ -157,6 +159,7 @@ class PodState:
     exit_reason: str
     finished_at: int
     eviction: str
+    eviction_message: str
     status_reason: str
     message: str
 
@@ -179,7 +182,9 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
-    messages = [found.get("message") for found in (terminated, status, waiting, disruption or {})]
+    # Of an evicted pod the kubelet's own words: what the container said last explains nothing.
+    parts = (status, terminated) if status.get("reason") == EVICTED else (terminated, status)
+    messages = [found.get("message") for found in (*parts, waiting, disruption or {})]
     return PodState(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -206,6 +211,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         exit_reason=str(terminated.get("reason", "")),
         finished_at=milliseconds(terminated.get("finishedAt")),
         eviction=str(disruption.get("reason", "")) if disruption else "",
+        eviction_message=str(disruption.get("message", "")) if disruption else "",
         status_reason=str(status.get("reason", "")),
         message=next((text.strip() for text in messages if text and text.strip()), ""),
     )

@@ -272,7 +272,8 @@ def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> No
     gang = room.start()
     words = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
     gang.end(0, 137, reason="Error")
-    gang.set_container(0, {"terminated": {"exitCode": 137}}, "Failed", reason="Evicted", message=words)
+    ended = {"terminated": {"exitCode": 137, "message": "the last lines of its log"}}
+    gang.set_container(0, ended, "Failed", reason="Evicted", message=words)
     row = room.reconcile()
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
 
