@@ -102,6 +102,9 @@ class SignedInInstallation(Installation):
         found = self.read(job_id).get("cluster") or [{"phase": "", "detail": "", "reason": None}]
         return dict(found[0])
 
+    def wait_until_running(self, job: Supervised) -> None:
+        wait_until(lambda: self.state(job.id)["phase"] == "running", ENDS_WITHIN, lambda: str(self.read(job.id)))
+
     def wait_for_words(self, job: Supervised, *words: str) -> dict[str, Any]:
         """Wait until the API says what holds a job; the command line and the job's own record say the same."""
         wait_until(

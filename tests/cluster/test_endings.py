@@ -146,7 +146,7 @@ def test_name_of_two_hundred_characters_runs(house: SignedInInstallation) -> Non
 
 def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInInstallation) -> None:
     job = house.submit_command(COUNT)
-    house.wait_for(job.ref, Phase.RUNNING)
+    house.wait_until_running(job)
     wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
     name = house.jobs.get(job.ref).name
     house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")

@@ -170,8 +170,8 @@ class PodState:
 
     @property
     def has_started(self) -> bool:
-        """Whether its program has run, or runs."""
-        return self.running or self.has_ended
+        """Whether its program has run, or runs. A pod that is deleted before is marked as failed, too."""
+        return self.running or self.exit_code is not None
 
 
 def read_pod(item: Mapping[str, Any]) -> PodState:

@@ -101,8 +101,9 @@ class Gang:
         self.set_container(rank, {"terminated": terminated}, "Succeeded" if code == 0 else "Failed", **status)
 
     def mark_deleted(self, rank: int, later: int = 0) -> None:
-        """Somebody deletes a pod, which then is Terminating for a moment."""
+        """Somebody deletes a pod that has no node yet: the cluster marks it as failed, and then removes it."""
         pod = self.pods[rank]
+        pod["status"]["phase"] = "Failed"
         pod["metadata"]["deletionTimestamp"] = timestamp(later)
         self.server.put(pod)
 
