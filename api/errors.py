@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipes.contracts.validation_errors import explain_unknown_key, list_known_keys
 from recipes.storage.artifact_store import BrokenArtifact
-from recipes.storage.buckets import StoreFull, StoreUnavailable
+from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,15 @@ def _store_unavailable(_: Request, error: Exception) -> JSONResponse:
     )
 
 
+def _store_refuses(_: Request, error: Exception) -> JSONResponse:
+    log.error("the object store refuses the server: %s", error)
+    return error_response(
+        ErrorCode.STORAGE_DENIED,
+        "The object store refuses this server: an operator has to correct storage.access_key and storage.secret_key, or "
+        "storage.endpoint and storage.buckets; the server's log says which",
+    )
+
+
 def _no_data(_: Request, error: Exception) -> JSONResponse:
     log.info("the database refused a value: %s", error)
     return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "A value of the request cannot be stored")
@@ -150,6 +159,7 @@ HANDLERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
     BrokenArtifact: _no_artifact,
     StoreFull: _store_full,
     StoreUnavailable: _store_unavailable,
+    StoreRefuses: _store_refuses,
     DataError: _no_data,
     OperationalError: _unavailable,
     InterfaceError: _unavailable,

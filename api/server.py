@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from api.workers import run_workers
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.service_logs import configure_logs
 from resources.settings.document import home_folder_error
 from resources.settings.sections import is_loopback
 from resources.settings.settings import Settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 def main() -> int:
     try:
         settings = Settings.load()
+        configure_logs(settings.logging.level, settings.logging.format)
         refuse_open_network(settings)
         refuse_idle_workers(settings)
         with ExitStack() as listening:
@@ -68,7 +70,7 @@ def load_application(settings: Settings) -> "Config":
         loop="uvloop",
         http=CoalescingHttpProtocol,
         ws="none",
-        log_level=settings.logging.level,
+        log_config=None,
         access_log=settings.logging.level == "debug",
         timeout_graceful_shutdown=10,
     )

@@ -2,9 +2,10 @@
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_metrics import machine_tags, record_usage
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.results import Usage
 from recipes.storage.manifest import Artifact
@@ -31,6 +32,7 @@ def build_command() -> dg.AssetsDefinition:
         kinds={"python"},
         description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
         pool=GPU_POOL,
+        hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
     @reports_exit_reason
@@ -42,7 +44,7 @@ def build_command() -> dg.AssetsDefinition:
             run = write_command_record(control_plane.store, asked, job.inputs)
             if version is not None:
                 log_dataset_input(control_plane.database, asked, version)
-            result = control_plane.compute.run(job, follow_job(context, job, control_plane.jobs))
+            result = run_program(context, job, control_plane, jobs=control_plane.jobs)
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
             raise make_failure(error, allow_retries=False) from None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DatasetDefinition
+from hanzo_ml_assets.supervisor import run_program
 from recipes.contracts.dataset_contract import FindLeaksParameters, ValidateParameters
 from recipes.contracts.job import BadConfiguration, Hardware, Job, Program, Result
 from recipes.contracts.validation_results import STATISTICS_FILE, Leaks, Statistics, ValidationFacts
@@ -81,7 +82,7 @@ def validate_version(
     with control_plane.database.read() as connection:
         baseline = Ancestry(connection, control_plane.database, version).baseline()
     job = validate_job(definition, version, baseline, control_plane)
-    result = control_plane.compute.run(job, follow_job(context, job))
+    result = run_program(context, job, control_plane)
     statistics = read_statistics(result.artifacts["statistics"], control_plane)
     facts = ValidationFacts.model_validate(result.facts)
     verdicts = judge_version(
@@ -160,7 +161,7 @@ def find_leaks(
     inputs = {"test": splits["test"]} | {role: named[name] for role, name in roles.items()}
     parameters = FindLeaksParameters(near=definition.leak_similarity, names=roles).model_dump(mode="json")
     job = make_version_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane, definition.resources)
-    result = control_plane.compute.run(job, follow_job(context, job))
+    result = run_program(context, job, control_plane)
     return result, judge_splits(Leaks.model_validate(result.facts), definition.checks)
 
 

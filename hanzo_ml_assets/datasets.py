@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import JsonValue
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset_checks import (
     SPLITS_FOLDER,
     find_leaks,
@@ -23,8 +23,11 @@ from hanzo_ml_assets.definition_schema import DatasetDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program, Result
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
+from recipes.records.record_layouts import Layout, detect_column_layout
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
@@ -41,6 +44,8 @@ from resources.settings.settings import Settings
 SPLITS = ("train", "validation", "test")
 SPLIT_FORM = "lines of the version"
 """Of what a split consists."""
+INPUT_FORM = "lines of the version, by instruction and input"
+"""The same of records whose `input` is a part of what they ask."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         owners=owners,
         description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
         check_specs=make_check_specs(definition.checks, [*prefix, "version"], for_splits=False),
+        hooks=SUPERVISOR_HOOKS,
         code_version="2",
     )
     @reports_exit_reason
@@ -114,6 +120,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             ),
             *make_check_specs(definition.checks, [*prefix, "test"], for_splits=True),
         ],
+        hooks=SUPERVISOR_HOOKS,
     )
     @reports_exit_reason
     def splits(
@@ -128,7 +135,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 divided = read_prepared_splits(found, control_plane)
             else:
                 job = split_job(definition, found, control_plane)
-                divided = read_split_result(control_plane.compute.run(job, follow_job(context, job)))
+                divided = read_split_result(run_program(context, job, control_plane))
             leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
         record_splits(control_plane, found, divided, leaks, verdict)
         for split in SPLITS:
@@ -184,10 +191,13 @@ def version_metadata(version: DatasetVersion) -> dict[str, object]:
 def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
     """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
 
-    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are.
+    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
+    those by an instruction without its input.
     """
     parameters = definition.split.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json([SPLIT_FORM, parameters])).hexdigest()[:12]
+    asks_input = detect_column_layout(version.schema) is Layout.INSTRUCTION and "input" in version.schema
+    form, rendering = (INPUT_FORM, CURRENT_RENDERING) if asks_input else (SPLIT_FORM, Rendering.AS_STORED)
+    label = hashlib.sha256(canonical_json([form, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"
     return Job(
@@ -200,6 +210,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         hardware=definition.resources,
+        rendering=rendering,
     )
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.gate import GateVerdict, apply_gate
 from hanzo_ml_assets.run_tags import asset_group_name
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.results import EvaluationReport
 from recipes.storage import uris
@@ -42,6 +43,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             )
         ],
         pool=GPU_POOL,
+        hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
     @reports_exit_reason
@@ -53,7 +55,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             raise dg.Failure(f"run {trained.id} is {trained.status}: materialize its checkpoint first")
         control_plane.jobs.start_evaluation(trained.id)
         job = evaluation_job(model, trained, control_plane)
-        result = control_plane.compute.run(job, follow_job(context, job))
+        result = run_program(context, job, control_plane)
         report = EvaluationReport.model_validate(result.facts["report"])
         scores = {name: got.model_dump() for name, got in report.scores.items()}
         verdict = apply_gate(scores, model.gate)
@@ -80,7 +82,8 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 
 def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Job:
-    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    record = read_record(control_plane.store, trained.artifact("run"))
+    recipe = record.recipe
     inputs = {role: trained.artifact(role) for role in ("base", recipe.trained_role, "test")}
     if accepted := find_accepted_model(model, trained, control_plane):
         inputs["accepted"] = accepted
@@ -98,6 +101,7 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         hardware=model.evaluation.resources or recipe.hardware,
+        rendering=record.rendering,
         env=dict(trained.env),
         pod=trained.pod,
     )

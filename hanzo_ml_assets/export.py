@@ -7,10 +7,11 @@ import dagster as dg
 from pydantic import JsonValue
 from sqlalchemy import Connection
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, canonical_json
@@ -68,6 +69,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
             for step, kind in EXPORT_KINDS.items()
         ],
         partitions_def=partitions,
+        hooks=SUPERVISOR_HOOKS,
     )
     @reports_exit_reason
     def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
@@ -77,7 +79,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         if version is None:
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
         job = export_job(model, trained, version, control_plane)
-        result = control_plane.compute.run(job, follow_job(context, job))
+        result = run_program(context, job, control_plane)
         with control_plane.database.read() as connection:
             made = reuse_recorded_exports(connection, version, result.artifacts, control_plane.store)
         with control_plane.database.write() as connection:

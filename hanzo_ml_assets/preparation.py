@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
 from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Program
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.tokenizer_reference import describe_reference
@@ -29,6 +30,8 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.object_store.chunk_claims import ChunkClaims
 
+PREPARATION_FORM = "rendered as the engine is sent it"
+"""How records are read and rendered: what was prepared in another way stays where it is."""
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""
 
@@ -43,6 +46,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         kinds={"arrow"},
         owners=list(definition.owners),
         description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
+        hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
     @reports_exit_reason
@@ -53,7 +57,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
             derivation = resolve_derivation(context, definition, asked, control_plane)
             job = preparation_job(derivation, asked, control_plane, definition.preparation)
             end_deletion(derivation, job, control_plane)
-            result = control_plane.compute.run(job, follow_job(context, job))
+            result = run_program(context, job, control_plane)
             version, is_new = add_prepared_version(control_plane.database, control_plane.store, derivation, result, asked)
         except (BadConfiguration, JobFailed, HanzoError) as error:
             if isinstance(error, JobFailed) and error.reason.is_infrastructure:
@@ -123,12 +127,12 @@ def preparation_job(
 ) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change.
 
-    So does another tokenizer of the same name.
+    So does another tokenizer of the same name, and another way to read and render records.
     """
     parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
     asks = parameters if tokenize is None else {**parameters, **describe_reference(tokenize.tokenizer)}
-    label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
+    label = hashlib.sha256(canonical_json([PREPARATION_FORM, asks])).hexdigest()[:12]
     place = f"{dataset_folder(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     config = asked.config if asked is not None else {}

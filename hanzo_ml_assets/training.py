@@ -8,11 +8,12 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from hanzo_ml_assets.control_plane import ControlPlane, follow_job
+from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
 from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_metrics import log_lost_losses, log_unsent_metrics, machine_tags, record_usage
 from hanzo_ml_assets.run_tags import asset_group_name
+from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.recovery_log import read_recovery_log
@@ -139,6 +140,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
         metadata={DATASET_METADATA: model.dataset, RECIPE_METADATA: model.recipe},
         pool=GPU_POOL,
+        hooks=SUPERVISOR_HOOKS,
         code_version="1",
     )
     @reports_exit_reason
@@ -153,7 +155,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             control_plane.jobs.set_config_value(run_id, DATASET_KEY, plan.version.reference)
             job = training_job(plan, control_plane)
             log_params(plan, control_plane)
-            result = control_plane.compute.run(job, follow_job(context, job, control_plane.jobs))
+            result = run_program(context, job, control_plane, jobs=control_plane.jobs)
         except BadConfiguration as error:
             record_recoveries(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))

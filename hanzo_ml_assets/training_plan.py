@@ -193,6 +193,7 @@ def training_job(plan: TrainingPlan, control_plane: ControlPlane) -> Job:
         distributed=shape.distributed,
         checkpoint=recipe.checkpoint.for_schedule(plan.job.schedule),
         schedule=plan.job.schedule,
+        rendering=plan.record.rendering,
         env=dict(plan.job.env),
         pod=plan.job.pod,
     )

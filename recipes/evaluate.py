@@ -63,23 +63,25 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     test_records = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    records, refused = select_answerable(tokenizer, test_records, parameters.recipe.system_prompt)
+    records, refused = select_answerable(tokenizer, test_records, parameters.recipe.system_prompt, job.rendering)
     if refused:
         log_line(f"{len(refused)} of {pluralize(len(test_records), 'test record')} left out: the first {refused[0]}")
     if not records:
         raise BadConfiguration(f"no record of the test split can be asked{f': the first {refused[0]}' if refused else ''}")
     model = load_model(folder, parameters.recipe)
-    scores = {"base": score_model("base", model, tokenizer, records, parameters)}
+    scores = {"base": score_model("base", model, tokenizer, records, parameters, job.rendering)}
     tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[find_trained_role(job.inputs)]}
     for name, artifact in tuned.items():
         if artifact is None:
             continue
         place = store.fetch(artifact, cache)
         if artifact.kind == "weights":
-            scores[name] = score_model(name, load_model(place, parameters.recipe), tokenizer, records, parameters)
+            scores[name] = score_model(
+                name, load_model(place, parameters.recipe), tokenizer, records, parameters, job.rendering
+            )
         else:
             adapted = PeftModel.from_pretrained(model, place).eval()
-            scores[name] = score_model(name, adapted, tokenizer, records, parameters)
+            scores[name] = score_model(name, adapted, tokenizer, records, parameters, job.rendering)
             model = adapted.unload()
     report = build_report(records[: parameters.samples], scores, parameters) | {"left_out": len(refused)}
     out = work / "evaluation"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from recipes.contracts.job import Job, Result
+from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.quantities import pluralize
+from recipes.contracts.rendering import Rendering
 from recipes.machine import usable_cores
 from recipes.preparation import feature_stages
 from recipes.preparation.encode_stage import TOKENIZER_FOLDER
@@ -28,12 +29,13 @@ from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import SPLITS
 from recipes.preparation.tokenization.frozen_tokenizer import export_without_torch, read_frozen_tokenizer
 from recipes.preparation.workers import POLL_SECONDS, MultiplePods, Pods, ResultAlreadyPublished, Workers
+from recipes.records.conversation import describe_unread
 from recipes.records.disk_partitions import BUFFER_BYTES
 from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 """Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
 
 Ranges that it had read, and others that were read now, would be put together into what neither of the two makes.
@@ -61,8 +63,12 @@ def prepare(
         rank: which of the job's pods this is, from 0, whose result it is; none: this process does all of it.
 
     Raises:
-        BadConfiguration: no such tokenizer, or no records are left, or too few to split.
+        BadConfiguration: no such tokenizer, or no records are left, or too few to split; or it was begun in another way.
     """
+    if job.rendering is Rendering.AS_STORED:
+        raise BadConfiguration(
+            "this preparation was begun by an earlier release, which read records in another way: submit it again"
+        )
     parameters = PrepareParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
@@ -82,7 +88,12 @@ def prepare(
     )
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
-            list(loader.run(export_without_torch, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
+            list(
+                loader.run(
+                    export_without_torch,
+                    [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER, job.rendering)],
+                )
+            )
     try:
         with Workers(usable_cores(job.hardware.cpu)) as workers:
             parts, prepared = run_pipeline(plan, source, workers, pods)
@@ -134,7 +145,8 @@ def describe_prepared(prepared: PreparationSummary) -> str:
     gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
     hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
     done = f"rejected: {gone}; masked: {hidden}; cut at max_length: {prepared.truncated}"
-    return f"{pluralize(prepared.lines, 'line')} -> {kept}; {done}"
+    unread = f"; not rendered, as the serving engine drops it: {describe_unread(prepared.unread)}" if prepared.unread else ""
+    return f"{pluralize(prepared.lines, 'line')} -> {kept}; {done}{unread}"
 
 
 def build_facts(prepared: PreparationSummary) -> dict[str, JsonValue]:
@@ -146,6 +158,7 @@ def build_facts(prepared: PreparationSummary) -> dict[str, JsonValue]:
         "truncated": prepared.truncated,
         "retyped": list(prepared.retyped),
         "filled": dict(prepared.filled),
+        **({"unread": dict(prepared.unread)} if prepared.unread else {}),
     }
 
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 
 class ErrorCode(StrEnum):
-    """MLflow's error codes, and two of the inference engine's own; the HTTP status of each is in `HTTP_STATUS`."""
+    """MLflow's error codes, and some of our own; the HTTP status of each is in `HTTP_STATUS`."""
 
     INVALID_PARAMETER_VALUE = "INVALID_PARAMETER_VALUE"
     BAD_REQUEST = "BAD_REQUEST"
@@ -26,6 +26,7 @@ class ErrorCode(StrEnum):
     NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
     TEMPORARILY_UNAVAILABLE = "TEMPORARILY_UNAVAILABLE"
+    STORAGE_DENIED = "STORAGE_DENIED"
     CHECKSUM_MISMATCH = "CHECKSUM_MISMATCH"
     SMOKE_FAILED = "SMOKE_FAILED"
 
@@ -45,6 +46,7 @@ HTTP_STATUS = {
     ErrorCode.NOT_IMPLEMENTED: 501,
     ErrorCode.INTERNAL_ERROR: 500,
     ErrorCode.TEMPORARILY_UNAVAILABLE: 503,
+    ErrorCode.STORAGE_DENIED: 500,
     ErrorCode.CHECKSUM_MISMATCH: 409,
     ErrorCode.SMOKE_FAILED: 409,
 }

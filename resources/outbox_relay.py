@@ -28,6 +28,7 @@ from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.metadata.database import Database
 from resources.metadata.job_record import mask_payload
 from resources.metadata.outbox import Event, advance_position, read_after, read_position
+from resources.service_logs import configure_logs
 from resources.settings.settings import Settings
 from resources.stack.detached_process import lock_folder
 
@@ -253,9 +254,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run(Settings.load(), stopped)
+        settings = Settings.load()
+        configure_logs(settings.logging.level, settings.logging.format)
+        run(settings, stopped)
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

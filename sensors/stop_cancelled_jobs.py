@@ -1,6 +1,7 @@
 """A job was cancelled -> end its Dagster run, which ends its program within the grace period.
 
-A program whose worker had died by then is ended here: nobody else knows of it.
+A program whose worker had died by then is ended here: nobody else knows of it. So is one that works for no job, such as an
+evaluation, once its run is cancelled.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -9,10 +10,14 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.supervisor import is_abandoned
+from recipes.contracts.job import Program
 from resources.metadata.outbox import Event, now_ms
 from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfinished_run
 from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
+JOB_PROGRAMS = (Program.TRAIN, Program.COMMAND)
+"""Programs that always work for a job. Its record says whether they are to end: they may wait without a run."""
 LOOK_BACK = timedelta(days=7)
 """How long ago a job may have ended whose program still works: for as long the stack may have been down."""
 
@@ -29,6 +34,7 @@ def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: Cont
         for run in find_runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
             context.instance.run_coordinator.cancel_run(run.run_id)
     terminate_orphaned_programs(context, control_plane)
+    terminate_abandoned_programs(context, control_plane)
     return dg.SensorResult(cursor=str(cursor))
 
 
@@ -51,3 +57,11 @@ def terminate_orphaned_programs(context: dg.SensorEvaluationContext, control_pla
         if control_plane.compute.has_processes(job) and has_no_unfinished_run(context.instance, job.id):
             context.log.info(f"job {job.id} is {job.status}: terminating its program")
             control_plane.compute.terminate_processes(job)
+
+
+def terminate_abandoned_programs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> None:
+    """Terminate the programs of cancelled Dagster runs that no other run follows."""
+    for program in control_plane.compute.list_unfinished():
+        if program.program not in JOB_PROGRAMS and is_abandoned(context.instance, program):
+            context.log.info(f"the run of {program.program} {program.id} was cancelled: terminating the program")
+            control_plane.compute.terminate_processes(program)

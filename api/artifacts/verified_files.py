@@ -249,7 +249,7 @@ class VerifiedFiles:
 
     @staticmethod
     def _hashes_in_manifest(uri: str, folder: str, manifest: Manifest) -> set[str]:
-        return {file.sha256 for file in manifest.files if f"{folder}/{file.path}" == uri}
+        return {file.sha256 for file in manifest.files if f"{folder}/{file.object_path}" == uri}
 
 
 def corrupted_artifact(uri: str) -> HanzoError:

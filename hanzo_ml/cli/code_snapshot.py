@@ -1,38 +1,230 @@
 """Collect the source files that a command job takes along."""
 
+import base64
+import codecs
+import os
+import stat
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hanzo_ml.cli.connection import Refused
+from hanzo_ml.cli.output import sanitize_text
+from recipes.contracts.command_job import MAX_CODE_BYTES
+from recipes.storage.checksums import MANIFEST_FILE
+from recipes.storage.folder_tree import FOLDER_MODE, default_code_mode, find_escaping_link
 
-EXCLUDED_FOLDERS = {"__pycache__", "node_modules", "venv"}
-"""Folders that hold nobody's own source files; nor do those whose names begin with a dot."""
+GENERATED_FOLDERS = {"__pycache__"}
+DEPENDENCY_FOLDERS = {"node_modules", "venv"}
+ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
+"""What lies in an environment of Python, whatever its folder is called."""
+MAX_BINARY_SHARE = 0.3
+"""Of bytes that are no ASCII text, in a file that is not UTF-8: with more of them it is no text in another encoding."""
+TEXT_BYTES = frozenset((*range(0x20, 0x7F), *b"\b\t\n\v\f\r\x1b"))
+SAMPLE_BYTES = 1 << 16
+"""Read of a file to decide whether it is text."""
+MAX_LISTED = 20
+"""Of paths with the same reason."""
+
+
+@dataclass
+class CodeSnapshot:
+    """What goes along, by paths relative to the folder, and what is left out, with the reason.
+
+    Args:
+        entries: all of it but the folders on the way to it, for modes and times.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    entries: dict[str, os.stat_result] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def attach_code(config: Path, document: dict[str, Any]) -> None:
-    """Replace the key `code` of a job file by `files`, with paths relative to the file itself."""
+    """Replace the key `code` of a job file by `files` and `source_tree`, with paths relative to the file itself."""
     place = config.parent
     code = document.pop("code", None)
     if code is not None and not isinstance(code, str):
         raise Refused(f"`code:` in {config} must be a file or a folder beside it, such as code: ./src")
-    found = list_source_files(place, code) if code else find_named_files(place, document["command"])
-    if found:
-        document["files"] = {**(document.get("files") or {}), **{path: read_text(file) for path, file in found.items()}}
+    snapshot = read_code(place, code) if code else read_named_files(place, document["command"])
+    if code:
+        report_left_out(code, snapshot.left_out)
+    if snapshot.entries:
+        texts = {path: text for path, data in snapshot.files.items() if (text := read_text(path, data)) is not None}
+        document["files"] = {**(document.get("files") or {}), **texts}
+        document["source_tree"] = {**describe_tree(snapshot, texts), **(document.get("source_tree") or {})}
         if commit := read_git_commit(place):
             document.setdefault("git_commit", commit)
 
 
-def list_source_files(place: Path, code: str) -> dict[str, Path]:
-    """All source files of a folder by their path in it, or the one file by its name."""
+def describe_tree(snapshot: CodeSnapshot, texts: dict[str, str]) -> dict[str, Any]:
+    """The value of `source_tree` (`recipes.contracts.command_job.SourceTree`)."""
+    modes = {path: stat.S_IMODE(found.st_mode) & 0o777 for path, found in snapshot.entries.items()}
+    return {
+        "encoded": {path: base64.b64encode(data).decode() for path, data in snapshot.files.items() if path not in texts},
+        "modes": {
+            path: mode
+            for path, mode in modes.items()
+            if path not in snapshot.links
+            and mode != (default_code_mode(snapshot.files[path]) if path in snapshot.files else FOLDER_MODE)
+        },
+        "modified_ns": {path: found.st_mtime_ns for path, found in snapshot.entries.items()},
+        "links": snapshot.links,
+        "folders": snapshot.folders,
+    }
+
+
+def read_code(place: Path, code: str) -> CodeSnapshot:
+    """All of a folder by paths in it, or the one file by its name.
+
+    Raises:
+        Refused: there is none, or a link leaves the folder.
+    """
     source = place / code
+    snapshot = CodeSnapshot()
     if source.is_file():
-        return {source.name: source}
-    if not source.is_dir():
+        add_named_file(snapshot, source.name, source)
+    elif source.is_dir():
+        root = Path(os.path.realpath(source))
+        add_folder(snapshot, "", source, root)
+        replace_escaping_links(snapshot, root)
+    else:
         raise Refused(f"there is no {source}: check `code:`")
-    files = (file for file in sorted(source.rglob("*")) if file.is_file() and not file.is_symlink())
-    found = {file.relative_to(source): file for file in files}
-    return {path.as_posix(): file for path, file in found.items() if not any(is_excluded(part) for part in path.parts)}
+    return snapshot
+
+
+def read_named_files(place: Path, command: Any) -> CodeSnapshot:
+    """Files beside the job file that a word of the command names."""
+    snapshot = CodeSnapshot()
+    words = [word for word in command if isinstance(word, str) and word] if isinstance(command, list) else []
+    for word in words:
+        relative = word.removeprefix("./")
+        if not Path(word).is_absolute() and ".." not in Path(word).parts and (place / relative).is_file():
+            add_named_file(snapshot, relative, place / relative)
+    return snapshot
+
+
+def replace_escaping_links(snapshot: CodeSnapshot, root: Path) -> None:
+    """Write links that lead inside by a way that only this machine's file system knows as they lead there at once."""
+    while (path := find_escaping_link(snapshot.links)) is not None:
+        parent = (root / path).parent
+        snapshot.links[path] = os.path.relpath(os.path.realpath(root / path), os.path.realpath(parent))
+
+
+def add_named_file(snapshot: CodeSnapshot, path: str, file: Path) -> None:
+    """Raises Refused for a binary: one that is named is not left out."""
+    if is_binary_file(file):
+        raise Refused(f"{file} is no text: `code:` takes source files, data belongs into a dataset")
+    snapshot.files[path], snapshot.entries[path] = read_source(file), file.stat()
+
+
+def add_folder(snapshot: CodeSnapshot, path: str, folder: Path, root: Path) -> None:
+    """Add what lies below a folder, whose own path is `path`, and the folder itself where nothing does.
+
+    Raises:
+        Refused: a link leaves `root`, or a file cannot be read.
+    """
+    is_empty = True
+    for entry in sorted(folder.iterdir()):
+        below = f"{path}/{entry.name}" if path else entry.name
+        if reason := find_exclusion(entry):
+            snapshot.left_out[f"{below}/" if entry.is_dir() and not entry.is_symlink() else below] = reason
+            continue
+        is_empty = False
+        snapshot.entries[below] = entry.lstat()
+        if entry.is_symlink():
+            snapshot.links[below] = read_link(entry, root)
+        elif entry.is_dir():
+            add_folder(snapshot, below, entry, root)
+        else:
+            snapshot.files[below] = read_source(entry)
+    if is_empty and path:
+        snapshot.folders.append(path)
+
+
+def read_link(link: Path, root: Path) -> str:
+    """The text of a link, or where that leads out of `root` and back, one that does not."""
+    text = os.readlink(link)  # noqa: PTH115 - a Path would write it otherwise
+    place, real = Path(os.path.realpath(link.parent)), Path(os.path.realpath(link.parent / text))
+    if not real.is_relative_to(root):
+        raise Refused(
+            f"{link} is a link that leaves the folder of `code:`, to {text}: put a copy of what it leads to in its place, "
+            "or name a folder that holds both"
+        )
+    written = os.path.normpath(os.path.relpath(place, root) + "/" + text)
+    return os.path.relpath(real, place) if text.startswith("/") or written.startswith("..") else text
+
+
+def find_exclusion(entry: Path) -> str | None:
+    """Why an entry does not go along, None where it does."""
+    if entry.name.startswith("."):
+        return "hidden"
+    if entry.name in GENERATED_FOLDERS:
+        return "generated"
+    if entry.name in DEPENDENCY_FOLDERS or any((entry / marker).exists() for marker in ENVIRONMENT_MARKERS):
+        return "environment"
+    if entry.is_symlink() or entry.is_dir():
+        return None
+    if not entry.is_file():
+        return "no file"
+    return "binary" if is_binary_file(entry) else None
+
+
+def is_binary_file(file: Path) -> bool:
+    """Whether a file is no text, in UTF-8 or in another encoding that extends ASCII, by how it begins."""
+    with readable(file), file.open("rb") as opened:
+        data = opened.read(SAMPLE_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < SAMPLE_BYTES)
+    except UnicodeDecodeError:
+        odd = sum(byte not in TEXT_BYTES for byte in data)
+        return b"\0" in data or odd > MAX_BINARY_SHARE * len(data)
+    return False
+
+
+def read_source(file: Path) -> bytes:
+    """Raises Refused for a file that is too large for a request, or cannot be read."""
+    with readable(file):
+        if (size := file.stat().st_size) > MAX_CODE_BYTES:
+            raise Refused(f"{file} has {size} bytes, of source files {MAX_CODE_BYTES} fit: keep data in a dataset")
+        return file.read_bytes()
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{file} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: str, data: bytes) -> str | None:
+    """The text of a file for `files`, with its line ends. None where it is no UTF-8, or its name is reserved there."""
+    try:
+        return data.decode() if path != MANIFEST_FILE else None
+    except UnicodeDecodeError:
+        return None
+
+
+def report_left_out(code: str, left_out: dict[str, str]) -> None:
+    """Print what does not go along, to stderr."""
+    if left_out:
+        for line in left_out_lines(code, left_out):
+            print(sanitize_text(line), file=sys.stderr)
+
+
+def left_out_lines(code: str, left_out: dict[str, str]) -> Iterator[str]:
+    yield f"left out of code: {code}"
+    for reason in dict.fromkeys(left_out.values()):
+        paths = [path for path, found in left_out.items() if found == reason]
+        more = f" and {len(paths) - MAX_LISTED} more" if len(paths) > MAX_LISTED else ""
+        yield f"  {reason}: {', '.join(paths[:MAX_LISTED])}{more}"
 
 
 def read_git_commit(folder: Path) -> str:
@@ -42,21 +234,3 @@ def read_git_commit(folder: Path) -> str:
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def is_excluded(part: str) -> bool:
-    return part.startswith(".") or part in EXCLUDED_FOLDERS
-
-
-def find_named_files(place: Path, command: Any) -> dict[str, Path]:
-    """Files beside the job file that a word of the command names."""
-    words = [word for word in command if isinstance(word, str) and word] if isinstance(command, list) else []
-    relative = [word.removeprefix("./") for word in words if not Path(word).is_absolute() and ".." not in Path(word).parts]
-    return {word: place / word for word in relative if (place / word).is_file()}
-
-
-def read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise Refused(f"{file} is no text: `code:` takes source files, data belongs into a dataset") from None

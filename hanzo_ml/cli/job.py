@@ -63,10 +63,7 @@ def submit(
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
-        if "command" in document:
-            run_module("hanzo_ml_assets.dry_run_command", given=json.dumps(document))
-        else:
-            run_module("hanzo_ml_assets.dry_run", json.dumps(document))
+        run_module("hanzo_ml_assets.dry_run", given=json.dumps(document))
         return
     with locate_refusal(document, None if model or set_ else config):
         job = start_once("/v1/jobs", key, json=document)

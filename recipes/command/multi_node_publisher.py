@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from recipes.command.folder_scan import FileStamp, find_changed_files
 from recipes.command.nodes import (
     COPY_CONSISTENT,
     FILES_COPIED,
@@ -21,7 +22,6 @@ from recipes.command.nodes import (
     node_prefix,
     restore_part,
 )
-from recipes.command.snapshot_copy import FileStamp, find_changed_files
 from recipes.command.snapshot_publisher import (
     QUIET_TIMEOUT_SECONDS,
     CommandEnded,
@@ -190,10 +190,14 @@ class MultiNodePublisher(SnapshotPublisher):
         self._nodes.post_status(snapshot_request, COPY_CONSISTENT)
         self._wait_for(COPY_CONSISTENT)
 
-    def _put_snapshot(self, scratch: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
+    def _put_snapshot(
+        self, scratch: Path, manifest: Manifest, times: Mapping[str, int], on_upload: Callable[[str], None]
+    ) -> Artifact:
         snapshot_request, rank = self._current_request, self._nodes.rank
         uri = f"{self.states.location}/{snapshot_request.name}"
-        self.states.upload_files(f"{uri}/{node_prefix(rank)}".rstrip("/"), scratch, manifest, on_upload)
+        part_uri = f"{uri}/{node_prefix(rank)}".rstrip("/")
+        self.states.upload_files(part_uri, scratch, manifest, on_upload)
+        self.states.put_times(snapshot_request.name, times, rank)
         self._nodes.post_status(snapshot_request, PART_STORED, manifest.to_bytes().decode())
         if not self._nodes.is_leader:
             self._wait_for(SNAPSHOT_COMPLETE, count=1)
@@ -273,7 +277,7 @@ def restore_on_nodes(states: SnapshotStore, nodes: NodeGroup, cache: Path, check
             raise BrokenArtifact(f"{uri} has no readable manifest")
         borrowed = restore_part(states.store, state, nodes.rank, cache, checkpoints)
     except BrokenArtifact as problem:
-        states.store.delete(uri)
+        states.delete(uri)
         raise Restart(f"the checkpoints at {uri} are not whole: {problem}") from None
     log_line(f"checkpoints: those of node {nodes.rank} brought back from {state.uri}")
     return borrowed

@@ -1,17 +1,18 @@
 """Coordinate a command's nodes through the store; assign each its snapshot part."""
 
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from recipes.command.snapshot_copy import FileStamp, stat_file
+from recipes.command.folder_scan import FileStamp, scan_folder
+from recipes.command.snapshot_store import read_snapshot_times
 from recipes.runner import Restart
 from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from recipes.storage.folder_tree import find_escaping_link, remove_tree, write_tree
+from recipes.storage.manifest import Artifact, FileRecord, FolderRecord, LinkRecord, Manifest
 
 # What of a state is which node's, of a command that runs on several: the first's files lie where they lay in its folder,
 # so that they are found as those of a single one are, and those of node 1 below `.nodes/1`: deeper than any like them.
@@ -30,15 +31,31 @@ def is_reserved(path: str) -> bool:
     return path.startswith(f"{NODES_FOLDER}/")
 
 
+Entry = FileRecord | FolderRecord | LinkRecord
+
+
 def merge_parts(parts: Sequence[Manifest], template: Manifest) -> Manifest:
     """The state that these are the parts of, by rank."""
-    files = [
-        file.model_copy(update={"path": f"{node_prefix(rank)}{file.path}"})
-        for rank, part in enumerate(parts)
-        for file in part.files
-    ]
-    ordered = tuple(sorted(files, key=lambda file: PurePosixPath(file.path)))
-    return template.model_copy(update={"files": ordered, "facts": {**template.facts, NODES_FACT: len(parts)}})
+    files, folders, links = [], [], []
+    for rank, part in enumerate(parts):
+        prefix = node_prefix(rank)
+        for file in part.files:
+            moved = {"path": f"{prefix}{file.path}", **({"object": f"{prefix}{file.object}"} if file.object else {})}
+            files.append(file.model_copy(update=moved))
+        folders += [folder.model_copy(update={"path": f"{prefix}{folder.path}"}) for folder in part.folders]
+        links += [link.model_copy(update={"path": f"{prefix}{link.path}"}) for link in part.links]
+
+    def order(entry: Entry) -> PurePosixPath:
+        return PurePosixPath(entry.path)
+
+    return template.model_copy(
+        update={
+            "files": tuple(sorted(files, key=order)),
+            "folders": tuple(sorted(folders, key=order)),
+            "links": tuple(sorted(links, key=order)),
+            "facts": {**template.facts, NODES_FACT: len(parts)},
+        }
+    )
 
 
 def find_owner(path: str, snapshot: Manifest) -> tuple[int, str]:
@@ -49,20 +66,23 @@ def find_owner(path: str, snapshot: Manifest) -> tuple[int, str]:
     return int(rank), own
 
 
-def files_for_node(rank: int, snapshot: Manifest) -> dict[str, tuple[int, FileRecord]]:
-    """What a node begins with, by the path in its folder: whose it is, and the file.
+def entries_for_node(rank: int, snapshot: Manifest) -> dict[str, tuple[int, Entry]]:
+    """What a node begins with, by the path in its folder: whose it is, and the file, link or folder.
 
     Its own, and what others have at paths that it has not, the first before all: as if they had shared a folder. A script
     whose first process saves for all looks for that on each node; and of a tensor that all have alike
     `torch.distributed.checkpoint` writes one copy, into any process's file, where each process looks for it.
     """
-    files = [(*find_owner(file.path, snapshot), file) for file in snapshot.files]
-    found: dict[str, tuple[int, FileRecord]] = {}
+    recorded: tuple[Entry, ...] = (*snapshot.files, *snapshot.links, *snapshot.folders)
+    entries = [(*find_owner(entry.path, snapshot), entry) for entry in recorded]
+    found: dict[str, tuple[int, Entry]] = {}
     folders: set[str] = set()
-    for owner, path, file in sorted(files, key=lambda each: (each[0] != rank, each[0])):
+    for owner, path, entry in sorted(entries, key=lambda each: (each[0] != rank, each[0])):
         ancestors = {parent.as_posix() for parent in PurePosixPath(path).parents}
-        if path not in found and path not in folders and not ancestors & found.keys():
-            found[path] = owner, file
+        blocking = {above for above in ancestors & found.keys() if not isinstance(found[above][1], FolderRecord)}
+        is_known_folder = path in folders and not isinstance(entry, FolderRecord)
+        if path not in found and not is_known_folder and not blocking:
+            found[path] = owner, entry
             folders |= ancestors
     return found
 
@@ -73,18 +93,36 @@ def restore_part(store: Store, state: Artifact, rank: int, cache: Path, target: 
     Raises:
         BrokenArtifact: a file of it is missing, or is not the one that was published.
     """
-    wanted = files_for_node(rank, store.manifest(state))
-    fetched = store.fetch(state, cache, only=[file.path for _, file in wanted.values()])
+    wanted = entries_for_node(rank, store.manifest(state))
+    files = {path: entry for path, (_, entry) in wanted.items() if isinstance(entry, FileRecord)}
+    fetched = store.fetch(state, cache, only=[file.path for file in files.values()])
+    times = {
+        owner: read_snapshot_times(store, state.uri, owner) for owner in {rank, *(owner for owner, _ in wanted.values())}
+    }
+    by_precedence = sorted(times, key=lambda owner: (owner == rank, owner == 0))
+    folder_times = {path: time for owner in by_precedence for path, time in times[owner].items()}
+    entry_times = {path: time for path, (owner, _) in wanted.items() if (time := times[owner].get(path)) is not None}
+    links = {path: entry.target for path, (_, entry) in wanted.items() if isinstance(entry, LinkRecord)}
+    while (escaping := find_escaping_link(links)) is not None:  # of one node alone it did not, with others' links it would
+        del links[escaping]
     scratch = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    for path, (_, file) in wanted.items():
-        (scratch / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(fetched / file.path, scratch / path)
-    shutil.rmtree(target, ignore_errors=True)
+    remove_tree(scratch)
+    write_tree(
+        scratch,
+        files,
+        lambda path: fetched / files[path].path,
+        folders=[
+            FolderRecord(path=path, mode=entry.mode)
+            for path, (_, entry) in wanted.items()
+            if isinstance(entry, FolderRecord)
+        ],
+        links=[LinkRecord(path=path, target=text) for path, text in links.items()],
+        times={**folder_times, **entry_times},
+    )
+    remove_tree(target)
     scratch.replace(target)
-    borrowed = (path for path, (owner, _) in wanted.items() if owner != rank)
-    return {path: stamp for path in borrowed if (stamp := stat_file(target / path))}
+    now = scan_folder(target)
+    return {path: now[path] for path, (owner, _) in wanted.items() if owner != rank and path in now}
 
 
 # The nodes that run a command together, and what they tell each other through the store, which is all that they share.

@@ -1,82 +1,17 @@
-"""Scan the checkpoints folder, and link or copy its files into a snapshot."""
+"""Link or copy the files of the checkpoints folder into a snapshot."""
 
-import errno
 import shutil
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
-from os import walk
 from os.path import realpath
 from pathlib import Path
 
-from recipes.storage.artifact_store import MANIFEST_FILE, hash_file
+from recipes.command.folder_scan import MISSING_FILE_ERRNOS, FileStamp
+from recipes.storage.artifact_store import hash_file
+from recipes.storage.folder_tree import FILE_MODE
 from recipes.storage.manifest import FileRecord
-
-# What a look at a command's checkpoints folder finds: which files lie there, and which have changed since the look
-# before.
-#
-# Nothing is read, and nothing is decided here: when a state is made is `recipes.command.snapshot_publisher`.
-
-MISSING_FILE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Of what is gone, and of a link that leads nowhere, or to itself."""
-
-
-@dataclass(frozen=True)
-class FileStamp:
-    """What tells whether a file has changed, without reading it. Times are in nanoseconds."""
-
-    size: int
-    modified: int
-    inode: int
-
-
-def ignore_error(error: PermissionError) -> None:
-    """Whoever looks a second time has been told."""
-
-
-def scan_folder(folder: Path, on_unreadable: Callable[[PermissionError], None] = ignore_error) -> dict[str, FileStamp]:
-    """All files of a folder that can be published, by their paths in it. No link to a folder is followed.
-
-    Args:
-        left_out: told of each file and folder that may not be looked at.
-
-    Raises:
-        OSError: the disk does not say what lies there.
-    """
-
-    def on_error(error: OSError) -> None:
-        if isinstance(error, PermissionError):
-            on_unreadable(error)
-        elif error.errno not in MISSING_FILE_ERRNOS:
-            raise error
-
-    paths = (
-        Path(place, name) for place, _, files in walk(folder, onerror=on_error) for name in files if name != MANIFEST_FILE
-    )
-    found = ((path.relative_to(folder).as_posix(), stat_file(path, on_unreadable)) for path in paths)
-    return {path: stamp for path, stamp in found if stamp}
-
-
-def stat_file(path: Path, on_unreadable: Callable[[PermissionError], None] = ignore_error) -> FileStamp | None:
-    """None where there is no file, or no longer, or none that may be looked at: a link to itself failed the whole state."""
-    try:
-        found = path.stat()
-    except PermissionError as error:
-        on_unreadable(error)
-        return None
-    except OSError as error:
-        if error.errno not in MISSING_FILE_ERRNOS:
-            raise
-        return None
-    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
-
-
-def find_changed_files(before: Mapping[str, FileStamp], now: Mapping[str, FileStamp]) -> frozenset[str]:
-    """Files that are new or others since the look before; what went away leaves nothing half written."""
-    return frozenset(path for path, stamp in now.items() if before.get(path) != stamp)
-
+from recipes.storage.object_names import object_name
 
 # Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
 #
@@ -102,7 +37,7 @@ class SnapshotCopy:
         left_out: told of each file that may not be read.
     """
 
-    def __init__(self, folder: Path, on_unreadable: Callable[[PermissionError], None]) -> None:
+    def __init__(self, folder: Path, on_unreadable: Callable[[OSError], None]) -> None:
         self._folder = folder
         self._on_unreadable = on_unreadable
         self._snapshot_folder = folder.with_name(f".{folder.name}.taken")
@@ -148,7 +83,7 @@ class SnapshotCopy:
             return CopyResult.GONE
         return CopyResult.COPIED
 
-    def describe_file(self, path: str, stamp: FileStamp | None) -> FileRecord | None:
+    def describe_file(self, path: str, stamp: FileStamp | None, mode: int = FILE_MODE) -> FileRecord | None:
         """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
         copied_path = self._snapshot_folder / path
         known = self._known_hashes.get(path)
@@ -162,7 +97,9 @@ class SnapshotCopy:
                 self._known_hashes[path] = (stamp, sha256)
         else:
             sha256 = known[1]
-        return FileRecord(path=path, sha256=sha256, size=copied_path.stat().st_size)
+        size = copied_path.stat().st_size
+        recorded_mode = None if mode == FILE_MODE else mode
+        return FileRecord(path=path, sha256=sha256, size=size, mode=recorded_mode, object=object_name(path, sha256, size))
 
     def _reserve_space(self, path: str, size: int) -> None:
         """The copy of a large file filled the disk, and the command's own write failed."""

@@ -6,21 +6,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from recipes.command.snapshot_copy import (
-    CopyResult,
+from recipes.command.folder_scan import (
+    EntryKind,
     FileStamp,
-    NoSpaceForCopy,
-    SnapshotCopy,
     find_changed_files,
+    is_recorded,
     scan_folder,
     stat_file,
 )
+from recipes.command.snapshot_copy import CopyResult, NoSpaceForCopy, SnapshotCopy
 from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.quantities import pluralize
 from recipes.runner import log_line
-from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.buckets import StoreFull, StoreUnavailable
-from recipes.storage.manifest import Artifact, Manifest
+from recipes.storage.folder_tree import FOLDER_MODE, find_escaping_link
+from recipes.storage.manifest import Artifact, FolderRecord, LinkRecord, Manifest
 
 SCAN_INTERVAL_SECONDS = 5.0
 """Between two looks; a fourth of an interval that is shorter than four of them."""
@@ -99,8 +99,6 @@ class SnapshotPublisher:
             StoreFull: it is not enough.
             StoreUnavailable: the store does not answer.
         """
-        if any(self.folder.rglob(MANIFEST_FILE)):
-            log_line(f"files called {MANIFEST_FILE} are not published: an artifact's own list of files has that name")
         try:
             return self._publish()
         except StoreFull as error:
@@ -172,15 +170,19 @@ class SnapshotPublisher:
 
         scratch = self._copy.begin(command_is_running=can_abort)
         try:
-            copies = {path: self._copy.copy_file(path, as_copy=path in copied) for path in unless_ended(scan)}
-            if not allow_changes and {path: stat_file(self.folder / path) for path in scan} != scan:
+            found = [path for path, stamp in scan.items() if stamp.kind is EntryKind.FILE]
+            copies = {path: self._copy.copy_file(path, as_copy=path in copied) for path in unless_ended(found)}
+            if not allow_changes and self._differs(scan):
                 raise FilesChanged
             self._agree_on_files(scan)
             linked_files = {path: scan[path] for path, how in copies.items() if how is CopyResult.LINKED}
             present = sorted((path for path, how in copies.items() if how is not CopyResult.GONE), key=PurePosixPath)
-            described = [self._copy.describe_file(path, linked_files.get(path)) for path in unless_ended(present)]
+            described = [
+                self._copy.describe_file(path, linked_files.get(path), scan[path].mode) for path in unless_ended(present)
+            ]
             files = tuple(file for file in described if file)
-            if not files and self.is_single_node:
+            folders, links = describe_folders(scan), describe_links(scan)
+            if not (files or folders or links) and self.is_single_node:
                 return None
 
             def on_upload(path: str) -> None:
@@ -189,7 +191,9 @@ class SnapshotPublisher:
                 if path in linked_files and linked_files[path] != stat_file(scratch / path):
                     raise FilesChanged({path for path, stamp in linked_files.items() if stamp != stat_file(scratch / path)})
 
-            made = self._put_snapshot(scratch, self.template.model_copy(update={"files": files}), on_upload)
+            manifest = self.template.model_copy(update={"files": files, "folders": folders, "links": links})
+            times = {path: stamp.modified_ns for path, stamp in scan.items() if copies.get(path) is not CopyResult.GONE}
+            made = self._put_snapshot(scratch, manifest, times, on_upload)
         finally:
             self._copy.end()
         log_line(f"checkpoints: {pluralize(made.size_bytes, 'byte')} at {made.uri}")
@@ -205,10 +209,17 @@ class SnapshotPublisher:
     def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
         """Nobody else needs to have taken his files at the same moment."""
 
-    def _put_snapshot(self, scratch: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
+    def _differs(self, scan: Mapping[str, FileStamp]) -> bool:
+        """Whether the folder has changed since the scan; what is new since then does not count."""
+        now = self._scan()
+        return any(now.get(path) != stamp for path, stamp in scan.items() if is_recorded(stamp))
+
+    def _put_snapshot(
+        self, scratch: Path, manifest: Manifest, times: Mapping[str, int], on_upload: Callable[[str], None]
+    ) -> Artifact:
         """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
         try:
-            return self.states.put_snapshot(scratch, manifest, on_upload)
+            return self.states.put_snapshot(scratch, manifest, on_upload, times)
         except CommandEnded:
             raise
         except Exception as error:
@@ -216,14 +227,28 @@ class SnapshotPublisher:
                 self.states.remove_incomplete(keep_newest=not isinstance(error, StoreFull))
             raise
 
-    def _report_unreadable(self, error: PermissionError) -> None:
-        """One file that may not be read does not keep all others from being published."""
+    def _report_unreadable(self, error: OSError) -> None:
+        """One entry that cannot be published does not keep all others from it."""
         self._log_once(f"checkpoints: {error.filename} is not published: {error.strerror}")
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
             self._logged.add(text)
             log_line(text)
+
+
+def describe_folders(scan: Mapping[str, FileStamp]) -> tuple[FolderRecord, ...]:
+    """The folders that files alone would not bring back."""
+    found = sorted(path for path, stamp in scan.items() if stamp.kind is EntryKind.FOLDER and is_recorded(stamp))
+    return tuple(FolderRecord(path=path, mode=None if scan[path].mode == FOLDER_MODE else scan[path].mode) for path in found)
+
+
+def describe_links(scan: Mapping[str, FileStamp]) -> tuple[LinkRecord, ...]:
+    """The links, without those that would leave the folder: a state that has one could not be restored."""
+    links = {path: stamp.link for path, stamp in scan.items() if stamp.kind is EntryKind.LINK}
+    while (escaping := find_escaping_link(links)) is not None:
+        log_line(f"checkpoints: the link {escaping} -> {links.pop(escaping)} is not published: it leaves the folder")
+    return tuple(LinkRecord(path=path, target=links[path]) for path in sorted(links))
 
 
 def seconds_until_scan(now: float, due: float, accounts_at: float, interval: float) -> float:

@@ -1,14 +1,14 @@
 """Store, list, restore and delete snapshots of a command's checkpoints."""
 
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.runner import log_line
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.buckets import StoreUnavailable
+from recipes.storage.folder_tree import put_times, read_times, remove_tree, write_tree
 from recipes.storage.manifest import Artifact, Manifest
 
 SNAPSHOT_NAME = re.compile(r"state-(\d+)-[0-9a-f]{12}")
@@ -46,26 +46,43 @@ class SnapshotStore:
         legacy = self.store.find(self.location)
         for state in [*self._list_snapshots(), *([legacy] if legacy else [])]:
             whole = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
-            shutil.rmtree(whole, ignore_errors=True)
+            remove_tree(whole)
             try:
                 copy_artifact_files(self.store, state, self.store.fetch(state, cache), whole)
             except BrokenArtifact as problem:
                 log_line(f"checkpoints: the command begins without those at {state.uri}, which are not whole: {problem}")
                 if state is not legacy:
-                    self.store.delete(state.uri)
+                    self.delete(state.uri)
                 continue
             whole.replace(target)
             return state
         return None
 
-    def put_snapshot(self, folder: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> Artifact:
-        """A new state, unless the newest is just this. `on_upload` is told of each file that is there, and may raise."""
+    def put_snapshot(
+        self, folder: Path, manifest: Manifest, on_upload: Callable[[str], None], times: Mapping[str, int] | None = None
+    ) -> Artifact:
+        """A new state, unless the newest is just this. `on_upload` is told of each file that is there, and may raise.
+
+        Args:
+            times: modification times by path, in nanoseconds. Those of a state that is there already are replaced.
+        """
         newest = self.newest()
         if newest and newest.digest == manifest.digest and self._is_intact(newest, manifest, on_upload):
+            if times:
+                self.put_times(newest.uri.rpartition("/")[2], times)
             return newest
         name = self.next_name(manifest.digest)
-        self.upload_files(f"{self.location}/{name}", folder, manifest, on_upload)
+        uri = f"{self.location}/{name}"
+        self.upload_files(uri, folder, manifest, on_upload)
+        if times:
+            self.put_times(name, times)
         return self.complete(name, manifest)
+
+    def put_times(self, name: str, times: Mapping[str, int], rank: int = 0) -> None:
+        """Store the times of a state's files, or of a node's part of it, where others are there."""
+        uri = index_uri(f"{self.location}/{name}", rank)
+        if read_times(self.store, uri) != times:
+            put_times(self.store, uri, times)
 
     def next_name(self, digest: str) -> str:
         """Of a state that is to be the newest; `digest` tells it from one that another machine makes meanwhile."""
@@ -74,7 +91,7 @@ class SnapshotStore:
     def upload_files(self, uri: str, folder: Path, manifest: Manifest, on_upload: Callable[[str], None]) -> None:
         """The files of a state, or of a node's part of it, without what makes it one."""
         for file in manifest.files:
-            file_uri = f"{uri}/{file.path}"
+            file_uri = f"{uri}/{file.object_path}"
             if not self._copy_existing(file.sha256, file_uri):
                 self.store.put_file(file_uri, folder / file.path)
             self._uploaded[file.sha256] = file_uri
@@ -95,14 +112,14 @@ class SnapshotStore:
         whole = {state.uri for state in self._list_snapshots()}
         incomplete = sorted((uri for uri in numbers if uri not in whole), key=lambda uri: numbers[uri])
         for uri in incomplete[:-1] if keep_newest else incomplete:
-            self.store.delete(uri)
+            self.delete(uri)
 
     def free_space(self) -> None:
         """Remove all but the newest whole state, also those that `keep_last` would keep."""
         newest = self.newest()
         for uri in self._snapshot_numbers():
             if newest is None or uri != newest.uri:
-                self.store.delete(uri)
+                self.delete(uri)
 
     def _is_intact(self, state: Artifact, manifest: Manifest, on_upload: Callable[[str], None]) -> bool:
         """Whether each file has the bytes that the manifest says. What another process made is read, once."""
@@ -110,7 +127,7 @@ class SnapshotStore:
             return True
         for file in manifest.files:
             try:
-                if self.store.sha256(f"{state.uri}/{file.path}") != file.sha256:
+                if self.store.sha256(f"{state.uri}/{file.object_path}") != file.sha256:
                     return False
             except FileNotFoundError:
                 return False
@@ -142,16 +159,45 @@ class SnapshotStore:
         names = {uri.removeprefix(f"{self.location}/").partition("/")[0] for uri in self.store.list(self.location)}
         return {f"{self.location}/{name}": int(found[1]) for name in names if (found := SNAPSHOT_NAME.fullmatch(name))}
 
+    def delete(self, uri: str) -> None:
+        """Delete a state, then its times."""
+        self.store.delete(uri)
+        for entry in self.store.list(snapshot_index_uri(uri)):
+            self.store.remove(entry)
+
     def _remove_old(self, newest: int) -> None:
         """Those that do not stay, and what was begun before the newest and never became one."""
         retained = {state.uri for state in self._list_snapshots()[: self.keep_last]}
         for uri, number in self._snapshot_numbers().items():
             if number < newest and uri not in retained:
-                self.store.delete(uri)
+                self.delete(uri)
+
+
+def snapshot_index_uri(state_uri: str) -> str:
+    """The folder of what is known of a state beside its files: with that of other states beside the folder of all states."""
+    location, _, name = state_uri.rpartition("/")
+    return f"{location}.index/{name}"
+
+
+def index_uri(state_uri: str, rank: int) -> str:
+    """The part of a node."""
+    return f"{snapshot_index_uri(state_uri)}/node-{rank}"
+
+
+def read_snapshot_times(store: Store, state_uri: str, rank: int) -> dict[str, int]:
+    """The times of a node's files in a state; empty for what was published before there were states."""
+    is_state = SNAPSHOT_NAME.fullmatch(state_uri.rpartition("/")[2])
+    return read_times(store, index_uri(state_uri, rank)) if is_state else {}
 
 
 def copy_artifact_files(store: Store, artifact: Artifact, fetched: Path, target: Path) -> None:
-    """Those that the artifact names, and no other."""
-    for file in store.manifest(artifact).files:
-        (target / file.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(fetched / file.path, target / file.path)
+    """Write what the artifact names into a folder, with its modes, links, empty folders and times, and nothing else."""
+    manifest = store.manifest(artifact)
+    write_tree(
+        target,
+        {file.path: file for file in manifest.files},
+        lambda path: fetched / path,
+        folders=manifest.folders,
+        links=manifest.links,
+        times=read_snapshot_times(store, artifact.uri, 0),
+    )

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.command.folder_scan import FileStamp
 from recipes.command.multi_node_publisher import restore_on_nodes
 from recipes.command.nodes import NodeGroup
-from recipes.command.snapshot_copy import FileStamp
 from recipes.command.snapshot_store import SnapshotStore, copy_artifact_files
 from recipes.contracts.command_job import Script
 from recipes.contracts.job import BadConfiguration, Job
@@ -18,6 +18,7 @@ from recipes.job_processes import JOB_ID_VARIABLE
 from recipes.machine import read_machine
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
+from recipes.storage.folder_tree import code_index_uri, default_code_mode, read_times, write_tree
 from recipes.storage.manifest import Artifact
 
 # What the command finds on this machine: its source files, its dataset, its checkpoints, brought back where it moved.
@@ -41,19 +42,27 @@ def prepare_folders(job: Job, store: Store, states: SnapshotStore, work: Path, n
     for folder in (code, checkpoints):
         folder.mkdir(parents=True, exist_ok=True)
     if source := job.inputs.get("code"):
-        fetched = store.fetch(source, cache)
-        for record in store.manifest(source).files:
-            target = code / record.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(fetched / record.path, target)
-            if target.read_bytes().startswith(b"#!"):
-                target.chmod(0o755)
+        restore_code(store, source, cache, code)
     borrowed = restore_checkpoints(states, cache, checkpoints, nodes)
     requested, dataset = job.parameters.get("dataset"), job.inputs.get("dataset")
     if requested and dataset is None:
         raise BadConfiguration(f"there is no dataset {requested}, which storage.datasets names: see `hanzo-ml dataset list`")
     dataset_folder = copy_dataset(store, dataset, cache, work / "dataset") if dataset else None
     return Folders(code, checkpoints, dataset_folder, borrowed)
+
+
+def restore_code(store: Store, source: Artifact, cache: Path, code: Path) -> None:
+    """Write the source files as they were submitted: modes, times, links and empty folders too."""
+    fetched, manifest = store.fetch(source, cache), store.manifest(source)
+    write_tree(
+        code,
+        {file.path: file for file in manifest.files},
+        lambda path: fetched / path,
+        folders=manifest.folders,
+        links=manifest.links,
+        times=read_times(store, code_index_uri(source.uri)),
+        default_mode=lambda path: default_code_mode(path.read_bytes()),
+    )
 
 
 def restore_checkpoints(states: SnapshotStore, cache: Path, checkpoints: Path, nodes: NodeGroup) -> Mapping[str, FileStamp]:

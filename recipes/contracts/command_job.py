@@ -1,16 +1,19 @@
 """The job file of a user's own command."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel, Name
 from recipes.contracts.job import Distributed, Hardware, Schedule
 from recipes.contracts.pod_settings import Environment, PodSettings, Text
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE
+from recipes.storage.folder_tree import find_escaping_link, parents
 
 RECIPE_KEYS = ("parameters", "recipe", "model")
 """Keys of a job without a command."""
@@ -63,9 +66,43 @@ class Storage(FrozenModel):
         return f"{(self.checkpoints or uris.CHECKPOINTS).rstrip('/')}/{job_id}"
 
 
+Mode = Annotated[int, Field(ge=0, le=0o777)]
+Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class SourceTree(FrozenModel):
+    """What source files have besides their texts, by their paths in the folder of the command.
+
+    Args:
+        encoded: files that are no text in UTF-8, or whose name `files` does not allow, in base64.
+        modes: permission bits that are not the default (644; 755 for a file that begins with `#!`, and for a folder).
+        modified_ns: modification times in nanoseconds.
+        links: symbolic links and their targets, relative to the folder of each; they stay inside the folder.
+        folders: folders that are empty.
+    """
+
+    encoded: dict[str, Base64Bytes] = {}
+    modes: dict[str, Mode] = {}
+    modified_ns: dict[str, Nanoseconds] = {}
+    links: dict[str, str] = {}
+    folders: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def has_possible_paths(self) -> Self:
+        for path in (*self.encoded, *self.links, *self.folders, *self.modes, *self.modified_ns):
+            if path != MANIFEST_FILE and (problem := find_path_problem(path)):
+                raise ValueError(f"{path!r} {problem}")
+        for path, target in self.links.items():
+            if not target or re.search(UNWRITABLE_CHARACTERS, target) or len(target) > MAX_PATH_LENGTH:
+                raise ValueError(f"the target of the link {path!r} is no path: {target!r}")
+        if (path := find_escaping_link(self.links)) is not None:
+            raise ValueError(f"the link {path!r} leads out of the folder, to {self.links[path]!r}: copy what it leads to")
+        return self
+
+
 class CommandJob(Script):
     """The job file. `files` are the source files that the command needs beside it, by their path in its folder, and
-    `git_commit` says of which checkout they were taken.
+    `git_commit` says of which checkout they were taken; `source_tree` is the rest of what their folder holds.
     """
 
     name: Name = Field(min_length=1, max_length=250)
@@ -76,6 +113,7 @@ class CommandJob(Script):
     schedule: Schedule = Schedule()
     pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
     files: dict[str, str] = {}
+    source_tree: SourceTree = Field(SourceTree(), exclude_if=lambda value: value == SourceTree())
     git_commit: str | None = Field(None, pattern=r"^[0-9a-f]{7,64}$")
 
     @model_validator(mode="before")
@@ -99,9 +137,22 @@ class CommandJob(Script):
                 raise ValueError(f"{path!r} lies below {parent!r}, which is a file")
         if half := next((path for path, text in value.items() if SURROGATE.search(text)), None):
             raise ValueError(f"{half!r} holds half a character, and is no text in UTF-8")
-        if (size := sum(len(text.encode()) for text in value.values())) > MAX_CODE_BYTES:
-            raise ValueError(f"{size} bytes of source files are too many, {MAX_CODE_BYTES} fit: keep data in a dataset")
+        refuse_large_code(len(text.encode()) for text in value.values())
         return value
+
+    @model_validator(mode="after")
+    def has_one_entry_for_each_path(self) -> Self:
+        tree = self.source_tree
+        entries = Counter([*self.files, *tree.encoded, *tree.links, *tree.folders])
+        if twice := next((path for path, count in entries.items() if count > 1), None):
+            raise ValueError(f"source_tree: {twice!r} is there twice")
+        known, below = {*entries}, {above for path in entries for above in parents(path)}
+        if through := next(iter(sorted(below & known)), None):
+            raise ValueError(f"source_tree: {through!r} is no folder, or not empty, as there is a path below it")
+        if unknown := next((path for path in (*tree.modes, *tree.modified_ns) if path not in known | below), None):
+            raise ValueError(f"source_tree: there is no {unknown!r} to have a mode or a time")
+        refuse_large_code(map(len, (*(text.encode() for text in self.files.values()), *tree.encoded.values())))
+        return self
 
     @property
     def experiment(self) -> str:
@@ -112,10 +163,20 @@ class CommandJob(Script):
         return Script(image=self.image, command=self.command, env=self.env)
 
 
+UNWRITABLE_CHARACTERS = r"[\x00-\x1f\x7f\\\ud800-\udfff]"
+MAX_PATH_LENGTH = 500
+
+
+def refuse_large_code(sizes: Iterable[int]) -> None:
+    """Raises ValueError."""
+    if (size := sum(sizes)) > MAX_CODE_BYTES:
+        raise ValueError(f"{size} bytes of source files are too many, {MAX_CODE_BYTES} fit: keep data in a dataset")
+
+
 def find_path_problem(path: str) -> str | None:
     """Why a source file cannot have this path; None where it can."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         return "is no path inside the folder of the command: write it relative, without '..'"
-    if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", path) or len(path) > 500:
+    if re.search(UNWRITABLE_CHARACTERS, path) or len(path) > MAX_PATH_LENGTH:
         return "holds a character that no path can have here, or is longer than 500"
     return "has the name of the list of all files: give it another" if path == MANIFEST_FILE else None

@@ -3,13 +3,14 @@
 import hashlib
 import math
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, JsonValue, field_validator, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel, YamlModel
 from recipes.contracts.pod_settings import Environment, PodSettings
 from recipes.contracts.quantities import Duration, parse_duration, validate_quantity
+from recipes.contracts.rendering import CURRENT_RENDERING, KeptRendering, restore_rendering
 from recipes.storage import uris
 from recipes.storage.manifest import Artifact, canonical_json
 
@@ -126,13 +127,26 @@ class Distributed(YamlModel):
         return self
 
 
+PRIORITY_BY_QUEUE = {"interactive": "low", "batch": "medium", "production": "high"}
+"""The specification names priorities in two vocabularies; both are accepted."""
+
+
+def normalize_priority(value: Any) -> Any:
+    return PRIORITY_BY_QUEUE.get(value, value) if isinstance(value, str) else value
+
+
+Priority = Annotated[Literal["low", "medium", "high"], BeforeValidator(normalize_priority)]
+
+
 class Schedule(FrozenModel):
     """Limits that the scheduler enforces (specification rows G2, G5), over all starts of a job."""
 
     max_duration: Duration = "48h"
     checkpoint_interval: Duration | None = Field(None, description="instead of the recipe's")
     preemptible: bool = False
-    priority: Literal["low", "medium", "high"] = "medium"
+    priority: Priority = Field(
+        "medium", description="or the name of its queue in the specification: interactive (low), batch, production (high)"
+    )
     # Left out at their defaults: jobs that were submitted before there were these keys keep their documents.
     grace_period: Duration = Field(
         GRACE_PERIOD,
@@ -229,9 +243,12 @@ class Job(FrozenModel):
     pods: int = Field(1, ge=1, description="on a cluster, of programs that can share their work through the store: prepare")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     schedule: Schedule = Schedule()
+    rendering: KeptRendering = CURRENT_RENDERING
     # Left out where they are empty: jobs that were submitted before there were these keys keep their documents.
     env: Environment = Field({}, exclude_if=lambda value: not value, description="more variables of the program")
     pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
+
+    _restore_rendering = model_validator(mode="before")(restore_rendering)
 
     @property
     def gpus(self) -> int:

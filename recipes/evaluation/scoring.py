@@ -16,8 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import EvaluateParameters
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.preparation.tokenization.record_tokenizer import Tokens
-from recipes.records.record_layouts import Layout, UnfitRecord
+from recipes.records.conversation import UnfitRecord
+from recipes.records.record_layouts import Layout
 from recipes.records.record_reader import Record, normalize_text
 from recipes.runner import log_line
 from recipes.training.data.examples import encode_examples, prompt_tokens, tokenize_records
@@ -55,7 +57,11 @@ class Likelihood:
 
 @torch.inference_mode()
 def measure_likelihood(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    recipe: Recipe,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> Likelihood:
     """Of the answers; of pairs, the chosen ones.
 
@@ -65,7 +71,7 @@ def measure_likelihood(
     chosen = [split_pair(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
     total, right, count = 0.0, 0, 0
     for row in pack_examples(
-        encode_examples(tokenizer, chosen, recipe.system_prompt, recipe.sequence_length),
+        encode_examples(tokenizer, chosen, recipe.system_prompt, recipe.sequence_length, rendering),
         recipe.sequence_length,
         tokenizer.eos_token_id,
     ):
@@ -123,28 +129,37 @@ def move_to_device(batch: Batch, model: PreTrainedModel) -> Batch:
 
 
 def tokenize_questions(
-    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Tokens | UnfitRecord]:
     """What each record asks with what should be answered, or why the chat template refuses it."""
     asked = [split_pair(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
-    return tokenize_records(tokenizer, asked, system_prompt)
+    return tokenize_records(tokenizer, asked, system_prompt, rendering)
 
 
 def select_answerable(
-    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> tuple[list[Record], list[UnfitRecord]]:
     """The records that the chat template does not refuse, and of the others why it does."""
-    found = tokenize_questions(tokenizer, records, system_prompt)
+    found = tokenize_questions(tokenizer, records, system_prompt, rendering)
     fit = [record for record, tokens in zip(records, found, strict=True) if not isinstance(tokens, UnfitRecord)]
     return fit, [tokens for tokens in found if isinstance(tokens, UnfitRecord)]
 
 
 def build_prompts(
-    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> list[list[int]]:
     """What each record asks, as tokens. Raises BadConfiguration where the chat template refuses one."""
     prompts = []
-    for tokens in tokenize_questions(tokenizer, records, system_prompt):
+    for tokens in tokenize_questions(tokenizer, records, system_prompt, rendering):
         if isinstance(tokens, UnfitRecord):
             raise BadConfiguration(f"a question {tokens}")
         prompts.append(prompt_tokens(tokens) or [tokenizer.eos_token_id])  # a plain text is asked for from nothing
@@ -157,6 +172,7 @@ def score_model(
     tokenizer: PreTrainedTokenizerBase,
     records: Sequence[Record],
     parameters: EvaluateParameters,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> Scores:
     """Scores on `select_answerable` records of one layout; the answers are to the first `samples` of them, then to the
     questions.
@@ -165,11 +181,11 @@ def score_model(
         BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses a question.
     """
     recipe, layout = parameters.recipe, records[0].layout
-    found = measure_likelihood(model, tokenizer, records, recipe)
+    found = measure_likelihood(model, tokenizer, records, recipe, rendering)
     asked = records[: parameters.samples]
     # Of which the answer is not read; there are templates that refuse an empty one.
     questions = [Record({"instruction": text, "answer": "A"}, Layout.INSTRUCTION) for text in parameters.questions]
-    prompts = build_prompts(tokenizer, [*asked, *questions], recipe.system_prompt)
+    prompts = build_prompts(tokenizer, [*asked, *questions], recipe.system_prompt, rendering)
     answers = generate_answers(model, tokenizer, prompts, parameters.max_new_tokens)
     if layout is Layout.PREFERENCE:
         accuracy = measure_preference_accuracy(model, encode_pairs(tokenizer, records, recipe))

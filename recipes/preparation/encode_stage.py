@@ -16,7 +16,8 @@ from recipes.preparation.plan import Plan, Reject, atomic_path, open_table, writ
 from recipes.preparation.split_assignment import SPLITS, parse_split_name
 from recipes.preparation.text_filters import LanguageFilter, ToxicityFilter
 from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, RecordTokenizer, Tokens, build_token_columns
-from recipes.records.record_layouts import Layout, UnfitRecord, read_record_text
+from recipes.records.conversation import UnfitRecord
+from recipes.records.record_layouts import Layout, read_record_text
 
 STAGE = "encode"
 DISTINCT_STAGE = "distinct"

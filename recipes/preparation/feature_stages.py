@@ -47,7 +47,7 @@ from recipes.records.features import (
     read_entity_key,
     select_clean_rules,
 )
-from recipes.records.fingerprint import encode_canonical_line, fingerprint_records
+from recipes.records.fingerprint import encode_canonical_line, encode_stored_line, fingerprint_records
 
 # After every record has its split: what its features need to know of all others (specification row C5).
 #
@@ -240,7 +240,7 @@ class FeatureComputer:
         for row in rows:
             aggregates = find_aggregates(self.state, row, self.find) if self.state.features.aggregates else None
             row[FEATURES_COLUMN] = compute_features(self.state, row, aggregates)
-        lines = list(map(encode_canonical_line, rows))
+        lines = list(map(encode_stored_line, rows))
         said, own = fingerprint_records(rows, lines)
         for name, values in (("record", lines), ("own", own), ("said", said)):
             place = batch.schema.get_field_index(name)

@@ -47,8 +47,8 @@ DUPLICATE, NEAR_DUPLICATE = 1, 2
 @dataclass(frozen=True)
 class PreparationSummary:
     """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
-    those whose end was cut off, the columns in which a number is a text since it was masked, and of each column that lacked
-    values the records in which it was filled.
+    those whose end was cut off, the columns in which a number is a text since it was masked, of each column that lacked
+    values the records in which it was filled, and of each key inside messages and tools that no model is shown the records.
     """
 
     records: dict[str, int]
@@ -59,6 +59,7 @@ class PreparationSummary:
     truncated: int
     retyped: tuple[str, ...]
     filled: dict[str, int]
+    unread: dict[str, int]
     lines: int
 
 
@@ -169,12 +170,13 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
         raise BadConfiguration(f"no record is left: {reasons}{describe_first_reject(plan.work / REJECTED_FILE)}")
     decided = assign_records(plan, lengths)
-    masked, filled, retyped = Counter[str](), Counter[str](), set[str]()
+    masked, filled, unread, retyped = Counter[str](), Counter[str](), Counter[str](), set[str]()
     lines = truncated = size = 0
     for index in ranges:  # one after the other: each has its rejects, of which there may be as many as records
         facts, encoded = read_facts(plan, index), read_encode_facts(plan, index)
         masked.update(facts.masked)
         filled.update(facts.filled)
+        unread.update(facts.unread)
         retyped.update(facts.retyped)
         lines += facts.lines
         truncated += encoded.truncated
@@ -190,6 +192,7 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
         truncated=truncated,
         retyped=tuple(sorted(retyped)),
         filled=dict(sorted(filled.items())),
+        unread=dict(sorted(unread.items())),
         lines=lines,
     )
 

@@ -17,17 +17,31 @@ from recipes.preparation.personal_data import PersonalDataKinds, find_suspected_
 from recipes.preparation.plan import Plan, Range, Reject, atomic_path, open_table, write_table
 from recipes.preparation.source import ChunkedFile, LocalFile
 from recipes.preparation.split_assignment import draw_rank
+from recipes.records.conversation import (
+    Conversation,
+    UnfitRecord,
+    normalize_conversation,
+    parse_arguments,
+    read_optional_text,
+)
 from recipes.records.features import UncleanRecord, check_features, clean_record
-from recipes.records.fingerprint import encode_canonical_line, fingerprint_records, hash_record
+from recipes.records.fingerprint import (
+    encode_canonical_line,
+    encode_in_order,
+    encode_stored_line,
+    fingerprint_records,
+    hash_record,
+    to_canonical_line,
+)
 from recipes.records.record_layouts import (
     LAYOUT_KEYS,
+    OPTIONAL_KEYS,
     Layout,
-    UnfitRecord,
     UnknownLayout,
     detect_layout,
+    find_unread,
     read_question,
     read_record_text,
-    read_tools,
 )
 from recipes.records.record_reader import normalize_text
 
@@ -66,7 +80,7 @@ READ_SCHEMA = pa.schema(
     [
         ("line", pa.int32()),  # within the range, from 1
         ("layout", pa.int8()),  # place in `LAYOUTS`
-        ("record", pa.large_binary()),  # canonical JSON
+        ("record", pa.large_binary()),  # its stored line
         ("digest", pa.binary(16)),  # equal for records from which a model learns the same
         ("source", pa.uint64()),  # hash of the record as it was read (`recipes.records.fingerprint`)
         ("own", pa.uint64()),  # its own two, as it goes on
@@ -84,7 +98,7 @@ SUMMARY_COLUMNS = ("line", "digest")
 
 class ReadFacts(msgspec.Struct):
     """What is said of a range: its lines, what was masked by kind, the lines that were rejected, the columns in which a
-    number is a text since it was masked, and in how many records a column was filled.
+    number is a text since it was masked, in how many records a column was filled, and which keys no model is shown.
     """
 
     lines: int
@@ -92,6 +106,7 @@ class ReadFacts(msgspec.Struct):
     rejects: list[Reject]
     retyped: list[str] = []
     filled: dict[str, int] = {}
+    unread: dict[str, int] = {}
 
 
 def is_read(plan: Plan, index: int) -> bool:
@@ -115,6 +130,7 @@ def read_range(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
         rejects=reader.rejects,
         retyped=sorted(reader.retyped),
         filled=dict(reader.filled),
+        unread=dict(reader.unread),
     )
     with atomic_path(plan.place(STAGE, index, "json")) as part:
         part.write_bytes(msgspec.json.encode(facts))
@@ -167,6 +183,7 @@ class RangeReader:
         self.rejects: list[Reject] = []
         self.retyped: set[str] = set()
         self.filled: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
         self._decode = msgspec.json.Decoder().decode
 
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
@@ -186,11 +203,11 @@ class RangeReader:
                 row = self._decode(line)
                 if not isinstance(row, dict):
                     raise UnfitRecord("not a JSON object")
-                line = encode_canonical_line(row)
-                source = hash_record(line)
+                line = encode_stored_line(row)
+                source = hash_record(to_canonical_line(row, line))
                 if self.cleaning is not None:
                     row = clean_record(row, self.cleaning, self.filled)
-                    line = encode_canonical_line(row)
+                    line = encode_stored_line(row)
                 layout = self._layout(row)
                 read = read_question(row, layout) if layout else line.decode()
                 if self.features is not None:
@@ -199,7 +216,7 @@ class RangeReader:
                     found, before = self.masked.total(), row
                     row = mask_value(row, self.masked, kinds)
                     if self.masked.total() > found:
-                        line = encode_canonical_line(row)
+                        line = encode_stored_line(row)
                         self.retyped.update(
                             column for column, value in row.items() if type(value) is not type(before[column])
                         )
@@ -226,6 +243,7 @@ class RangeReader:
             records.append(line)
             digests.append(known_by)
             sources.append(source)
+            self.unread.update(find_unread(row, layout))
         said_hashes, own = fingerprint_records(rows, records)
         drawn = draw_ranks(asked, self.seed)
         drawn_now = [*drawn]
@@ -266,14 +284,37 @@ def mask_fill_values(clean: CleanParameters) -> CleanParameters:
 
 
 def digest_record(row: dict[str, Any], layout: Layout) -> bytes:
-    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them."""
+    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them.
+
+    What a record does not have is left out: a digest decides an order, and stays what it was before there were tools.
+    """
     if layout is Layout.MESSAGES:
-        content = json.dumps(row["messages"], sort_keys=True, ensure_ascii=False).encode()
-        if tools := read_tools(row):  # left out where there are none: a digest stays what it was before there were tools
-            content += b"\0" + json.dumps(tools, sort_keys=True, ensure_ascii=False).encode()
+        content = b"\0".join(digested_parts(normalize_conversation(row)))
     else:
-        content = "\0".join([row[key] for key in LAYOUT_KEYS[layout]]).encode()
+        optional = {key: text for key in OPTIONAL_KEYS.get(layout, ()) if (text := read_optional_text(row, key)) is not None}
+        texts = [
+            *(row[key] for key in LAYOUT_KEYS[layout]),
+            *([json.dumps(optional, ensure_ascii=False)] if optional else ()),
+        ]
+        content = "\0".join(texts).encode()
     return hashlib.blake2b(content, digest_size=16, person=layout.name.encode()).digest()
+
+
+def digested_parts(found: Conversation) -> Iterator[bytes]:
+    """All that decides what is learned of a conversation: the order of keys too, where it is the author's."""
+    calls = [call for message in found.messages for call in message.get("tool_calls", ())]
+    arguments = [parse_arguments(call["function"]["arguments"]) for call in calls]
+    messages = [
+        {**message, "tool_calls": [call["function"]["name"] for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in found.messages
+    ]
+    yield json.dumps(messages, sort_keys=True, ensure_ascii=False).encode()
+    if found.tools or arguments:
+        yield encode_in_order([found.tools, arguments, [call.get("id") for call in calls]])
+    if not all(found.learned):
+        yield bytes(found.learned)
 
 
 def digest_table_row(line: bytes) -> bytes:

@@ -1,16 +1,21 @@
 """The shapes that a training record may have, and what of each is read by a model.
 
-A record may hold more keys than its layout's: they go with it, and nothing is learned from them.
+A record may hold more keys than its layout's: they go with it, and nothing is learned from them. Those that people write
+beside an instruction are read: its `input` and the `system` message.
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
-
-ROLES = ("system", "user", "assistant", "tool")
+from recipes.records.conversation import (
+    Message,
+    find_unread_keys,
+    normalize_conversation,
+    read_optional_text,
+)
+from recipes.records.conversation import UnfitRecord as UnfitRecord
 
 
 class Layout(StrEnum):
@@ -31,9 +36,16 @@ LAYOUT_KEYS: dict[Layout, tuple[str, ...]] = {
     Layout.TEXT: ("text",),
 }
 """Looked for in this order: the first whose keys a record has is its layout."""
+OPTIONAL_KEYS: dict[Layout, tuple[str, ...]] = {
+    Layout.INSTRUCTION: ("system", "input"),
+    Layout.MESSAGES: ("system", "tools"),
+}
+"""What else is read of a record of a layout."""
+KEY_COLUMN = "key"
+"""Names the word by which an answer is judged."""
 FOREIGN_KEYS_ADVICE: dict[tuple[str, ...], str] = {
     ("chosen", "rejected"): "a pair has its 'prompt' as a text beside 'chosen' and 'rejected', which are the answers alone",
-    ("instruction", "output"): "rename 'output' to 'answer', and put 'input', where it has one, behind its 'instruction'",
+    ("instruction", "output"): "rename 'output' to 'answer', and put 'input', where it has one, beside them as it is",
     ("conversations",): (
         "rename 'conversations' to 'messages', of each 'from' to 'role' (human: user, gpt: assistant), 'value' to 'content'"
     ),
@@ -51,10 +63,6 @@ MESSAGE_LIST_ADVICE = {
 """What to do with lists of messages where texts are asked for, as TRL takes both."""
 
 
-class UnfitRecord(ValueError):
-    """A record has no layout that a model could be trained on; the message says why."""
-
-
 class UnknownLayout(UnfitRecord):
     """It has the keys of none: a row of a table, as far as anybody knows."""
 
@@ -68,9 +76,10 @@ def detect_layout(row: Mapping[str, Any]) -> Layout:
     for layout, keys in LAYOUT_KEYS.items():
         if all(key in row for key in keys):
             if layout is Layout.MESSAGES:
-                check_conversation(row["messages"])
-                read_tools(row)
+                normalize_conversation(row)
             else:
+                for key in OPTIONAL_KEYS.get(layout, ()):
+                    read_optional_text(row, key)
                 for key in keys:
                     if isinstance(row[key], list):
                         raise UnfitRecord(f"'{key}' is a list: {MESSAGE_LIST_ADVICE.get(layout, 'make it a text')}")
@@ -86,38 +95,33 @@ def detect_column_layout(columns: Collection[str]) -> Layout | None:
     return next((layout for layout, keys in LAYOUT_KEYS.items() if all(key in columns for key in keys)), None)
 
 
-def check_conversation(messages: Any) -> None:
-    """Whether `messages` is a list of known roles with texts, in which the assistant says something."""
-    if not isinstance(messages, list) or not messages:
-        raise UnfitRecord("'messages' must be a list that is not empty")
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UnfitRecord(f"message {number} needs a role, one of {', '.join(ROLES)}")
-        content = message.get("content")
-        calls = message["role"] == "assistant" and message.get("tool_calls")
-        if not isinstance(content, str) and not (content is None and calls):
-            raise UnfitRecord(f"message {number} needs a content that is a text")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise UnfitRecord("'messages' has no turn of the assistant: there is nothing to learn")
+def read_text_columns(columns: Collection[str]) -> set[str]:
+    """Of the columns of a table those that hold texts, whatever their cells look like: what its records' layout reads."""
+    layout = detect_column_layout(columns)
+    if layout is None:
+        return set()
+    return {*LAYOUT_KEYS[layout], *OPTIONAL_KEYS.get(layout, ()), KEY_COLUMN}.intersection(columns)
 
 
-def read_tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """What the assistant of a conversation may call, as JSON schemas; none where there is nothing.
+def read_instruction(row: Mapping[str, Any]) -> str:
+    """What a record of an instruction asks: with its input behind a blank line, as Alpaca's are read."""
+    given = read_optional_text(row, "input")
+    return str(row["instruction"]) if given is None else f"{row['instruction']}\n\n{given}"
 
-    Raises:
-        UnfitRecord: they are something else.
-    """
-    tools = row.get("tools")
-    if isinstance(tools, str):  # as tables have them, where a column has one type
-        try:
-            tools = json.loads(tools or "null")
-        except ValueError as error:
-            raise UnfitRecord(f"'tools' is a text that is not JSON: {error}") from None
-    if not tools:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise UnfitRecord("'tools' must be a list of JSON schemas")
-    return tools
+
+def instruction_messages(row: Mapping[str, Any]) -> list[Message]:
+    """A record of an instruction as a conversation."""
+    system = read_optional_text(row, "system")
+    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    asked: Message = {"role": "user", "content": read_instruction(row)}
+    return [*before, asked, {"role": "assistant", "content": row["answer"]}]
+
+
+def find_unread(row: Mapping[str, Any], layout: Layout | None) -> set[str]:
+    """What of a record reads like a part of it, and no model is shown."""
+    if layout in (Layout.COMPLETION, Layout.PREFERENCE):  # texts are read as they are: no chat template puts it before them
+        return {"system"} if isinstance(system := row.get("system"), str) and system.strip() else set()
+    return find_unread_keys(row) if layout is Layout.MESSAGES else set()
 
 
 def require_one_layout(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:
@@ -143,6 +147,8 @@ def read_question(row: Mapping[str, Any], layout: Layout) -> str:
     if layout is Layout.MESSAGES:
         asked = (message["content"] for message in row["messages"] if message["role"] == "user")
         return next(asked, None) or str(row["messages"][0].get("content") or "")
+    if layout is Layout.INSTRUCTION:
+        return read_instruction(row)
     return str(row[LAYOUT_KEYS[layout][0]])
 
 
@@ -150,4 +156,6 @@ def read_record_text(row: Mapping[str, Any], layout: Layout) -> str:
     """All that a model reads of a record, as one text."""
     if layout is Layout.MESSAGES:
         return "\n".join(message.get("content") or "" for message in row["messages"])
+    if layout is Layout.INSTRUCTION:
+        return "\n".join(message["content"] for message in instruction_messages(row))
     return "\n".join(row[key] for key in LAYOUT_KEYS[layout])

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
-from recipes.records.record_layouts import LAYOUT_KEYS, Layout, UnfitRecord, detect_layout, read_question
+from recipes.records.conversation import UnfitRecord, read_weight
+from recipes.records.record_layouts import KEY_COLUMN, LAYOUT_KEYS, Layout, detect_layout, read_question
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import BrokenArtifact
 from recipes.storage.manifest import Artifact, FileRecord
@@ -62,16 +63,17 @@ class Record:
 
     @property
     def answer(self) -> str:
-        """What should be answered: of a conversation, the last that the assistant says; of a pair, the chosen one."""
+        """What should be answered: of a conversation, the last turn that is learned; of a pair, the chosen one."""
         if self.layout is Layout.MESSAGES:
-            turns = [message.get("content") or "" for message in self.row["messages"] if message["role"] == "assistant"]
-            return str(turns[-1])
+            turns = [message for message in self.row["messages"] if message["role"] == "assistant"]
+            learned = [message for number, message in enumerate(turns, start=1) if read_weight(message, number)]
+            return str(learned[-1].get("content") or "")
         return str(self.row[LAYOUT_KEYS[self.layout][min(1, len(LAYOUT_KEYS[self.layout]) - 1)]])
 
     @property
     def key(self) -> str:
         """The word by which an answer is judged, of any JSON value, such as a number; without one it is the answer."""
-        key = self.row.get("key")
+        key = self.row.get(KEY_COLUMN)
         return self.answer if key is None else str(key)
 
 

@@ -68,7 +68,7 @@ class Store(ObjectStore):
         """Upload what a manifest lists; without one they are no artifact."""
 
         def put(file: FileRecord) -> None:
-            self.put_file(f"{uri.rstrip('/')}/{file.path}", folder / file.path)
+            self.put_file(f"{uri.rstrip('/')}/{file.object_path}", folder / file.path)
 
         for _ in prefetch(put, manifest.files, self.concurrent_files):
             pass
@@ -118,7 +118,7 @@ class Store(ObjectStore):
         if file.selection is not None:
             yield from self._selected_pieces(artifact_uri, file, file.selection)
         elif not file.chunks:
-            yield from self.open(f"{artifact_uri}/{file.path}").chunks()
+            yield from self.open(f"{artifact_uri}/{file.object_path}").chunks()
         for chunk in self._prepare_chunks(artifact_uri, file.chunks):
             yield self.chunk(artifact_uri, chunk)
 
@@ -129,7 +129,7 @@ class Store(ObjectStore):
         if file.chunks:
             chunks = self._prepare_chunks(artifact_uri, file.chunks)
             return prefetch(partial(self.chunk, artifact_uri), chunks, PREFETCH_RANGES)
-        return self.open(f"{artifact_uri}/{file.path}").prefetch_ranges()
+        return self.open(f"{artifact_uri}/{file.object_path}").prefetch_ranges()
 
     def _prepare_chunks(self, artifact_uri: str, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         """The chunks; before some are read, the store knows which."""
@@ -221,7 +221,7 @@ class Store(ObjectStore):
         self, artifact: Artifact, manifest: Manifest, only: Collection[str] | None = None
     ) -> Path | None:
         """The folder that has the artifact alone, as it is; none where it has to be put together."""
-        if any(file.chunks or file.selection for file in manifest.files):
+        if any(file.chunks or file.selection or file.object for file in manifest.files):
             return None
         local = self.local_path(artifact.uri)
         return local if local and (only is not None or has_only_listed_files(local, manifest)) else None

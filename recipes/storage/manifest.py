@@ -47,6 +47,10 @@ class FileRecord(FrozenModel):
 
     A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
     that lies at its path has neither, and no such key in JSON, so that digests of manifests are what they always were.
+
+    Args:
+        mode: permission bits, where they are not the default (`recipes.storage.folder_tree`).
+        object: name of its object in the artifact, where that cannot be `path` (`recipes.storage.object_names`).
     """
 
     path: str
@@ -54,11 +58,41 @@ class FileRecord(FrozenModel):
     size: int
     chunks: tuple[Chunk, ...] = ()
     selection: LineSelection | None = None
+    mode: int | None = Field(None, ge=0, le=0o777)
+    object: str = ""
+
+    @property
+    def object_path(self) -> str:
+        """Where its bytes lie in the artifact, unless they lie in chunks or in another one."""
+        return self.object or self.path
 
     @model_serializer(mode="wrap")
     def omit_empty_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
-        return {key: value for key, value in document.items() if key not in ("chunks", "selection") or value}
+        return {key: value for key, value in document.items() if key in FILE_KEYS or value or (key, value) == ("mode", 0)}
+
+
+FILE_KEYS = ("path", "sha256", "size")
+"""Keys that every file has in JSON."""
+
+
+class FolderRecord(FrozenModel):
+    """A folder that no file's path tells of: it is empty, or has another mode than the default."""
+
+    path: str
+    mode: int | None = Field(None, ge=0, le=0o777)
+
+    @model_serializer(mode="wrap")
+    def omit_default_mode(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        return {key: value for key, value in document.items() if value is not None}
+
+
+class LinkRecord(FrozenModel):
+    """A symbolic link; `target` is relative to the folder of the link, and stays inside the artifact."""
+
+    path: str
+    target: str
 
 
 class Manifest(FrozenModel):
@@ -66,20 +100,30 @@ class Manifest(FrozenModel):
 
     A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
     equal digest; a checkpoint's alone says how long its run had taken. `inputs` maps a role to the digest of another
-    manifest: the chain `prove` walks.
+    manifest: the chain `prove` walks. `folders` and `links` are no keys of the JSON where there are none.
     """
 
     kind: str
     files: tuple[FileRecord, ...]
     inputs: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, JsonValue] = Field(default_factory=dict)
+    folders: tuple[FolderRecord, ...] = ()
+    links: tuple[LinkRecord, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Canonical JSON. One file after the other: all of them as dictionaries take seven times as much memory as that."""
         files = b",".join([canonical_json(file.model_dump(mode="json")) for file in self.files])
         rest = self.model_dump(mode="json", exclude={"files"})
         facts, inputs, kind = (canonical_json(rest[key]) for key in ("facts", "inputs", "kind"))
-        return b'{"facts":%b,"files":[%b],"inputs":%b,"kind":%b}' % (facts, files, inputs, kind)
+        folders, links = (b',"%b":%b' % (key, canonical_json(rest[key.decode()])) for key in (b"folders", b"links"))
+        return b'{"facts":%b,"files":[%b]%b,"inputs":%b,"kind":%b%b}' % (
+            facts,
+            files,
+            folders if self.folders else b"",
+            inputs,
+            kind,
+            links if self.links else b"",
+        )
 
     @property
     def digest(self) -> str:

@@ -30,7 +30,7 @@ SILENCE_SECONDS = 30
 CONNECTIONS = 32
 BLOCK_BYTES = 1 << 20
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-CHECKSUM_MISMATCH, DOES_NOT_EXIST = "CHECKSUM_MISMATCH", "RESOURCE_DOES_NOT_EXIST"
+CHECKSUM_MISMATCH, DOES_NOT_EXIST, DENIED = "CHECKSUM_MISMATCH", "RESOURCE_DOES_NOT_EXIST", "STORAGE_DENIED"
 BAD_DIGEST = b"BadDigest"
 CONNECTION_ERRORS = (HTTPError, OSError)
 
@@ -159,6 +159,8 @@ def api_error(uri: str, response: Response) -> Exception:
         return ObjectReplaced(f"{uri} was replaced while it was read")
     if status == 507:
         return StoreFull(uri + NO_SPACE_SUFFIX)
+    if code == DENIED:  # by the object store, of the API: its operator has to act, and no repetition helps
+        return StoreRefuses(f"{uri}: {message}")
     if status in TRANSIENT_STATUSES or code == CHECKSUM_MISMATCH:
         return TransientFailure(f"{uri}: the API answers {status}: {message}")
     if status in (401, 403, 409):
@@ -176,7 +178,8 @@ def store_error(uri: str, response: Response) -> Exception:
     if status == 507:
         return StoreFull(uri + NO_SPACE_SUFFIX)
     if status in (401, 403):
-        return AddressExpired(f"{uri}: the object store refuses the signed address with {status}: {text}")
+        keys = "settings storage.access_key, storage.secret_key of the API"
+        return AddressExpired(f"{uri}: the object store refuses the signed address with {status}: {text} ({keys})")
     if status in TRANSIENT_STATUSES or BAD_DIGEST in response.data:
         return TransientFailure(f"{uri}: the object store answers {status}: {text}")
     return StoreUnavailable(f"{uri}: the object store answers {status}: {text}")

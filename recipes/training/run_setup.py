@@ -96,6 +96,7 @@ def load_inputs(job: Job, recipe: Recipe, group: ProcessGroup, store: Store) -> 
     check_sequence_length(recipe, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     objective = make_objective(recipe)
+    objective.rendering = job.rendering
     rows = {split: load_rows(split, job, objective, tokenizer, store) for split in SPLITS}
     return RunInputs(base, folder, tokenizer, objective, rows)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from recipes.records.record_layouts import Layout, UnfitRecord, detect_layout, read_record_text
+from recipes.records.conversation import UnfitRecord
+from recipes.records.record_layouts import Layout, detect_layout, read_record_text
 
 MISSING = object()
 """Stands where a record does not have the column."""

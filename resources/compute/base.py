@@ -15,6 +15,7 @@ from recipes.contracts.job import BadConfiguration, Job, Program, Result
 from recipes.contracts.quantities import pluralize
 from recipes.storage.artifact_store import Store
 from resources.compute.credentials import Credentials, NoCredentials
+from resources.object_store.program_scope import is_base_model, is_within
 
 PROGRAM_ENVIRONMENT = {
     "TQDM_DISABLE": "1",
@@ -106,7 +107,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks while a job runs: for each new line of its log, and for each change of its phase.
+    """Callbacks while a job runs: for each new line of its log, and for each change of its state.
 
     `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
     evicted is interrupted just as one whose run is cancelled.
@@ -134,6 +135,7 @@ class Compute(ABC):
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
         self.credentials: Credentials = credentials or NoCredentials()
+        self._reported_ends: list[JobKey] = []
 
     @abstractmethod
     def submit(self, job: Job) -> None:
@@ -179,7 +181,20 @@ class Compute(ABC):
         """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
 
     def acknowledge_end(self, job: JobKey) -> None:  # noqa: B027 - only a backend whose jobs end unwatched needs it
-        """Note that the end of the job was reported to its supervisor: the next `submit` starts it again."""
+        """Note that the end of the job was recorded by its supervisor: the next `submit` starts it again. Idempotent."""
+
+    def acknowledge_ends(self) -> None:
+        """Acknowledge the ends of all jobs that `run` reported in this process; call it once they are recorded.
+
+        A supervisor that is killed earlier is replaced by one that attaches, and is given the same end.
+        """
+        while self._reported_ends:
+            self.acknowledge_end(self._reported_ends[-1])
+            self._reported_ends.pop()
+
+    def list_unfinished(self) -> Sequence[JobKey]:
+        """All programs that have not ended, where the backend knows that at once: with or without a supervisor."""
+        return ()
 
     def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
         """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
@@ -213,6 +228,7 @@ class Compute(ABC):
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
+            self._reported_ends.append(job)
             self.credentials.revoke(job)
             return done
         offset = self.last_line_end(job)
@@ -259,7 +275,7 @@ class Compute(ABC):
             progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
         if observation.phase in ENDED_PHASES:
-            self.acknowledge_end(job)
+            self._reported_ends.append(job)
             self.credentials.revoke(job)
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
@@ -269,12 +285,31 @@ class Compute(ABC):
 
 
 def read_result(store: Store, job: Job) -> Result | None:
-    """The result that a job left in a store; None for the result of different work under the same id."""
+    """The result that a job left in a store.
+
+    None for the result of different work under the same id, and for one that claims what is not the job's: whatever it
+    names is deployed, and deleted, as the job's own.
+    """
     try:
         result = Result.model_validate_json(store.get_bytes(job.result_uri))
     except (FileNotFoundError, ValidationError):
         return None
-    return result if result.work_digest == job.work_digest else None
+    if result.work_digest != job.work_digest:
+        return None
+    if claimed := find_foreign_uri(job, result):
+        log.warning("the result of %s %s is not accepted: %s is no output of the job", job.program, job.id, claimed)
+        return None
+    return result
+
+
+def find_foreign_uri(job: Job, result: Result) -> str | None:
+    """Where an artifact of a result lies that is no output of the job. Base models are shared, and known by their hash."""
+    places = [uri.rstrip("/") for uri in job.outputs.values()]
+    for artifact in result.artifacts.values():
+        is_output = any(is_within(artifact.uri, place) for place in places)
+        if not is_output and not is_base_model(artifact.uri):
+            return artifact.uri
+    return None
 
 
 def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ Memory holds 16 bytes for each record, or 32 where records have a key, and never
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.contracts.quantities import pluralize
+from recipes.records.conversation import ORDERED_KEYS
+from recipes.records.fingerprint import to_canonical_line
 from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, canonical_json
@@ -24,6 +27,8 @@ from resources.metadata.datasets import DatasetVersion
 HASH_DTYPE = np.dtype("S16")
 """15 bytes of hash and a last one that is never zero: numpy takes zeros at the end for padding."""
 MAX_EXAMPLES = 5
+ORDERED_KEY = re.compile(rf'"(?:{"|".join(ORDERED_KEYS)})":'.encode())
+"""Stands in each line whose stored form may differ from the canonical one."""
 Hashes = NDArray[np.bytes_]
 
 
@@ -106,8 +111,10 @@ def hash_records(store: Store, version: DatasetVersion, key: str | None) -> Reco
     columns: Any = store.manifest(version.artifact).facts.get("columns")
     schema = SchemaCounter() if columns is None else None  # of a version that was prepared nobody has counted them
     for number, line in enumerate(iterate_record_lines(store, version.artifact), start=1):
-        records += hash_bytes(line)
-        row = msgspec.json.decode(line) if key is not None or schema is not None else {}
+        holds_order = ORDERED_KEY.search(line) is not None
+        row = msgspec.json.decode(line) if key is not None or schema is not None or holds_order else {}
+        # The same record with the keys of its tools in another order is no other one.
+        records += hash_bytes(to_canonical_line(row, line.removesuffix(b"\n")) + b"\n" if holds_order else line)
         if schema is not None:
             schema.count(row)
         if key is not None:

@@ -24,7 +24,7 @@ from resources.object_store.chunk_claims import ChunkClaims
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
 MAX_SHOWN_COLUMNS = 20
-REPORTED_FACTS = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped", "filled")
+REPORTED_FACTS = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped", "filled", "unread")
 """What a version says of its preparation; the result of one that an earlier release ended has not all."""
 
 

@@ -2,54 +2,20 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from recipes.contracts.recipe import Recipe
-from recipes.records.record_layouts import LAYOUT_KEYS, Layout, detect_layout, read_tools
+from recipes.records.conversation import SYSTEM_ROLES, Message, normalize_conversation
+from recipes.records.engine_template import EngineTemplate, Tools
+from recipes.records.record_layouts import LAYOUT_KEYS, Layout, detect_layout, instruction_messages
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import FileRecord
 from resources.estimate.job_estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion
-
-# A chat template as transformers compiles it: in the same sandbox, with what it adds to jinja's language.
-
-
-class GenerationTag(Extension):
-    """`{% generation %}` marks what is learned, and changes no text."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def compile_template(template: str) -> Template:
-    """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
-    language = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
-    language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
-    return language.from_string(template)
-
-
-def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
-
-
-def raise_template_error(why: str) -> NoReturn:
-    raise TemplateError(why)
-
 
 # How many tokens a dataset version has for a model, from a sample of its records and the base model's own tokenizer.
 #
@@ -71,8 +37,7 @@ class ChatTokenCounter:
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
         self._tokenizer = tokenizer
-        self._template = compile_template(template)
-        self._variables = variables
+        self._template = EngineTemplate(template, variables)
         self._system_prompt = system_prompt
         self._head = min(1, len(tokenizer.encode("", add_special_tokens=True)))
 
@@ -83,10 +48,11 @@ class ChatTokenCounter:
         """
         match detect_layout(record):
             case Layout.INSTRUCTION:
-                question = self._rendered([{"role": "user", "content": record["instruction"]}], add_prompt=True)
+                question = self._rendered(instruction_messages(record)[:-1], add_prompt=True)
                 return self._encoded(question, record["answer"]) + END_TOKENS
             case Layout.MESSAGES:
-                return self._encoded(self._rendered(record["messages"], read_tools(record)))
+                conversation = normalize_conversation(record)
+                return self._encoded(self._rendered(conversation.messages, conversation.tools))
             case Layout.PREFERENCE:
                 answers = (self._encoded(record["prompt"], record[name]) for name in ("chosen", "rejected"))
                 return sum(answers) + 2 * (self._head + END_TOKENS)
@@ -96,13 +62,10 @@ class ChatTokenCounter:
     def _encoded(self, *texts: str) -> int:
         return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
-    def _rendered(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, add_prompt: bool = False
-    ) -> str:
-        if self._system_prompt is not None and messages[0]["role"] != "system":
+    def _rendered(self, messages: list[Message], tools: Tools | None = None, *, add_prompt: bool = False) -> str:
+        if self._system_prompt is not None and messages[0]["role"] not in SYSTEM_ROLES:
             messages = [{"role": "system", "content": self._system_prompt}, *messages]
-        variables = self._variables if tools is None else {**self._variables, "tools": tools}
-        return self._template.render(messages=messages, add_generation_prompt=add_prompt, **variables)
+        return self._template.render(messages, tools, answer=add_prompt)
 
 
 def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
@@ -122,10 +85,7 @@ def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) 
 
 
 def load_token_counter(recipe: Recipe, store: Store) -> ChatTokenCounter | None:
-    """The base model's tokenizer with its chat template; none where the store does not have both.
-
-    Raises TemplateError: the template is none.
-    """
+    """The base model's tokenizer with its chat template; none where the store does not have both."""
     uri = recipe.base_model.artifact_uri
     if uri is None:
         return None

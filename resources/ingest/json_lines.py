@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from recipes.records.fingerprint import encode_canonical_line
+from recipes.records.fingerprint import encode_stored_line
 from recipes.storage.manifest import canonical_json
 from resources.ingest.problems import Problem
 
@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 64 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 decode = msgspec.json.Decoder().decode
 ESCAPED_QUOTE = b"\\u0022"
-"""A quote as some programs escape it. A canonical line has another form of it, whose quote makes up for one that is gone."""
+"""A quote as some programs escape it. A stored line has another form of it, whose quote makes up for one that is gone."""
 
 
 def split_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ def split_lines(stream: BinaryIO) -> Iterator[bytes]:
 def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
     """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out.
 
-    With each record comes its canonical line, since that tells cheaply what the record has lost.
+    With each record comes its stored line, since that tells cheaply what the record has lost.
     """
     is_empty = True
     for number, raw in enumerate(split_lines(stream), start=1):
@@ -60,14 +60,14 @@ def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] |
 
 
 def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
-    """The record that a line is, with its canonical line; or why it is none."""
+    """The record that a line is, with its stored line; or why it is none."""
     try:
         row = decode(raw)
     except (ValueError, RecursionError):
         row = decode_slowly(raw)
     if type(row) is not dict:
         return row.reason if isinstance(row, Problem) else "not a JSON object"
-    line = encode_canonical_line(row)
+    line = encode_stored_line(row)
     # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
     problem = find_repeated_key(raw) if raw.count(b'"') != line.count(b'"') or ESCAPED_QUOTE in raw else None
     return (row, line) if problem is None else problem

@@ -11,8 +11,10 @@ from typing import Any
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import CheckpointPolicy, Job, Program, StoreAddress, Tracking
 from recipes.storage import uris
-from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact, FileRecord, Manifest
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
+from recipes.storage.folder_tree import FOLDER_MODE, code_index_uri, default_code_mode, put_times
+from recipes.storage.manifest import Artifact, FileRecord, FolderRecord, LinkRecord, Manifest
+from recipes.storage.object_names import object_name
 from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
 from resources.metadata.field_rules import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG, refuse_unstorable
@@ -20,6 +22,8 @@ from resources.metadata.job_record import RESUMED_KEY
 from resources.metadata.jobs import COMMAND, DATASET_KEY, JobRecord, Jobs
 
 CODE = "code"
+SOURCE_KEYS = {"files", "source_tree"}
+"""Keys of a job file whose values lie in the store."""
 DERIVED_KEYS = {CODE, DATASET_KEY, RESUMED_KEY}
 """Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
 it was resumed."""
@@ -33,13 +37,16 @@ def submit_command(
     One of that `id` that is there already stays as it is, with its files: they lie by their digest, for of two that are
     submitted at the same time the later one would else give the other one's job its own.
     """
-    refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
+    refuse_unstorable(job.model_dump(mode="json", exclude=SOURCE_KEYS), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
     code = code_manifest(job)
     uri = uris.run_code(identifier, code.digest)
-    for path, text in job.files.items():
-        store.put_bytes(f"{uri}/{path}", text.encode())
-    if code.files:
+    contents = source_contents(job)
+    for file in code.files:
+        store.put_bytes(f"{uri}/{file.object_path}", contents[file.path])
+    if has_code(code):
+        if job.source_tree.modified_ns:
+            put_times(store, code_index_uri(uri), job.source_tree.modified_ns)
         store.put_manifest(uri, code)
     config = stored_config(job, identifier)
     with database.write() as connection:
@@ -55,10 +62,11 @@ def submit_command(
             connection=connection,
         )
         is_kept = stored.config.get(CODE) == config.get(CODE)
-        if code.files and is_kept:
+        if has_code(code) and is_kept:
             record_artifact(connection, Artifact.model_validate(config[CODE]), code)
     if not is_kept:
         store.delete(uri)
+        store.delete(code_index_uri(uri))
     return stored
 
 
@@ -70,21 +78,45 @@ def code_tags(job: CommandJob) -> dict[str, str]:
 
 def stored_config(job: CommandJob, identifier: str) -> dict[str, Any]:
     """What is kept of a job file: its keys, and in the place of its source files the artifact that holds them."""
-    config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
+    config = job.model_dump(mode="json", exclude=SOURCE_KEYS, exclude_none=True)
     if job.storage.dataset:
         config[DATASET_KEY] = job.storage.dataset
-    if (code := code_manifest(job)).files:
+    if has_code(code := code_manifest(job)):
         uri = uris.run_code(identifier, code.digest)
         config[CODE] = Artifact(kind=CODE, uri=uri, digest=code.digest, size_bytes=code.size_bytes).model_dump()
     return config
 
 
+def source_contents(job: CommandJob) -> dict[str, bytes]:
+    """The bytes of each source file by its path."""
+    return {**{path: text.encode() for path, text in job.files.items()}, **job.source_tree.encoded}
+
+
 def code_manifest(job: CommandJob) -> Manifest:
-    files = ((path, text.encode()) for path, text in sorted(job.files.items()))
+    """What the source files are: modes, links and empty folders too, and no times."""
+    tree, contents = job.source_tree, source_contents(job)
+    # A text lies at its path, as it always has: digests of jobs that were submitted before hold.
+    named = {path: "" for path in job.files if path.rpartition("/")[2] == MANIFEST_FILE}
+    files = [describe_source(path, data, tree.modes.get(path), named.get(path)) for path, data in sorted(contents.items())]
+    modes = {path: mode for path, mode in tree.modes.items() if path not in contents and mode != FOLDER_MODE}
+    folders = sorted({*tree.folders, *modes})
     return Manifest(
         kind=CODE,
-        files=tuple(FileRecord(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data)) for path, data in files),
+        files=tuple(files),
+        folders=tuple(FolderRecord(path=path, mode=modes.get(path)) for path in folders),
+        links=tuple(LinkRecord(path=path, target=target) for path, target in sorted(tree.links.items())),
     )
+
+
+def describe_source(path: str, data: bytes, mode: int | None, object: str | None) -> FileRecord:
+    sha256 = hashlib.sha256(data).hexdigest()
+    recorded_mode = None if mode == default_code_mode(data) else mode
+    place = object_name(path, sha256, len(data)) if object is None else object
+    return FileRecord(path=path, sha256=sha256, size=len(data), mode=recorded_mode, object=place)
+
+
+def has_code(code: Manifest) -> bool:
+    return bool(code.files or code.folders or code.links)
 
 
 def read_command(job: JobRecord) -> CommandJob:

@@ -75,6 +75,12 @@ def revoke_tokens(connection: Connection, job: Job) -> None:
         connection.execute(delete(job_tokens).where(job_tokens.c.job_id == job.id))
 
 
+def withdraw_token(connection: Connection, token: str) -> None:
+    """Revoke one token, which nobody was given."""
+    for each in (table, job_tokens):
+        connection.execute(delete(each).where(each.c.sha256 == hash_token(token)))
+
+
 def find_program(connection: Connection, token: str) -> ProgramGrant | None:
     """The program that a valid token belongs to; None if it is unknown, revoked or expired, or the program is not there."""
     same_program = (cluster_jobs.c.job_id == table.c.job_id) & (cluster_jobs.c.program == table.c.program)
@@ -123,6 +129,11 @@ class ClusterCredentials:
     def issue(self, job: Job) -> Mapping[str, str]:
         with self.database.write() as connection:
             return {TOKEN_VARIABLE: issue_token(connection, job)}
+
+    def withdraw(self, token: str) -> None:
+        """Revoke one token, which nobody was given."""
+        with self.database.write() as connection:
+            withdraw_token(connection, token)
 
     def is_valid(self, job: Job, token: str) -> bool:
         """Whether the token is this program's. Its row in `cluster_jobs` need not exist yet."""

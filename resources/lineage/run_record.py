@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError, model_validator
 from sqlalchemy import Connection, select
 
 from recipes.contracts.job import Hardware
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import RecoveryEvent
+from recipes.contracts.rendering import CURRENT_RENDERING, KeptRendering, restore_rendering
 from recipes.contracts.validation_errors import explain_first_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import BrokenArtifact, Store
@@ -64,6 +65,9 @@ class RunRecord(BaseModel, frozen=True):
     replay_of: str | None = None
     repeats: tuple[RecoveryEvent, ...] = ()
     threads: int | None = None
+    rendering: KeptRendering = CURRENT_RENDERING
+
+    _restore_rendering = model_validator(mode="before")(restore_rendering)
 
     @property
     def hardware(self) -> Hardware:

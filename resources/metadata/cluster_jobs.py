@@ -3,6 +3,7 @@
 `KubernetesCompute` writes what is wanted of a job, the cluster's controller how it stands; everybody else reads.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,7 +167,7 @@ class ClusterJobs:
             document = reader.execute(select(table.c.document).where(_key(job))).scalar_one_or_none()
         if document is None:
             raise FileNotFoundError(f"{job.program} {job.id} was never submitted to the cluster")
-        return Job.model_validate(document)
+        return Job.model_validate_json(json.dumps(document))
 
     def active(self, connection: Connection | None = None) -> list[ClusterJob]:
         """All jobs that have not ended, oldest first."""

@@ -34,7 +34,7 @@ def open_usage(connection: Connection, job: JobKey, attempt: str, gpus: int, gpu
 
 def extend_usage(connection: Connection, job: JobKey, until: int, attempt: str | None = None) -> None:
     """Move the end of the open usage forward; never back, because it is part of a counter."""
-    extended = update(table).where(*_open_of(job, attempt), table.c.metered_until < until).values(metered_until=until)
+    extended = update(table).where(*_open_rows(job, attempt), table.c.metered_until < until).values(metered_until=until)
     connection.execute(extended)
 
 
@@ -54,7 +54,7 @@ def extend_running_gangs(connection: Connection, until: int) -> None:
 
 def close_usage(connection: Connection, job: JobKey, attempt: str | None = None) -> None:
     """Record that an attempt, or every attempt of the job, holds no GPUs any more."""
-    connection.execute(update(table).where(*_open_of(job, attempt)).values(is_open=False))
+    connection.execute(update(table).where(*_open_rows(job, attempt)).values(is_open=False))
 
 
 def owner_id(job: JobKey) -> str:
@@ -62,6 +62,6 @@ def owner_id(job: JobKey) -> str:
     return job.id.removeprefix(f"{job.program.value}-".replace("_", "-"))
 
 
-def _open_of(job: JobKey, attempt: str | None) -> tuple[Any, ...]:
+def _open_rows(job: JobKey, attempt: str | None) -> tuple[Any, ...]:
     of_job = table.c.job_id == job.id, table.c.program == job.program.value, table.c.is_open
     return of_job if attempt is None else (*of_job, table.c.attempt == attempt)

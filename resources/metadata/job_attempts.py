@@ -41,6 +41,7 @@ class Attempt:
     reason: ExitReason | None
     message: str
     counted: bool
+    saved_at: int | None
 
     @property
     def is_registered(self) -> bool:
@@ -123,6 +124,11 @@ class JobAttempts:
             self._lock(connection, job)
             counts = reason.counts if counted is None else counted
             return self._end(connection, job, attempt, reason, message, counts, ended_at)
+
+    def record_checkpoint(self, job: JobKey, attempt: int) -> None:
+        """Note that an attempt has saved a new checkpoint: the attempts before it do not count as failed any more."""
+        with self._database.write() as connection:
+            self._update(connection, job, attempt, {"saved_at": now_ms()})
 
     def newest(self, job: JobKey) -> Attempt | None:
         with self._database.read() as connection:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Double, case, cast, distinct, func, select
 
+from recipes.contracts.job import normalize_priority
 from recipes.storage import uris
 from resources.metadata.jobs import COMMAND
 from resources.metadata.tables import (
@@ -150,7 +151,11 @@ def count_queued_jobs(connection: Connection) -> dict[Labels, float]:
     query = select(inner.c.organization, func.coalesce(inner.c.priority, DEFAULT_PRIORITY), func.count()).group_by(
         inner.c.organization, inner.c.priority
     )
-    return read_grouped(connection, query)
+    queued: dict[Labels, float] = {}
+    for (organization, written), count in read_grouped(connection, query).items():
+        labels = organization, str(normalize_priority(written))
+        queued[labels] = queued.get(labels, 0) + count
+    return queued
 
 
 def sum_stored_bytes(connection: Connection) -> dict[str, float]:
@@ -181,7 +186,7 @@ def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[i
     return dict.fromkeys(experiment_ids, 0.0) | dict(reader.execute(query).tuples().all())
 
 
-def sum_gpu_hours_of_run(reader: Connection, run_id: str) -> float | None:
+def sum_run_gpu_hours(reader: Connection, run_id: str) -> float | None:
     """None where the run is no job's, or held no GPU."""
     hours = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
     return None if hours is None else float(hours)

@@ -17,7 +17,7 @@ from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.version_lifecycle import ModelVersion, Registration, Registry
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
-from resources.monitoring.usage_totals import sum_gpu_hours_of_run
+from resources.monitoring.usage_totals import sum_run_gpu_hours
 from resources.registration.model_facts import (
     MAX_CONFIG_BYTES,
     WEIGHTS_FORMAT,
@@ -151,7 +151,7 @@ def register_run(
     ):
         checkpoints = job.artifact(CHECKPOINTS_ARTIFACT)
         key, source = CHECKPOINTS_ARTIFACT, checkpoints.uri
-        listed = {f"{source}/{file.path}": file.sha256 for file in store.manifest(checkpoints).files}
+        listed = {f"{source}/{file.object_path}": file.sha256 for file in store.manifest(checkpoints).files}
     else:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     if key != artifact:
@@ -211,7 +211,7 @@ def describe_run(
         metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
     """
     with database.read() as connection:
-        gpu_hours = sum_gpu_hours_of_run(connection, run_id)
+        gpu_hours = sum_run_gpu_hours(connection, run_id)
     facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)), gpu_hours)
     return Registration(
         run_id=run_id,

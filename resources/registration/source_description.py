@@ -22,7 +22,7 @@ from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
-from resources.monitoring.usage_totals import sum_gpu_hours_of_run
+from resources.monitoring.usage_totals import sum_run_gpu_hours
 from resources.registration.model_facts import (
     MAX_CONFIG_BYTES,
     MLFLOW_FORMAT,
@@ -48,7 +48,7 @@ def describe_source(database: Database, store: Store, sourced: CheckedSource, or
         location = stored_uri(connection, sourced)
         known = select(runs.c.id).where(runs.c.id == sourced.run_id, runs.c.organization == organization)
         run_id = connection.execute(known).scalar()
-        gpu_hours = sum_gpu_hours_of_run(connection, run_id) if run_id else None
+        gpu_hours = sum_run_gpu_hours(connection, run_id) if run_id else None
     architecture, files = describe_files(store, FileHashes(database), location) if location else ("", {})
     if run_id is None:  # it is another server's
         return SourceDescription(architecture=architecture, artifacts=files)

@@ -100,7 +100,7 @@ def check_inputs(run: FinishedRun, store: Store) -> None:
                 if file.selection is not None:
                     store.origin(artifact.uri, file.selection)
                     store.read_line_mask(artifact.uri, file, file.selection)
-                elif not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
+                elif not file.chunks and not store.exists(f"{artifact.uri}/{file.object_path}"):
                     raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")
         except (BrokenArtifact, FileNotFoundError) as error:
             raise missing_input_error(run.job.id, f"{name} ({error})") from None
@@ -174,6 +174,7 @@ def submit_replay(
         environment=environment,
         replay_of=first.job.id,
         threads=thread_count(first),
+        rendering=first.record.rendering,
         repeats=tuple(each for each in first.incidents if not isinstance(each, OutOfMemory) or each.after is not None),
     )
     write_record(store, record, splits)

@@ -2,13 +2,12 @@
 
 import argparse
 import errno
-import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import uvicorn
@@ -18,6 +17,7 @@ from fastapi.responses import JSONResponse, Response
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.errors import BadRequest, EngineError
+from resources.service_logs import Format, Level, configure_logs
 from resources.serving.client import Deployments, DeployRequest, Refusal, Served
 from resources.serving.deployment_table import DeploymentState, DeploymentTable
 from resources.serving.proxy import forward_request, openai_response
@@ -125,9 +125,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8043)
     parser.add_argument("--state-dir", type=Path, required=True, help="folder that remembers what is deployed")
+    parser.add_argument("--log-level", choices=get_args(Level), default="info")
+    parser.add_argument("--log-format", choices=get_args(Format), default="text")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logs(arguments.log_level, arguments.log_format)
     try:
         listener = open_listener(arguments.port)
         state = DeploymentState(arguments.state_dir)
@@ -136,7 +137,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)
     config = uvicorn.Config(
-        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_SECONDS
+        create_app(state), log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_SECONDS
     )
     print(f"engine listens on http://{HOST}:{arguments.port}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])

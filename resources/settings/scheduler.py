@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from recipes.contracts.job import Priority
 from recipes.contracts.pod_settings import ObjectName, Toleration, VolumeClaim
 from recipes.contracts.quantities import Duration, validate_quantity
 from resources.compute.backends import check_backend
@@ -23,9 +24,7 @@ class Quota(Section):
 
     max_gpus: int | None = Field(None, ge=0, description="on all nodes of all its jobs that run; no limit when unset")
     max_concurrent_jobs: int | None = Field(None, ge=1)
-    priority: Literal["low", "medium", "high"] | None = Field(
-        None, description="of its jobs at most, and of those that say none"
-    )
+    priority: Priority | None = Field(None, description="of its jobs at most, and of those that say none")
     preemptible: bool = Field(False, description="whether the nodes of all its jobs may be taken away")
 
 
@@ -57,7 +56,9 @@ class Scheduler(Section):
         None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES when unset, else all"
     )
     quotas: dict[str, Quota] = Field({}, description="of organizations, by name; one that is not named has none")
-    checkpoint_bucket: str = "hanzo-ml-checkpoints"
+    checkpoint_bucket: str = Field(
+        "hanzo-ml-checkpoints", description="bucket of checkpoints; another name for storage.buckets.checkpoints"
+    )
     gang_backend: Literal["kueue", "indexed_job", "coscheduling", "volcano"] = Field(
         "kueue",
         description="what starts all pods of a job together: a JobSet behind Kueue, a plain Indexed Job, or one with the "

@@ -99,6 +99,30 @@ class Settings(Section):
             variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
             raise BadConfiguration(f"{variable or source}: {describe_validation_error(error, cls)}") from None
 
+    @model_validator(mode="before")
+    @classmethod
+    def unite_checkpoint_buckets(cls, document: Any) -> Any:
+        """The specification names the bucket of checkpoints in two sections: one that is set holds for both."""
+        if not isinstance(document, dict):
+            return document
+        scheduler, storage = document.get("scheduler"), document.get("storage")
+        buckets = storage.get("buckets") if isinstance(storage, dict) else None
+        here = scheduler.get("checkpoint_bucket") if isinstance(scheduler, dict) else None
+        there = buckets.get("checkpoints") if isinstance(buckets, dict) else None
+        if here and there and here != there:
+            raise ValueError(
+                f"scheduler.checkpoint_bucket is {here!r} and storage.buckets.checkpoints {there!r}: "
+                "they name the same bucket, set one of them"
+            )
+        united = here or there
+        if not isinstance(united, str):
+            return document
+        return {
+            **document,
+            "scheduler": {**(scheduler or {}), "checkpoint_bucket": united},
+            "storage": {**(storage or {}), "buckets": {**(buckets or {}), "checkpoints": united}},
+        }
+
     @model_validator(mode="after")
     def refuse_own_database(self) -> Self:
         """This server's own has what all organizations have."""

@@ -20,6 +20,7 @@ from pathlib import Path
 # same.
 
 LOG_FILE = "log.txt"
+LOCK_FILE = "lock"
 PID_FILE = "pid.json"
 STOP_MARKER = "asked_to_stop"
 """As old as the SIGTERM that the process got from somebody who did not wait for it."""
@@ -38,7 +39,7 @@ def lock_folder(folder: Path) -> Iterator[int | None]:
     It belongs to the open file, not to the process (Linux' "open file description lock"), so a child that inherits the
     descriptor holds it on.
     """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK_FORMAT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -53,7 +54,7 @@ def lock_folder(folder: Path) -> Iterator[int | None]:
 def is_running(folder: Path) -> bool:
     """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY)  # also where the disk has become one that is read alone
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)  # also where the disk has become one that is read alone
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

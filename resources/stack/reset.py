@@ -1,11 +1,12 @@
-"""`python -m resources.stack.reset --yes`: empty the store of a laptop or a test: every row, every object, every job's
-folder.
+"""`python -m resources.stack.reset --yes`: empty the store of a laptop or a test: every row, every object, every file.
 
-It works beside a running stack: events go on being numbered, so that no sensor's place in them is lost. What Dagster wrote
-of its own runs stays, and the engine serves what it has loaded until it is ended.
+Only `config.yaml` stays in the state folder, and files that are not Hanzo ML's. While the stack runs, the rows and objects
+are deleted and its own files stay: events go on being numbered, so that no sensor's cursor is lost, and the engine serves
+what it has loaded.
 """
 
 import shutil
+import socket
 import sys
 
 from sqlalchemy import delete, select
@@ -20,7 +21,25 @@ from resources.metadata.tables import jobs, registered_models, schema
 from resources.metadata.tracking.experiments import Experiments
 from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
+from resources.stack.detached_process import LOCK_FILE, is_running, lock_folder
 
+STATE = (
+    "hanzo-ml.db",
+    "hanzo-ml.db-shm",
+    "hanzo-ml.db-wal",
+    "objects",
+    ".objects-made",
+    "jobs",
+    "cache",
+    "dagster",
+    "run-workers",
+    "services",
+    "engine",
+    "gpus",
+    "relay",
+    "controller.lock",
+)
+"""What Hanzo ML keeps in its state folder beside the configuration. Nothing else is deleted: it may be a user's folder."""
 ROOT_URIS = (uris.DATASETS, uris.CHECKPOINTS, uris.RUNS, uris.ARTIFACTS)
 
 
@@ -52,12 +71,40 @@ def empty_store(settings: Settings) -> int:
     return rows
 
 
+def delete_state(settings: Settings) -> bool:
+    """Delete the files of a stack that does not run. Returns whether that was so."""
+    if not settings.home.is_dir():
+        return True
+    with lock_folder(settings.home) as descriptor:
+        services = (settings.home / "services").glob("*")
+        if descriptor is None or any(map(is_running, services)) or is_port_open(settings.server.port):
+            return False
+        for name in STATE:
+            path = settings.home / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        (settings.home / LOCK_FILE).unlink()
+    return True
+
+
+def is_port_open(port: int) -> bool:
+    """Whether an API that was started alone may be using the files."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def main() -> int:
     if sys.argv[1:] != ["--yes"]:
         print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     try:
-        print(f"emptied: {pluralize(empty_store(Settings.load()), 'row')} deleted")
+        settings = Settings.load()
+        rows = pluralize(empty_store(settings), "row")
+        stays = "" if delete_state(settings) else "; the stack runs and keeps its files: `hanzo-ml down`, then reset again"
+        print(f"emptied: {rows} deleted{stays}")
     except OSError as problem:
         print(f"error: {home_folder_error(problem)}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

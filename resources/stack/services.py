@@ -28,6 +28,12 @@ class Service:
 def list_services(settings: Settings) -> list[Service]:
     """What runs, in the order in which it starts."""
     python, dagster = sys.executable, settings.dagster
+    level, form = settings.logging.level, settings.logging.format
+    logs = ("--log-level", level, "--log-format", form)
+    # Dagster calls its text format `colored`; its webserver has another name for the level of Dagster's own log.
+    dagster_form = ("--log-format", "json" if form == "json" else "colored")
+    dagster_logs = ("--log-level", level, *dagster_form)
+    web_logs = ("--dagster-log-level", level, *dagster_form)
     workspace = str(SOURCE / WORKSPACE_FILE)
     code_server_port = str(dagster.code_server_port)
     return [
@@ -48,6 +54,7 @@ def list_services(settings: Settings) -> list[Service]:
                 str(settings.engine.port),
                 "--state-dir",
                 str(settings.home / "engine"),
+                *logs,
             ),
             settings.engine.port,
             "HANZO_ML_ENGINE_PORT",
@@ -68,18 +75,19 @@ def list_services(settings: Settings) -> list[Service]:
                 "127.0.0.1",
                 "-p",
                 code_server_port,
+                *dagster_logs,
             ),
             dagster.code_server_port,
             "HANZO_ML_DAGSTER_CODE_SERVER_PORT",
         ),
         Service(
             "dagster-daemon",
-            (python, "-m", "resources.orchestration.daemon", "run", "-w", workspace),
+            (python, "-m", "resources.orchestration.daemon", "run", "-w", workspace, *dagster_logs),
             after=("code-server",),
         ),
         Service(
             "dagster-webserver",
-            (python, "-m", "dagster_webserver", "-w", workspace, "-h", dagster.host, "-p", str(dagster.port)),
+            (python, "-m", "dagster_webserver", "-w", workspace, "-h", dagster.host, "-p", str(dagster.port), *web_logs),
             dagster.port,
             "HANZO_ML_DAGSTER_PORT",
             f"{settings.dagster_url}/server_info",

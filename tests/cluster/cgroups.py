@@ -21,3 +21,10 @@ def remove(name: str) -> None:
     processes.kill(members)
     for path in sorted(HIERARCHIES.glob(f"*/{name}/**/"), key=lambda path: len(path.parts), reverse=True):
         path.rmdir()
+
+
+def limit_pod_cpu(name: str, pod_uid: str, share: float) -> None:
+    """Give a pod of a node at most this share of a core, from now on."""
+    (pod,) = (HIERARCHIES / "cpu" / name).glob(f"kubepods/**/pod{pod_uid}")
+    period = int((pod / "cpu.cfs_period_us").read_text())
+    (pod / "cpu.cfs_quota_us").write_text(str(round(period * share)))

@@ -151,6 +151,10 @@ class Cluster:
         self._node(number).connect(list(self.nodes.values()))
         return self._start_node(number, gpus, build_images(self.cache))
 
+    def wait_for_node(self, name: str) -> None:
+        """Wait until it is Ready."""
+        processes.wait_until(lambda: self.is_ready(name), READY_WITHIN, lambda: f"{name} is not Ready", pause=0.5)
+
     def kill_node(self, name: str) -> None:
         """End all processes of a node at once. Its Node object stays, as where a machine loses power."""
         self.nodes[name].kill()
@@ -199,7 +203,7 @@ class Cluster:
             mount_dependencies(node, folder)
         log = node.folder / "kubelet.log"
         processes.wait_until(
-            lambda: self._is_ready(node.name),
+            lambda: self.is_ready(node.name),
             READY_WITHIN,
             lambda: f"{node.name} is not Ready:\n{processes.tail(log)}",
             pause=0.5,
@@ -209,7 +213,8 @@ class Cluster:
         self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
         return node
 
-    def _is_ready(self, name: str) -> bool:
+    def is_ready(self, name: str) -> bool:
+        """Whether a node is Ready."""
         template = '{.status.conditions[?(@.type=="Ready")].status}'
         return self._kubectl("get", "node", name, f"--output=jsonpath={template}").stdout == "True"
 

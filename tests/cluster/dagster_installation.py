@@ -37,6 +37,7 @@ class DagsterInstallation(Installation):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._code_server_port = free_port()
+        self._web_server_port = free_port()
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -85,8 +86,13 @@ class DagsterInstallation(Installation):
         known = {
             "code-server": ["dagster", "api", "grpc", "-m", "hanzo_ml_assets.definitions", "-h", "127.0.0.1", "-p", port],
             "daemon": ["resources.orchestration.daemon", "run", "-w", workspace],
+            "web-server": ["dagster_webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(self._web_server_port)],
         }
         return [sys.executable, "-m", *known[program]] if program in known else super().command(program)
+
+    @property
+    def ui_url(self) -> str:
+        return f"http://127.0.0.1:{self._web_server_port}"
 
     def submit_loop(self, name: str, seconds: int, gpus: int = 0) -> JobRecord:
         """Submit a job that prints a line each second."""

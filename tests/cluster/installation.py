@@ -70,7 +70,7 @@ class Installation:
         self.cluster.kubectl("apply", "--server-side", "--filename=-", document=rendered)
         for program in ("api", "controller"):
             self.start(program)
-        wait_until(self._is_ready, 60, lambda: f"the API is not ready:\n{self.log('api')}")
+        wait_until(self.is_ready, 60, lambda: f"the API is not ready:\n{self.log('api')}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,7 +169,7 @@ class Installation:
             },
         }
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/ready").is_success
         except httpx.TransportError:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 GATEWAY = "10.89.0.1"
 """The bridge: here answer the API server, DNS, S3, PostgreSQL and whatever tests start in the namespace."""
@@ -57,6 +58,10 @@ def attach_node(cluster: str, namespace: str, number: int, others: dict[int, str
     for other_number, other in others.items():
         route_pods(other, number)
         route_pods(namespace, other_number)
+
+
+def set_cable(cluster: str, number: int, state: Literal["up", "down"]) -> None:
+    ip("-n", cluster, "link", "set", device(number), state)
 
 
 def detach_node(cluster: str, namespace: str, number: int) -> None:

@@ -138,6 +138,13 @@ class Node:
         starter = processes.pid(name, self.folder)  # it waits outside of the process namespace
         processes.kill([] if starter is None else processes.children(starter))
 
+    def unplug(self) -> None:
+        """Cut its network: all that runs on it continues, and reaches nobody."""
+        network.set_cable(self._cluster, self.number, "down")
+
+    def plug_in(self) -> None:
+        network.set_cable(self._cluster, self.number, "up")
+
     def run(self, *command: str | Path) -> str:
         """Run a command in the node's namespaces, and return its output."""
         done = subprocess.run([*self._inside, *command], capture_output=True, text=True, check=False)

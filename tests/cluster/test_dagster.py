@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import dagster as dg
 import psutil
 import pytest
+from dagster._core.events import JobFailureData, RunFailureReason
 
 from resources.compute.base import Phase
 from resources.metadata.job_record import JobRecord
@@ -83,6 +84,36 @@ def test_lost_run_pod_is_replaced_and_its_gang_never_notices(house: DagsterInsta
     (attempt,) = house.attempts.list(job)
     assert attempt.claimed_by == gang["metadata"]["uid"]
     assert len(house.runs(job)) == 2
+
+
+def test_worker_that_starts_after_its_run_was_failed_leaves_the_job_to_its_successor(house: DagsterInstallation) -> None:
+    """Dagster fails a run that takes too long to start, and its pod, which waited for a node or an image, starts later."""
+    job, run = started(house, "late", 600)
+    (gang,) = house.gang_pods(job)
+    (pod,) = house.run_pods(run)
+    nodes = list(house.cluster.nodes)
+    house.cluster.kubectl("cordon", *nodes)
+    try:
+        delete_at_once(house, pod["metadata"]["name"])
+        wait_until(lambda: len(house.runs(job, dg.DagsterRunStatus.STARTING)) == 1, 120, lambda: house.describe_runs(job))
+        (late,) = house.runs(job, dg.DagsterRunStatus.STARTING)
+        wait_until(lambda: len(house.run_pods(late)) == 1, 60, lambda: house.describe_runs(job))
+        timed_out = JobFailureData(error=None, failure_reason=RunFailureReason.START_TIMEOUT)
+        house.instance.report_run_failed(late, "It took too long to start.", timed_out)
+        wait_until(lambda: len(house.runs(job)) == 3, 60, lambda: house.describe_runs(job))
+    finally:
+        house.cluster.kubectl("uncordon", *nodes)
+    successor = house.wait_for_run(job, after=run)
+    wait_until(lambda: not house.run_pods(late), REPLACED_WITHIN, lambda: house.describe_runs(job))
+    assert [run.run_id for run in house.runs(job, dg.DagsterRunStatus.STARTED)] == [successor.run_id]
+    assert successor.run_id != late.run_id
+    (attempt,) = house.attempts.list(job)
+    assert attempt.claimed_by == gang["metadata"]["uid"]
+    end(house, job)
+
+
+def delete_at_once(house: DagsterInstallation, pod: str) -> None:
+    house.cluster.kubectl("delete", "pod", pod, f"--namespace={house.name}", "--grace-period=0", "--force")
 
 
 def test_run_terminated_in_dagster_cancels_its_job_and_its_gang(house: DagsterInstallation) -> None:

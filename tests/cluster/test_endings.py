@@ -1,6 +1,7 @@
 """How jobs end that cannot go on: the same reason and words in the API, on the command line and in Dagster."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from sensors.decisions.retry_policy import EXIT_REASON
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import ENDS_WITHIN, wait_until
 from tests.cluster.signed_in_installation import SignedInInstallation, environment_of
-from tests.cluster.trainings import QUIET, Trainings, signal_rank
+from tests.cluster.trainings import QUIET, Trainings, find_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
@@ -150,7 +151,9 @@ def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInIns
     wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
     name = house.jobs.get(job.ref).name
     house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")
-    house.wait_for_words(job, "somebody deleted the objects of the job in the cluster")
+    words = "somebody deleted the objects of the job in the cluster"
+    wait_until(lambda: words in house.state(job.id)["detail"], ENDS_WITHIN, lambda: house.describe(job.ref))
+    assert house.state(job.id)["reason"] == ExitReason.KILLED
     house.assert_completed(job)
     log = house.log_of(job.id)
     assert log.count("second 2\n") == 2 and "second 19\n" in log
@@ -183,6 +186,7 @@ def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its
     state = house.state(job.id)
     assert state["reason"] == ExitReason.SUPERVISOR_FAILED and "401" in state["detail"]
     assert "step 40/" in house.compute.read_log(job, 0).decode()
+    house.compute.acknowledge_end(job)  # as the supervisor does once Dagster has recorded it
     house.compute.submit(job)
     house.wait_for(job, Phase.SUCCEEDED)
     assert (trainings.trained(job).resumed_from or 0) >= 30
@@ -241,7 +245,7 @@ def test_rank_that_hangs_is_named_and_the_gang_starts_again_from_its_checkpoint(
     job = job.model_copy(update={"schedule": job.schedule.model_copy(update={"stall_limit": "30s"})})
     house.compute.submit(job)
     house.wait_for_step(job, 20)
-    signal_rank(job, 1, signal.SIGSTOP)
+    os.kill(find_process(house, job, "recipes.train", RANK="1"), signal.SIGSTOP)
     house.wait_for(job, Phase.SUCCEEDED)
     stalled, completed = house.attempts.list(job)
     assert (stalled.reason, completed.reason) == (ExitReason.STALLED, ExitReason.COMPLETED)

@@ -124,21 +124,25 @@ def nodes_of(installation: Installation, job: Job) -> list[str]:
     return sorted(pod["spec"]["nodeName"] for pod in pods_of(installation, job))
 
 
-def kill_rank(installation: Installation, job: Job) -> None:
-    """Kill one process that trains, as the machine it runs on sees it."""
-    signal_rank(job, 0, signal.SIGKILL)
+def find_process(installation: Installation, job: Job, program: str, **variables: str) -> int:
+    """The process of a job's pods that runs a Python module with these variables, as the machine sees it.
 
-
-def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
-    """Send a signal to one process that trains, as the machine it runs on sees it."""
+    `recipes.train` is a rank, `recipes.launcher` the first process of a pod.
+    """
+    pods = f"POD_NAME={installation.jobs.get(job).name}".encode()  # the beginning of their names
+    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            variables = (folder / "environ").read_bytes().split(b"\0")
+            environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        is_ours = b"recipes.train" in words and any(job.id.encode() in variable for variable in variables)
-        if is_ours and f"RANK={rank}".encode() in variables:
-            os.kill(int(folder.name), number)
-            return
-    raise AssertionError(f"no process trains as rank {rank}")
+        is_ours = any(entry.startswith(pods) for entry in environment)
+        if is_ours and program.encode() in words and wanted.issubset(environment):
+            return int(folder.name)
+    raise AssertionError(f"no process runs {program} with {variables}")
+
+
+def kill_rank(installation: Installation, job: Job, node_rank: int = 0) -> None:
+    """Kill one process that trains."""
+    os.kill(find_process(installation, job, "recipes.train", LOCAL_RANK="0", NODE_RANK=str(node_rank)), signal.SIGKILL)

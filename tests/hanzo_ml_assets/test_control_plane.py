@@ -6,7 +6,9 @@ import sys
 import dagster as dg
 import pytest
 
-from hanzo_ml_assets.control_plane import is_run_cancelled
+from hanzo_ml_assets.supervisor import is_program_cancelled, program_tags
+from recipes.contracts.job import Program
+from resources.compute.base import JobRef
 from resources.installation import SOURCE
 
 LOADED = """
@@ -21,6 +23,7 @@ heavy = {"torch", "transformers", "kubernetes", "dagster_k8s", "pyarrow", "polar
 print(*sorted(heavy & set(sys.modules)))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
+JOB = JobRef("evaluate-1", Program.EVALUATE)
 MEMORY_KB = 250_000
 """The limit of a run pod (`RunPods.memory`)."""
 
@@ -39,14 +42,25 @@ def test_interrupted_worker_ends_its_job_only_while_its_run_is_cancelled(
 ) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.add_run(dg.DagsterRun(job_name="job", status=status))
-        assert is_run_cancelled(instance, run.run_id) is cancelled
+        assert is_program_cancelled(instance, run.run_id, JOB) is cancelled
 
 
 def test_interrupted_worker_leaves_its_job_running_where_the_status_cannot_be_read() -> None:
     instance = dg.DagsterInstance.ephemeral()
     run = instance.add_run(dg.DagsterRun(job_name="job", status=dg.DagsterRunStatus.CANCELING))
     instance.run_storage.dispose()
-    assert not is_run_cancelled(instance, run.run_id)
+    assert not is_program_cancelled(instance, run.run_id, JOB)
+
+
+def test_cancelled_worker_leaves_a_program_running_that_another_run_follows() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.add_run(dg.DagsterRun(job_name="job", status=dg.DagsterRunStatus.CANCELING))
+        other = instance.add_run(dg.DagsterRun(job_name="job", status=dg.DagsterRunStatus.STARTED))
+        for each in (run, other):
+            instance.add_run_tags(each.run_id, program_tags(JOB))
+        assert not is_program_cancelled(instance, run.run_id, JOB)
+        instance.report_run_failed(other)
+        assert is_program_cancelled(instance, run.run_id, JOB)
 
 
 def test_run_worker_of_a_cluster_fits_its_pod_and_loads_no_library_of_training_or_data() -> None:

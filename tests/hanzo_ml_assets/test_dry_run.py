@@ -1,5 +1,6 @@
 """`hanzo-ml job submit --dry-run`: what a submission would run, from the state folder alone, and nothing is written."""
 
+import io
 import json
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import yaml
 
 from api.routes.v1.job_submission import NewJob
 from hanzo_ml.cli import main as command_line
-from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dry_run import training as dry_run
+from hanzo_ml_assets.dry_run.__main__ import main
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
@@ -73,8 +75,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def printed(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """The module in this process: starting Python once more for each test would take most of the time."""
-    monkeypatch.setattr(sys, "argv", ["dry_run", json.dumps(document)])
-    dry_run.main()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(document)))
+    main()
     return capsys.readouterr().out
 
 

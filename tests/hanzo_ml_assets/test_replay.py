@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dry_run import training as dry_run
 from hanzo_ml_assets.training import complete_training
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.contracts.job import OUT_OF_MEMORY_FILE

@@ -11,9 +11,9 @@ import dagster as dg
 import pytest
 from sqlalchemy import select
 
-from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
+from hanzo_ml_assets.dry_run import training as dry_run
 from hanzo_ml_assets.training import build_checkpoint, complete_training, ensure_job, log_params
 from hanzo_ml_assets.training_plan import TrainingPlan, make_training_plan, training_job
 from recipes.contracts import recipe as recipes

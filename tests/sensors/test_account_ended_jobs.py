@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from hanzo_ml_assets import dry_run
+from hanzo_ml_assets.dry_run import training as dry_run
 from hanzo_ml_assets.training_plan import make_training_plan
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import Machine

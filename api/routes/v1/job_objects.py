@@ -19,10 +19,12 @@ from starlette.concurrency import run_in_threadpool
 from api.artifacts.file_response import SAFE_HEADERS, parse_range, range_bounds
 from api.auth.program_tokens import ProgramGrantDep
 from api.dependencies import DatabaseDep, ProgramScopesDep, SignedTransfersDep, StoreDep
+from api.errors import error_response
 from api.json_bodies import TypedResponse, json_response
 from api.routing import PROGRAM, Audit, Router
 from api.schemas.v1 import job_objects as schemas
 from recipes.storage.artifact_store import Store
+from recipes.storage.buckets import ObjectReplaced
 from recipes.storage.signed_urls import SignedRequest
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 from resources.object_store.attempt_fence import hold_attempt
@@ -183,7 +185,7 @@ def get_content(
     try:
         stored = store.open(uri)
         if request.headers.get("if-match", stored.version) != stored.version:
-            return Response(status_code=412)
+            raise ObjectReplaced
         headers = {**SAFE_HEADERS, "ETag": stored.version, "Accept-Ranges": "bytes"}
         part = parse_range(request.headers.get("range", ""))
         start, stop = range_bounds(part, stored.size) if part else (0, stored.size)
@@ -193,6 +195,8 @@ def get_content(
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{stored.size}"
         headers["Content-Length"] = str(stop - start)
         chunks = stored.chunks(start, stop)
+    except ObjectReplaced:
+        return error_response(ErrorCode.RESOURCE_CONFLICT, f"{uri} was replaced while it was read: read it again", 412)
     except FileNotFoundError:
         raise missing_object(uri) from None
     return StreamingResponse(chunks, 206 if part else 200, media_type="application/octet-stream", headers=headers)

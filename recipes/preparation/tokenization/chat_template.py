@@ -4,14 +4,16 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, chain
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import TokenizeParameters
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.preparation.tokenization.rewritten_turns import Span, find_assistant_turn
-from recipes.records.record_layouts import UnfitRecord
+from recipes.records.conversation import SYSTEM_ROLES, UnfitRecord
+from recipes.records.engine_template import EngineTemplate, Tools
 
 # Chat templates: what a conversation becomes as text, and which part of it the assistant said.
 #
@@ -33,8 +35,6 @@ SEARCHED_TEXT = re.compile(
     rf"{LITERAL}\s*(?:not\s+)?in\b|\.\w*(?:with|split|find|index|count|replace|partition)\(\s*{LITERAL}"
 )
 """What else a template looks for in texts."""
-Tools = Sequence[Mapping[str, Any]]
-"""What an assistant may call, as JSON schemas."""
 MAX_SHAPES = 256
 """Orders of speakers that are remembered; a conversation of one that is not among the first of them is rendered."""
 
@@ -73,7 +73,7 @@ def find_shape(whole: str, texts: Sequence[str], spans: Sequence[Span], speakers
 
 
 class ChatTemplate:
-    """A tokenizer's template with its variables.
+    """A tokenizer's template with its variables. Messages and tools come in the form that `rendering` asks for.
 
     Raises:
         BadConfiguration: the tokenizer has none, or one whose text depends on the day.
@@ -87,6 +87,7 @@ class ChatTemplate:
         system_prompt: str | None,
         end_token: str,
         around: tuple[str, str] | None = None,
+        rendering: Rendering = CURRENT_RENDERING,
     ) -> None:
         if template is None:
             raise BadConfiguration("the tokenizer has no chat template: use records of the layout prompt/completion or text")
@@ -100,6 +101,7 @@ class ChatTemplate:
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         self._end_token = end_token
         self._around = around
+        self._rendering = rendering
         looked_for = [ast.literal_eval(found) for found in chain.from_iterable(SEARCHED_TEXT.findall(template)) if found]
         self._marks = re.compile("|".join(map(re.escape, {MARKUP, end_token, *filter(None, looked_for)})))
         self._shapes: dict[tuple[str, ...], ConversationShape | None] = {}
@@ -135,7 +137,7 @@ class ChatTemplate:
             UnfitRecord: the template refuses it, or does not let it be seen where the assistant speaks.
         """
         given = list(messages)
-        if self._system and given[0]["role"] != "system":
+        if self._system and given[0]["role"] not in SYSTEM_ROLES:
             given = [*self._system, *given]
         if not tools and all(len(message) == 2 and self._is_plain(message.get("content")) for message in given):
             speakers = tuple([message["role"] for message in given])
@@ -184,18 +186,27 @@ class ChatTemplate:
         return self._render([*self._system, {"role": "user", "content": text}], answer=True)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = False, tools: Tools | None = None) -> str:
-        # Here, not above: loading it takes a second, which a preparation without a chat template need not wait.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[list(messages)],
-                chat_template=self._template,
-                add_generation_prompt=answer,
-                **(self._variables | ({"tools": tools} if tools else {})),
-            )
+            if self._rendering is Rendering.AS_STORED:
+                return self._render_as_stored(messages, answer, tools)
+            return self._engine_template.render([*map(dict, messages)], tools, answer=answer)
         except Exception as error:  # whatever a template raises: jinja's own errors, or Python's on a value it lacks
             raise UnfitRecord(f"is refused by the chat template: {' '.join(str(error).split())[:200]}") from None
+
+    @cached_property
+    def _engine_template(self) -> EngineTemplate:
+        return EngineTemplate(self._template, self._variables)
+
+    def _render_as_stored(self, messages: Sequence[Mapping[str, Any]], answer: bool, tools: Tools | None) -> str:
+        # Here, not above: loading it takes a second, which nobody else need wait.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template(
+            conversations=[list(messages)],
+            chat_template=self._template,
+            add_generation_prompt=answer,
+            **(self._variables | ({"tools": tools} if tools else {})),
+        )
         return str(rendered[0])
 
 
@@ -206,7 +217,7 @@ def find_text_end(turn: str, message: Mapping[str, Any], header: int) -> int:
     return header if place < 0 else place + len(text)
 
 
-def make_messages(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[str, str]]:
+def make_messages(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": role, "content": text} for role, text in zip(speakers, texts, strict=True)]
 
 
@@ -222,13 +233,15 @@ def make_chat_template(
     special: Mapping[str, Any],
     parameters: TokenizeParameters,
     around: tuple[str, str] | None = None,
+    rendering: Rendering = CURRENT_RENDERING,
     *,
     tools: bool = False,
 ) -> ChatTemplate:
     """A tokenizer's template as a preparation asks for it, for conversations with tools or without."""
     template = choose_template(templates, tools)
     end_token = str(special["eos_token"])
-    return ChatTemplate(template, special, parameters.template_arguments, parameters.system_prompt, end_token, around)
+    arguments, system_prompt = parameters.template_arguments, parameters.system_prompt
+    return ChatTemplate(template, special, arguments, system_prompt, end_token, around, rendering)
 
 
 def choose_template(templates: Templates, tools: bool) -> str | None:

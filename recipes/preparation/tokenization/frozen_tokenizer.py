@@ -12,11 +12,12 @@ from pydantic import JsonValue
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.parameters import TokenizeParameters
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.tokenizer_reference import find_recipe, parse_folder
 from recipes.export import base_model
 from recipes.preparation.plan import atomic_path
 from recipes.preparation.tokenization.chat_template import Templates, make_chat_template
-from recipes.records.record_layouts import UnfitRecord
+from recipes.records.conversation import UnfitRecord
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import canonical_json
 
@@ -29,7 +30,8 @@ TOKENIZER_FILE = "tokenizer.json"
 class FrozenTokenizer(FrozenModel):
     """Chat template or several by name, special tokens by name, the ids of two, and a hash that is equal where all of it is.
 
-    `around` are the texts that the template puts around a plain question: workers need not load it for them.
+    `around` are the texts that the template puts around a plain question: workers need not load it for them. `rendering` is
+    how records become texts.
     """
 
     template: str | dict[str, str] | None
@@ -38,6 +40,7 @@ class FrozenTokenizer(FrozenModel):
     eos: int
     padding: int
     fingerprint: str
+    rendering: Rendering
 
 
 def read_frozen_tokenizer(folder: Path) -> FrozenTokenizer:
@@ -49,7 +52,13 @@ def read_frozen_tokenizer(folder: Path) -> FrozenTokenizer:
 # The library takes a second to load one, and with torch three and 250 MB; every worker would pay that.
 
 
-def export_tokenizer(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
+def export_tokenizer(
+    parameters: TokenizeParameters,
+    address: StoreAddress,
+    cache: Path,
+    folder: Path,
+    rendering: Rendering = CURRENT_RENDERING,
+) -> None:
     """Write a tokenizer's two files into `folder`, if they are not there.
 
     Raises:
@@ -60,30 +69,36 @@ def export_tokenizer(parameters: TokenizeParameters, address: StoreAddress, cach
             load_tokenizer(parameters.tokenizer, resolve_source(parameters.tokenizer, Store(address), cache)),
             folder,
             parameters,
+            rendering,
         )
 
 
-def export_without_torch(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
+def export_without_torch(
+    parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path, rendering: Rendering
+) -> None:
     """`export_tokenizer` in a process that does nothing else after it."""
     resolve_source(parameters.tokenizer, Store(address), cache)
     if "torch" not in sys.modules:
         # No tokenizer needs it, and transformers takes twice as long where it finds it.
         sys.modules["torch"] = None  # type: ignore[assignment]  # which is how Python is told that there is no such module
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the user that there is none
-    export_tokenizer(parameters, address, cache, folder)
+    export_tokenizer(parameters, address, cache, folder, rendering)
 
 
-def write_tokenizer_files(tokenizer: Any, folder: Path, parameters: TokenizeParameters) -> None:
+def write_tokenizer_files(
+    tokenizer: Any, folder: Path, parameters: TokenizeParameters, rendering: Rendering = CURRENT_RENDERING
+) -> None:
     """The two files of a tokenizer that was loaded."""
     folder.mkdir(parents=True, exist_ok=True)
     special = dict(tokenizer.special_tokens_map)
     frozen = FrozenTokenizer(
         template=tokenizer.chat_template,
-        around=find_question_frame(tokenizer.chat_template, special, parameters),
+        around=find_question_frame(tokenizer.chat_template, special, parameters, rendering),
         special=special,
         eos=tokenizer.eos_token_id,
         padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         fingerprint=fingerprint_tokenizer(tokenizer),
+        rendering=rendering,
     )
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -95,11 +110,11 @@ def write_tokenizer_files(tokenizer: Any, folder: Path, parameters: TokenizePara
 
 
 def find_question_frame(
-    templates: Templates, special: Mapping[str, Any], parameters: TokenizeParameters
+    templates: Templates, special: Mapping[str, Any], parameters: TokenizeParameters, rendering: Rendering
 ) -> tuple[str, str] | None:
     """The constant texts around a question. What is wrong with a template is said of the first record that needs it."""
     try:
-        return make_chat_template(templates, special, parameters).question_frame()
+        return make_chat_template(templates, special, parameters, None, rendering).question_frame()
     except (BadConfiguration, UnfitRecord):
         return None
 

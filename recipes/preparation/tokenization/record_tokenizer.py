@@ -13,11 +13,13 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from recipes.contracts.parameters import TokenizeParameters
+from recipes.contracts.rendering import Rendering
 from recipes.preparation.tokenization.chat_template import ChatTemplate, make_chat_template, make_messages
 from recipes.preparation.tokenization.frozen_tokenizer import TOKENIZER_FILE, read_frozen_tokenizer
 from recipes.preparation.tokenization.piece_tokenizer import TOKEN_ID_BYTES, PieceTokenizer, pack_ids
 from recipes.preparation.tokenization.rewritten_turns import Span
-from recipes.records.record_layouts import Layout, UnfitRecord, read_tools
+from recipes.records.conversation import UnfitRecord, normalize_conversation, parse_json, read_optional_text
+from recipes.records.record_layouts import Layout, instruction_messages, read_instruction
 
 TOKEN_FIELDS = (
     ("input_ids", pa.list_(pa.int32())),
@@ -82,7 +84,7 @@ class RecordTokenizer:
         """Made when the first record needs it: a tokenizer for plain texts may have none."""
         if self._template is None:
             self._template = make_chat_template(
-                self._frozen.template, self._frozen.special, self.parameters, self._frozen.around
+                self._frozen.template, self._frozen.special, self.parameters, self._frozen.around, self._frozen.rendering
             )
             for constant in self._frozen.around or ():
                 self._piece_tokenizer.add_constant(constant)
@@ -91,7 +93,9 @@ class RecordTokenizer:
     @cached_property
     def tool_template(self) -> ChatTemplate:
         """That of conversations with tools: another one, or the same."""
-        return make_chat_template(self._frozen.template, self._frozen.special, self.parameters, tools=True)
+        return make_chat_template(
+            self._frozen.template, self._frozen.special, self.parameters, None, self._frozen.rendering, tools=True
+        )
 
     def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | UnfitRecord]:
         """Each record's tokens in full length, or why it has none."""
@@ -101,8 +105,8 @@ class RecordTokenizer:
         end = pack_ids([self.eos])
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
-                if layout is Layout.INSTRUCTION and self._encodes_parts:
-                    texts += (self.template.question(row["instruction"]), row["answer"])
+                if layout is Layout.INSTRUCTION and self._encodes_parts and not self._has_system_message(row):
+                    texts += (self.template.question(self._read_question(row)), row["answer"])
                     owners.append((number, b"", 2, end))
                 elif layout is Layout.COMPLETION and not self._joins_cleanly:
                     found[number] = self._tokenize_completion(row["prompt"], row["completion"])
@@ -139,15 +143,30 @@ class RecordTokenizer:
         where the template ends a turn with another, whoever generates may know that one alone.
         """
         if layout is Layout.INSTRUCTION:
-            whole, (answer,) = self.template.conversation(
-                make_messages(("user", "assistant"), (row["instruction"], row["answer"]))
-            )
+            messages = instruction_messages(row)
+            if self._renders_as_stored:
+                messages = make_messages(("user", "assistant"), (row["instruction"], row["answer"]))
+            whole, (answer,) = self.template.conversation(messages)
             end = str(self._frozen.special["eos_token"])
             text = whole[: answer.end].removesuffix(end) + end
             return text, [Span(answer.start, len(text))]
-        tools = read_tools(row)
-        template = self.tool_template if tools else self.template
-        return template.conversation(row["messages"], tools)
+        if self._renders_as_stored:
+            tools = read_stored_tools(row)
+            return (self.tool_template if tools else self.template).conversation(row["messages"], tools)
+        found = normalize_conversation(row)
+        template = self.tool_template if found.tools else self.template
+        whole, spans = template.conversation(found.messages, found.tools)
+        return whole, [span for span, is_learned in zip(spans, found.learned, strict=True) if is_learned]
+
+    @property
+    def _renders_as_stored(self) -> bool:
+        return self._frozen.rendering is Rendering.AS_STORED
+
+    def _has_system_message(self, row: Mapping[str, Any]) -> bool:
+        return not self._renders_as_stored and read_optional_text(row, "system") is not None
+
+    def _read_question(self, row: Mapping[str, Any]) -> str:
+        return str(row["instruction"]) if self._renders_as_stored else read_instruction(row)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -181,6 +200,12 @@ class RecordTokenizer:
                 runs += [first - done, last - first]
                 done = last
         return Tokens(pack_ids(encoding.ids), [*runs, len(encoding.ids) - done, 0])
+
+
+def read_stored_tools(row: Mapping[str, Any]) -> Any:
+    """The tools of a conversation as they are stored, which runs read that began before tools had a normal form."""
+    tools = row.get("tools")
+    return (parse_json(tools or "null", "'tools'") if isinstance(tools, str) else tools) or None
 
 
 def build_token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:

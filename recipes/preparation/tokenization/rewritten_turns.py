@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from recipes.records.record_layouts import UnfitRecord
+from recipes.records.conversation import UnfitRecord
 
 BEFORE_MARK, OWN_MARK, PLAIN_MARK = "\u25c71\u25c7", "\u25c72\u25c7", "\u25c73\u25c7"
 """What is put behind the text of the turn before and behind that of the turn itself, and in the place of the whole turn."""

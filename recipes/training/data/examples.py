@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import TokenizeParameters
 from recipes.contracts.quantities import pluralize
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.preparation.tokenization.frozen_tokenizer import write_tokenizer_files
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
-from recipes.records.record_layouts import UnfitRecord
+from recipes.records.conversation import UnfitRecord, describe_unread
+from recipes.records.record_layouts import find_unread
 from recipes.records.record_reader import Record
 from recipes.runner import log_line
 
@@ -34,19 +37,24 @@ class Example:
     labels: tuple[int, ...]
 
 
-def make_record_tokenizer(tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> RecordTokenizer:
+def make_record_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, system_prompt: str | None, rendering: Rendering = CURRENT_RENDERING
+) -> RecordTokenizer:
     """What makes the tokens of records, as preparation does."""
     with TemporaryDirectory() as folder:
         parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
-        write_tokenizer_files(tokenizer, Path(folder), parameters)
+        write_tokenizer_files(tokenizer, Path(folder), parameters, rendering)
         return RecordTokenizer(Path(folder), parameters)
 
 
 def tokenize_records(
-    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Tokens | UnfitRecord]:
     """Each record's tokens in full length, as preparation makes them too; or why it has none."""
-    encoder = make_record_tokenizer(tokenizer, system_prompt)
+    encoder = make_record_tokenizer(tokenizer, system_prompt, rendering)
     return encoder.tokenize([record.row for record in records], [record.layout for record in records])
 
 
@@ -57,7 +65,11 @@ def build_example(tokens: Tokens) -> Example:
 
 
 def encode_examples(
-    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None, max_length: int
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    system_prompt: str | None,
+    max_length: int,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Example]:
     """Tokenize records for training; the loss is taken on what the assistant says and its end tokens alone.
 
@@ -70,7 +82,7 @@ def encode_examples(
     tally = ExampleTally(max_length)
     examples = [
         build_example(tokens)
-        for tokens in tally.select_records(tokenize_records(tokenizer, records, system_prompt) if records else ())
+        for tokens in tally.select_records(tokenize_records(tokenizer, records, system_prompt, rendering) if records else ())
     ]
     tally.report_losses()
     return examples
@@ -86,6 +98,12 @@ class ExampleTally:
     cut: int = 0
     refused: int = 0
     first_refused: UnfitRecord | None = None
+    unread: Counter[str] = field(default_factory=Counter)
+
+    def count_unread(self, records: Iterable[Record]) -> None:
+        """Note what of records is not rendered, though it stands among what is."""
+        for record in records:
+            self.unread.update(find_unread(record.row, record.layout))
 
     def select_records(self, found: Iterable[Tokens | UnfitRecord]) -> Iterator[Tokens]:
         """Those that teach something."""
@@ -105,6 +123,8 @@ class ExampleTally:
             raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
         if self.refused:
             log_line(f"{self.refused} of {pluralize(self.records, 'record')} left out: the first {self.first_refused}")
+        if self.unread:
+            log_line(f"not rendered, as the serving engine drops it: {describe_unread(self.unread)}")
         if not self.num_kept and self.refused:
             raise BadConfiguration(f"no record can be trained on: the first {self.first_refused}")
         if not self.num_kept:

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
-from recipes.records.record_layouts import Layout, UnfitRecord
+from recipes.records.conversation import UnfitRecord
+from recipes.records.record_layouts import Layout
 from recipes.records.record_reader import Record, read_records
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store

@@ -12,6 +12,7 @@ from recipes.contracts.job import BadConfiguration
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.preparation.plan import open_table, write_table
 from recipes.preparation.tokenization.frozen_tokenizer import fingerprint_tokenizer
 from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS, build_token_columns
@@ -69,7 +70,12 @@ TOKEN_SCHEMA = pa.schema(TOKEN_FIELDS)
 
 
 def tokenize_rows(
-    folder: Path, scratch: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, padding: int
+    folder: Path,
+    scratch: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: Recipe,
+    padding: int,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> PackedRows:
     """The file, in `scratch`, has no name any more when this returns: it is gone with the process, however that ends.
 
@@ -79,25 +85,32 @@ def tokenize_rows(
     tally = ExampleTally(recipe.sequence_length)
     with TemporaryDirectory(dir=scratch, prefix="tokens-") as place:
         file = Path(place) / "tokens.arrow"
-        write_table(file, TOKEN_SCHEMA, tokenize_batches(folder, tokenizer, recipe, tally))
+        write_table(file, TOKEN_SCHEMA, tokenize_batches(folder, tokenizer, recipe, tally, rendering))
         table = open_table(file)
     tally.report_losses()
     return PackedRows(table, recipe.sequence_length, padding)
 
 
 def tokenize_batches(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tally: ExampleTally
+    folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tally: ExampleTally, rendering: Rendering
 ) -> Iterator[pa.RecordBatch]:
-    encoder = make_record_tokenizer(tokenizer, recipe.system_prompt)
+    encoder = make_record_tokenizer(tokenizer, recipe.system_prompt, rendering)
     records = iterate_records(folder)
     while block := list(islice(records, RECORDS_PER_BLOCK)):
+        if rendering is not Rendering.AS_STORED:
+            tally.count_unread(block)
         found = encoder.tokenize([record.row for record in block], [record.layout for record in block])
         if kept := list(tally.select_records(found)):
             yield pa.record_batch(build_token_columns(kept, None, 0), schema=TOKEN_SCHEMA)
 
 
 def load_packed_rows(
-    split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+    split: Artifact,
+    store: Store,
+    cache: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    recipe: Recipe,
+    rendering: Rendering = CURRENT_RENDERING,
 ) -> PackedRows:
     """The rows to train on: of a prepared split as they are stored, of any other tokenized and packed here."""
     folder = store.fetch(split, cache)
@@ -114,7 +127,7 @@ def load_packed_rows(
         if prepared.num_left_out:
             log_line(f"{pluralize(prepared.num_left_out, 'record')} {describe_prompt_overflow(recipe.sequence_length)}")
         return prepared
-    rows = tokenize_rows(folder, cache, tokenizer, recipe, padding)
+    rows = tokenize_rows(folder, cache, tokenizer, recipe, padding, rendering)
     log_line(f"{pluralize(rows.num_records, 'record')}, {describe_size(rows)}")
     return rows
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from recipes.training.metrics.metric_names import RESERVED_NAMES
@@ -47,6 +48,8 @@ class Objective(ABC):
     """Whether its micro-batches are of packed rows, all of one length, with `position_ids` and without a mask."""
     padded_behind: ClassVar[bool] = False
     """Whether they are of rows of one example each, without `position_ids` and without a mask: padding is at their end."""
+    rendering: Rendering = CURRENT_RENDERING
+    """How the run reads conversations: set before `rows` is called, where the run began in another way."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

@@ -17,7 +17,7 @@ class Sft(Objective):
     packed = True
 
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
-        return load_packed_rows(split, store, cache, tokenizer, self.recipe)
+        return load_packed_rows(split, store, cache, tokenizer, self.recipe, self.rendering)
 
     def collate(self, rows: Sequence[dict[str, torch.Tensor]]) -> Batch:
         return collate(rows)

@@ -64,6 +64,9 @@ class KubernetesCompute(Compute):
     def acknowledge_end(self, job: JobKey) -> None:
         self._jobs.acknowledge_end(job)
 
+    def list_unfinished(self) -> Sequence[JobKey]:
+        return self._jobs.active()
+
     def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
         return self._logs.read(job, self._count_attempts(job), offset, max_bytes)
 

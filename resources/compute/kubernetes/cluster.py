@@ -34,6 +34,9 @@ class Kind:
 
 JOB_SET = Kind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
+WORKLOAD_PRIORITY_CLASS = Kind(
+    "kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False
+)
 JOB = Kind("batch/v1", "Job", "jobs")
 POD = Kind("v1", "Pod", "pods")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
@@ -43,7 +46,20 @@ SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
 COSCHEDULING_GROUP = Kind("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
 VOLCANO_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
-ALL_KINDS = (JOB_SET, WORKLOAD, JOB, POD, NODE, CONFIG_MAP, SECRET, SERVICE, EVENT, COSCHEDULING_GROUP, VOLCANO_GROUP)
+ALL_KINDS = (
+    JOB_SET,
+    WORKLOAD,
+    WORKLOAD_PRIORITY_CLASS,
+    JOB,
+    POD,
+    NODE,
+    CONFIG_MAP,
+    SECRET,
+    SERVICE,
+    EVENT,
+    COSCHEDULING_GROUP,
+    VOLCANO_GROUP,
+)
 KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
 
 
@@ -72,7 +88,7 @@ class InvalidObject(ClusterError):
 
 
 class AlreadyExists(ClusterError):
-    """There is an object of that name."""
+    """There is an object of that name, or another one than a deletion is for."""
 
 
 class NotFound(ClusterError):
@@ -171,12 +187,19 @@ class Cluster:
             finally:
                 response.close()
 
-    def delete(self, kind: Kind, namespace: str, name: str, grace_seconds: int | None = None) -> None:
-        """Delete an object, if it exists; what it owns follows in the background."""
+    def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str | None = None, grace_seconds: int | None = None
+    ) -> None:
+        """Delete an object, if it exists; what it owns follows in the background.
+
+        With `uid` another object of that name stays: a request that was delayed must not delete its successor.
+        """
         body: Item = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        with suppress(NotFound):
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        with suppress(NotFound, *([AlreadyExists] if uid else [])):
             self._request("DELETE", kind.path(namespace, name), body=body)
 
     def request(self, method: str, path: str, body: Any = None) -> Item:

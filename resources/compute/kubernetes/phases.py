@@ -18,9 +18,16 @@ from resources.metadata.job_attempts import Attempt
 from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
-"""An attempt that ran for so long made progress: the counting of failed attempts begins again after it."""
+"""An attempt that ran for so long made progress, as one did that saved a checkpoint: counting begins again with it."""
 IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
 """In Kueue's words for a preemption: of use to its developers alone."""
+OTHER_FLAVOR = re.compile(
+    r"(insufficient quota for \S+ in flavor [\w.-]*\w, previously considered podsets requests \(\S*\)"
+    r" \+ current podset request \(\S*\) > maximum capacity \(0\)"
+    r"|untolerated taint \{[^}]*\} in flavor [\w.-]*\w"
+    r"|flavor [\w.-]*\w doesn't match node affinity)(, )?"
+)
+"""In Kueue's words for a Workload that waits: a flavor that has none of the resource, or is for other jobs."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """Reason of a Job that failed by its `activeDeadlineSeconds`."""
 CREATION_FAILURES = frozenset({"FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed"})
@@ -71,6 +78,7 @@ class Snapshot:
         attempts: since it was submitted, oldest first.
         pods: those that exist, of all generations; `deleted_pods` are last states.
         events: about its pods and its gang, oldest first; only of a gang that is starting.
+        queue_problem: why Kueue does not see the gang, where that is known.
     """
 
     job: ClusterJob
@@ -84,6 +92,7 @@ class Snapshot:
     deleted_pods: Sequence[PodState] = ()
     lost_nodes: frozenset[str] = frozenset()
     events: Sequence[ObjectEvent] = ()
+    queue_problem: str = ""
 
     @property
     def newest(self) -> Attempt | None:
@@ -110,11 +119,11 @@ def used_ms(snapshot: Snapshot) -> int:
 
 
 def count_failures(attempts: Sequence[Attempt]) -> int:
-    """Attempts that count against the limit of restarts since the last one that made progress."""
+    """Attempts that count against the limit of restarts: from the last one on that made progress."""
     count = 0
     for attempt in attempts:
-        ended = attempt.ended_at or attempt.started_at
-        if ended - attempt.started_at > PROGRESS_MS:
+        ran_ms = (attempt.ended_at or attempt.started_at) - attempt.started_at
+        if attempt.saved_at is not None or ran_ms > PROGRESS_MS:
             count = 0
         count += attempt.counted
     return count
@@ -284,11 +293,14 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang is None or gang.deleting:
         return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
     if gang.suspended:
-        words = describe_queue(snapshot.workload)
+        words = describe_queue(snapshot.workload, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
-    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
-        return Phase.RUNNING, ""
     hold, deleted = find_hold(snapshot), describe_deletion(find_deleted_pod(gang, snapshot.all_pods))
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+        if hold is None or newest.is_registered:
+            return Phase.RUNNING, ""
+        # Its first node has claimed the attempt, and waits for others that cannot start.
+        return (Phase.STARTING if newest is snapshot.attempts[0] else Phase.RESTARTING), hold.detail
     if not snapshot.attempts:
         detail = hold.detail if hold else "its pods run, and have not reported yet"
         return Phase.STARTING, "; ".join(filter(None, (deleted, detail)))
@@ -300,12 +312,19 @@ def is_running(attempt: Attempt) -> bool:
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 
-def describe_queue(workload: WorkloadState | None) -> str:
+def describe_queue(workload: WorkloadState | None, problem: str = "") -> str:
     """What a suspended gang waits for, in Kueue's words."""
     if workload is None:
-        return "waits for Kueue to see it"
-    words = dict.fromkeys(IDENTIFIERS.sub("", part) for part in (workload.evicted, workload.waits_for) if part)
+        return problem or "waits for Kueue to see it"
+    parts = (workload.evicted, remove_other_flavors(workload.waits_for))
+    words = dict.fromkeys(IDENTIFIERS.sub("", part) for part in parts if part)
     return "; ".join(words) or "waits in Kueue's queue"
+
+
+def remove_other_flavors(words: str) -> str:
+    """Kueue's words without the flavors that the job cannot use; all of them where it can use none."""
+    left = OTHER_FLAVOR.sub("", words).replace(", .", ".").removesuffix(", ")
+    return left if "flavor" in left.partition(": ")[2] else words
 
 
 def find_admission(snapshot: Snapshot) -> int | None:

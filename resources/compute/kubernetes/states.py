@@ -10,6 +10,7 @@ from resources.compute.kubernetes.gang import GENERATION_ANNOTATION, JOB_LABEL
 
 Condition = Mapping[str, Any]
 
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
@@ -43,6 +44,8 @@ def job_name(item: Mapping[str, Any]) -> str:
 class GangState:
     """A JobSet, or an Indexed Job. `reason` and `message` are why it ended, of one that did.
 
+    `priority_class` is Kueue's; empty of one that does not wait in its queue.
+
     A JobSet restarts its pods by itself, unless it may not (`maxRestarts: 0`), as where the pods of a failed job are kept.
     An Indexed Job of several pods is created again.
     """
@@ -58,6 +61,7 @@ class GangState:
     reason: str
     message: str
     restarts_itself: bool
+    priority_class: str
 
 
 def read_gang(item: Mapping[str, Any]) -> GangState:
@@ -78,6 +82,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
         restarts_itself=item.get("kind") != JOB.name and (item["spec"].get("failurePolicy") or {}).get("maxRestarts") != 0,
+        priority_class=str((metadata.get("labels") or {}).get(PRIORITY_LABEL, "")),
     )
 
 

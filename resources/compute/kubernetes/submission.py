@@ -5,10 +5,9 @@ watches no Secrets, and needs no permission to read them.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from recipes.contracts.job import Job
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import (
     CONFIG_MAP,
     COSCHEDULING_GROUP,
@@ -24,12 +23,14 @@ from resources.compute.kubernetes.cluster import (
     Item,
     Kind,
     NotFound,
+    RequestDenied,
     find_kind,
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.token_secret import KEY, token_name
-from resources.jobs.job_tokens import TOKEN_VARIABLE
+from resources.compute.kubernetes.phases import INVALID_CHILD
+from resources.compute.kubernetes.states import GangState
+from resources.compute.kubernetes.token_secret import token_name
 from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -48,9 +49,19 @@ GANG_KINDS: dict[str, tuple[Kind, ...]] = {
 
 
 def create_objects(
-    cluster: Cluster, job: Job, scheduler: Scheduler, generation: int, used_seconds: float, credentials: Credentials
+    cluster: Cluster,
+    job: Job,
+    scheduler: Scheduler,
+    generation: int,
+    used_seconds: float,
+    create_secret: Callable[[Item], None],
 ) -> Sequence[Item]:
     """Create what a generation of a job lacks (idempotent). Returns its objects as the cluster has them, but for Secrets.
+
+    Nothing is created where the API server would refuse the pods' Job.
+
+    Args:
+        create_secret: fills in the token.
 
     Raises:
         BadConfiguration: the job cannot be rendered with these settings.
@@ -58,22 +69,47 @@ def create_objects(
         RequestDenied: the installation does not allow it.
         ClusterUnavailable: no answer, or an object of that name is still being deleted.
     """
-    found = []
-    for item in render(job, scheduler, generation, used_seconds):
+    items, found = render(job, scheduler, generation, used_seconds), []
+    for item in items:
+        if item["kind"] == JOB_SET.name:
+            check_child(cluster, item)
+    for item in items:
         if item["kind"] == SECRET.name:
-            create_secret(cluster, item, job, credentials)
+            create_secret(item)
         else:
             found.append(create_or_attach(cluster, item))
     return found
 
 
-def create_secret(cluster: Cluster, item: Item, job: Job, credentials: Credentials) -> None:
-    """Create the Secret with a token of the job. One that exists stays: pods have read it, and its token is renewed."""
-    token = credentials.issue(job).get(TOKEN_VARIABLE, "")
-    try:
-        cluster.create(item | {"stringData": {KEY: token}})
-    except AlreadyExists:
-        log.info("Secret %s exists, its token stays", item["metadata"]["name"])
+def check_child(cluster: Cluster, job_set: Item) -> None:
+    """Have the API server validate the Job that a JobSet is to create.
+
+    It accepts JobSets whose Job it then refuses: they would never make a pod.
+
+    Raises:
+        InvalidObject: it refuses the Job, in its own words.
+        ClusterUnavailable: no answer.
+    """
+    for replicated in job_set["spec"]["replicatedJobs"]:
+        template, metadata = replicated["template"], job_set["metadata"]
+        child = {
+            "apiVersion": JOB.api_version,
+            "kind": JOB.name,
+            "metadata": {
+                **template["metadata"],
+                "name": f"{metadata['name']}-{replicated['name']}-0",
+                "namespace": metadata["namespace"],
+            },
+            "spec": template["spec"],
+        }
+        try:
+            cluster.create(child, dry_run=True)
+        except InvalidObject as problem:
+            # Whatever a webhook denies for want of the parent may pass later.
+            if INVALID_CHILD.search(str(problem)):
+                raise
+        except (AlreadyExists, RequestDenied) as problem:
+            log.info("Job %s cannot be checked: %s", child["metadata"]["name"], problem)
 
 
 def create_or_attach(cluster: Cluster, item: Item) -> Item:
@@ -97,18 +133,21 @@ def create_or_attach(cluster: Cluster, item: Item) -> Item:
     return found
 
 
-def delete_gang(cluster: Cluster, place: tuple[str, str], scheduler: Scheduler) -> None:
-    """Delete what owns the pods of a generation, by namespace and name; they end within their grace period."""
-    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], *place)
+def delete_gang(cluster: Cluster, gang: GangState, scheduler: Scheduler) -> None:
+    """Delete what owns the pods of a generation; they end within their grace period."""
+    cluster.delete(GANG_KINDS[scheduler.gang_backend][0], gang.namespace, gang.name, uid=gang.uid)
 
 
 def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> None:
-    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap."""
+    """Delete what is left of a generation whose pods are gone, last of all its ConfigMap.
+
+    By name, because nobody may read Secrets: the names of other generations differ.
+    """
     namespace, name = place(config_map)
     for kind in GANG_KINDS[scheduler.gang_backend]:
         cluster.delete(kind, namespace, name)
     cluster.delete(SECRET, namespace, token_name(name))
-    cluster.delete(CONFIG_MAP, namespace, name)
+    cluster.delete(CONFIG_MAP, namespace, name, uid=config_map["metadata"].get("uid"))
 
 
 def place(item: Item) -> tuple[str, str]:

@@ -40,6 +40,7 @@ job_attempts = Table(
     Column("reason", String(40), doc="recipes.contracts.exit_reason.ExitReason"),
     Column("message", Text, nullable=False),
     Column("counted", Boolean, nullable=False, doc="whether it counts against the job's limit of restarts"),
+    Column("saved_at", BigInteger, doc="when its newest checkpoint was complete in the object store"),
     Index("job_attempts_by_pod", "job_id", "program", "claimed_by", unique=True),
 )
 

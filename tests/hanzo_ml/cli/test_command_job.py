@@ -8,7 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from recipes.command.workspace import restore_code
 from recipes.storage.artifact_store import Store
+from recipes.storage.manifest import Artifact
+from tests.folder_contents import read_folder, write_folder
 from tests.hanzo_ml.cli.test_cli import Cli, cli, file, refusal
 from tests.hanzo_ml.client.test_client import committed
 from tests.server_process import ServerProcess
@@ -22,6 +25,73 @@ def submit(cli: Cli, config: Path) -> dict[str, Any]:
     done = cli("job", "submit", "--config", str(config), "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def test_code_folder_comes_back_as_it_was(cli: Cli, file: File, server: ServerProcess, tmp_path: Path) -> None:
+    config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
+    source = config.parent / "src"
+    source.mkdir()
+    write_folder(source)
+    for path in (".hidden/.objects", ".objects/mine", "step-200/weights", "new\nline"):  # left out, or no name of a file
+        (source / path).unlink()
+    (source / ".hidden").rmdir()
+    (source / ".objects").rmdir()
+    (source / "latin-1.py").write_bytes("# Gr\u00fc\u00dfe aus K\u00f6ln, mit freundlichen Empfehlungen".encode("latin-1"))
+    (source / "absolute").symlink_to(source / "step-100")
+    (source / "around").symlink_to("../src/step-100")
+    done = cli("job", "submit", "--config", str(config), "--json")
+    assert done.returncode == 0 and "left out" not in done.stderr, done.stderr
+    code = Artifact.model_validate(json.loads(done.stdout)["config"]["code"])
+    store = Store(server.settings.store)
+    work = tmp_path / "work"
+    (work / "code" / "empty").mkdir(parents=True)
+    (work / "code" / "last").write_text("what an earlier attempt left in the place of a link")
+    restore_code(store, code, tmp_path / "cache", work / "code")
+    expected = read_folder(source)
+    for link in ("absolute", "around"):
+        assert (source / link).is_symlink()
+        expected[link] = (*expected[link][:2], "step-100")
+    assert read_folder(work / "code") == expected
+    restore_code(store, code, tmp_path / "cache", work / "code")
+    assert read_folder(work / "code") == expected, "a second attempt overwrites what is read-only"
+
+
+def test_what_code_leaves_out_is_listed(cli: Cli, file: File) -> None:
+    config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
+    contents = {
+        "train.py": b"1",
+        ".env": b"KEY=1",
+        ".git/config": b"",
+        "deep/.cache/x": b"",
+        "deep/__pycache__/t.pyc": b"\xff",
+        "own-env/pyvenv.cfg": b"home = /usr",
+        "node_modules/x.js": b"1",
+        "deep/model.bin": bytes(range(256)),
+        "two.bin": b"\xff\xfe",
+    }
+    for path, data in contents.items():
+        source = config.parent / "src" / path
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_bytes(data)
+    (config.parent / "src" / "venv").symlink_to("/usr")
+    done = cli("job", "submit", "--config", str(config))
+    assert done.returncode == 0 and "queued" in done.stdout
+    assert done.stderr.splitlines() == [
+        "left out of code: ./src",
+        "  hidden: .env, .git/, deep/.cache/",
+        "  generated: deep/__pycache__/",
+        "  binary: deep/model.bin, two.bin",
+        "  environment: node_modules/, own-env/, venv",
+    ]
+
+
+@pytest.mark.parametrize("target", ["/etc/hosts", "../j.yaml", "..", "/nowhere", "deep/../../j.yaml"])
+def test_link_that_leaves_the_folder_of_code_is_refused(cli: Cli, file: File, target: str) -> None:
+    config = file("name: x\ncommand: [python, train.py]\ncode: ./src\n", "j.yaml")
+    (config.parent / "src" / "deep").mkdir(parents=True)
+    (config.parent / "src" / "secret").symlink_to(target)
+    said = refusal(cli("job", "submit", "--config", str(config)))
+    assert "src/secret is a link that leaves the folder" in said and target in said
 
 
 def code_of(server: ServerProcess, job: dict[str, Any]) -> dict[str, str]:
@@ -46,7 +116,6 @@ def test_a_folder_of_code_goes_along_without_what_nobody_wrote(cli: Cli, file: F
         source = config.parent / "src" / path
         source.parent.mkdir(parents=True, exist_ok=True)
         source.write_bytes(b"\xff" if path.endswith(".pyc") else path.encode())
-    (config.parent / "src" / "secret").symlink_to("/etc/hosts")
     job = submit(cli, config)
     assert code_of(server, job) == {"train.py": "train.py", "parts/words.py": "parts/words.py"}
     assert "code" in job["config"] and job["config"]["code"]["kind"] == "code"

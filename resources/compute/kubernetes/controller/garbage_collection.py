@@ -65,12 +65,13 @@ class GarbageCollector:
     def _delete(self, state: ClusterState, config_map: Item, job: ClusterJob) -> None:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
         key, generation = place(config_map), read_generation(config_map)
-        if is_kept(config_map, job, state.gangs.get(key), now_ms(), self._keep_ms):
+        gang = state.gangs.get(key)
+        if is_kept(config_map, job, gang, now_ms(), self._keep_ms):
             self._revoke_kept(config_map, job)
             return
-        if key in state.gangs:
-            if not state.gangs[key].deleting:
-                delete_gang(self._cluster, key, self._scheduler)
+        if gang is not None:
+            if not gang.deleting:
+                delete_gang(self._cluster, gang, self._scheduler)
             return
         if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
             return
@@ -93,7 +94,7 @@ class GarbageCollector:
             for pod in pods:
                 if pod.deleting and state.is_lost(pod):
                     try:
-                        self._cluster.delete(POD, pod.namespace, pod.name, grace_seconds=0)
+                        self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
                         log.info("removed pod %s: node %s is lost", pod.name, pod.node)
                     except ClusterError as problem:
                         log.warning("removing pod %s: %s", pod.name, problem)

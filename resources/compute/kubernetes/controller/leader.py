@@ -24,11 +24,19 @@ log = logging.getLogger(__name__)
 ADVISORY_LOCK = 57_000_002
 SESSION_SECONDS = 15
 """How long the server waits for a leader that does not answer."""
+LOCK_SECONDS = 5
+"""How long the leader waits for a row that somebody else has locked: it goes on with other jobs."""
+LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's code for a lock that was not got in time."""
 RETRY_SECONDS = 1.0
 
 
 class LeadershipLost(Exception):
     """The session that holds the lock has ended: another controller may lead."""
+
+
+class RowLocked(Exception):
+    """Somebody else holds a lock on a row, such as an API that waits for the object store: try again later."""
 
 
 class LeaderDatabase(Database):
@@ -46,6 +54,7 @@ class LeaderDatabase(Database):
         session.execute(text(f"SET tcp_keepalives_interval = {pause}"))
         session.execute(text("SET tcp_keepalives_count = 2"))
         session.execute(text(f"SET tcp_user_timeout = {SESSION_SECONDS * 1000}"))
+        session.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
         locked = bool(session.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}).scalar_one())
         session.commit()
         if locked:
@@ -76,6 +85,8 @@ class LeaderDatabase(Database):
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise LeadershipLost(str(error.orig)) from error
+            if getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+                raise RowLocked(str(error.orig)) from error
             raise
 
 

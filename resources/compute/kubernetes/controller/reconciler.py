@@ -11,12 +11,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import CREDENTIALS_RENEWAL_SECONDS
-from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import Cluster, ClusterError
 from resources.compute.kubernetes.controller.creation import Creator
 from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
-from resources.compute.kubernetes.controller.leader import LeadershipLost
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked
+from resources.compute.kubernetes.controller.priority_classes import PriorityClasses
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
@@ -25,6 +25,7 @@ from resources.compute.kubernetes.states import GangState, PodState
 from resources.compute.kubernetes.submission import delete_gang
 from resources.compute.kubernetes.view import ClusterState, ClusterView
 from resources.errors import HanzoError
+from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, ClusterJobs, GenerationKey, JobState
 from resources.metadata.database import Database
 from resources.metadata.gpu_usage import EXTEND_SECONDS
@@ -39,7 +40,7 @@ class Reconciler:
     """One leader's work. Everything kept between passes is a cache."""
 
     def __init__(
-        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: Credentials
+        self, cluster: Cluster, view: ClusterView, scheduler: Scheduler, database: Database, credentials: ClusterCredentials
     ) -> None:
         self._cluster = cluster
         self._view = view
@@ -48,6 +49,7 @@ class Reconciler:
         self._attempts = JobAttempts(database)
         self._credentials = credentials
         self._events = EventReader(cluster)
+        self._priority_classes = PriorityClasses(cluster)
         self._creator = Creator(cluster, view, scheduler, credentials)
         self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials)
         self._limits: dict[GenerationKey, Limits] = {}
@@ -58,7 +60,7 @@ class Reconciler:
         """One pass over all jobs. Returns whether another should follow at once.
 
         Raises:
-            SQLAlchemyError, LeadershipLost: of the database; the next pass does what is left.
+            SQLAlchemyError, LeadershipLost, RowLocked: of the database; the next pass does what is left.
         """
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
@@ -68,7 +70,7 @@ class Reconciler:
         for job in jobs:
             try:
                 again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
-            except ClusterError as problem:
+            except (ClusterError, RowLocked) as problem:
                 log.warning("%s %s: %s", job.program, job.job_id, problem)
             except (SQLAlchemyError, LeadershipLost):
                 raise
@@ -115,7 +117,7 @@ class Reconciler:
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
-        return replace(snapshot, events=self._events.read(snapshot))
+        return replace(snapshot, events=self._events.read(snapshot), queue_problem=self._priority_classes.explain(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = job.generation_key
@@ -162,7 +164,7 @@ class Reconciler:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
 
     def _delete_gang(self, gang: GangState) -> None:
-        delete_gang(self._cluster, (gang.namespace, gang.name), self._scheduler)
+        delete_gang(self._cluster, gang, self._scheduler)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
         """Keep tokens valid however long a job waits."""

@@ -4,8 +4,9 @@ from typing import Any
 
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.gangs.job_set import job_set
+from resources.compute.kubernetes.states import PRIORITY_LABEL
 
-QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MAX_SECONDS_LABEL = "kueue.x-k8s.io/max-exec-time-seconds"
 """Kueue's clock adds up over preemptions; a Job's own would start again with each."""
 

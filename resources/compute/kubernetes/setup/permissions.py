@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from resources.compute.kubernetes.cluster import CONFIG_MAP, EVENT, NODE, POD, SECRET, WORKLOAD, Kind
+from resources.compute.kubernetes.cluster import (
+    CONFIG_MAP,
+    EVENT,
+    JOB,
+    NODE,
+    POD,
+    SECRET,
+    WORKLOAD,
+    WORKLOAD_PRIORITY_CLASS,
+    Kind,
+)
 from resources.compute.kubernetes.submission import GANG_KINDS
 from resources.settings.scheduler import Scheduler
 
@@ -40,6 +50,8 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
     return [
         *(permission(kind, "list", "watch", cluster_wide=True) for kind in watched),
         *(permission(kind, "create", "get", "delete") for kind in (*gang, CONFIG_MAP)),
+        *([permission(WORKLOAD_PRIORITY_CLASS, "get", cluster_wide=True)] if scheduler.gang_backend == "kueue" else []),
+        *([permission(JOB, "create")] if JOB not in gang else []),  # the dry run of a JobSet's Job
         permission(SECRET, "create", "delete"),
         permission(POD, "delete"),
         permission(POD, "get", subresource="log"),

@@ -10,7 +10,7 @@ from resources.compute.kubernetes.gang import JOB_LABEL
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.facts import sample_job
 from resources.compute.kubernetes.states import PodState, read_pod
-from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
+from resources.compute.kubernetes.submission import delete_rest
 from resources.settings.scheduler import Scheduler
 
 PROBE_SECONDS = 300.0
@@ -66,7 +66,6 @@ def probe_pods(cluster: Cluster, scheduler: Scheduler) -> str:
     except (InvalidObject, RequestDenied) as refusal:
         return f"the API server refuses the pods: {refusal}"
     finally:
-        delete_gang(cluster, place(config_map), plain)
         delete_rest(cluster, config_map, plain)
 
 

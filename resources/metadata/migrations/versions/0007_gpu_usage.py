@@ -27,10 +27,10 @@ def upgrade() -> None:
     made = op.create_table("gpu_usage", *TABLE, sa.PrimaryKeyConstraint("attempt"))
     op.create_index("gpu_usage_by_job", "gpu_usage", ["job_id", "program", "is_open"])
     op.create_index("gpu_usage_by_owner", "gpu_usage", ["owner_id"])
-    op.bulk_insert(made, hours_of_completed_jobs(op.get_bind()))
+    op.bulk_insert(made, read_completed_hours(op.get_bind()))
 
 
-def hours_of_completed_jobs(connection: sa.Connection) -> list[dict[str, object]]:
+def read_completed_hours(connection: sa.Connection) -> list[dict[str, object]]:
     """What earlier releases recorded in `job.completed`: that many hours of one GPU, so that counters go on.
 
     Not the runs' metrics: any user may write those.

@@ -1,6 +1,7 @@
 """POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
 
 import asyncio
+import base64
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -334,6 +335,15 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"files": {"a": "", "a/b.py": ""}}, ("files", "lies below 'a'")),
         ({"files": {"manifest.json": ""}}, ("files", "another")),
         ({"files": {"train.py": "x" * (MAX_CODE_BYTES + 1)}}, ("files", "keep data in a dataset")),
+        ({"source_tree": {"links": {"a": "/etc"}}}, ("source_tree", "leads out of the folder")),
+        ({"source_tree": {"links": {"a/b/c": "../..", "z": "a/b/c/../x"}}}, ("source_tree", "leads out of the folder")),
+        ({"source_tree": {"links": {"../a": "b"}}}, ("source_tree", "no path inside")),
+        ({"files": {"a/b": ""}, "source_tree": {"links": {"a": "c"}}}, ("source_tree", "'a' is no folder")),
+        ({"files": {"a": ""}, "source_tree": {"folders": ["a"]}}, ("source_tree", "'a' is there twice")),
+        ({"source_tree": {"modes": {"a": 0o755}}}, ("source_tree", "no 'a'")),
+        ({"files": {"a": ""}, "source_tree": {"modes": {"a": 0o4755}}}, ("source_tree.modes", "511")),
+        ({"source_tree": {"encoded": {"a": "eA==" + "eHh4" * (MAX_CODE_BYTES // 3)}}}, ("source_tree",)),
+        ({"source_tree": {"encoded": {"a": base64.b64encode(bytes(MAX_CODE_BYTES + 1)).decode()}}}, ("dataset",)),
         ({"dataset": "mine"}, ("dataset",)),
     ],
 )

@@ -14,17 +14,22 @@ import boto3
 import httpx
 import pytest
 import urllib3
+from starlette.requests import Request
 
-from recipes.contracts.job import Job, Program
+from api.routes.v1.job_objects import get_content
+from recipes.contracts.job import Job, Program, StoreAddress
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import UNFINISHED_UPLOAD, StoreRefuses, StoreUnavailable
 from recipes.storage.line_selection import bitmap_uri, origin_uri
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Chunk, FileRecord, LineSelection, Manifest
-from recipes.storage.object_transfer import RANGE_BYTES
+from recipes.storage.object_transfer import RANGE_BYTES, StoredObject
+from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
+from resources.object_store.program_scope import ProgramScopes
 from tests.resources.cluster_rows import claim_attempt
+from tests.s3_server import S3Server
 from tests.server_process import ServerProcess
 from tests.signed_store import objects_address, program_job, store_in_pod, submit
 
@@ -357,3 +362,41 @@ def has_unfinished_upload(pod: Pod) -> bool:
         region_name="us-east-1",
     )
     return bool(client.list_multipart_uploads(Bucket=pod.direct.address.buckets["models"]).get("Uploads"))
+
+
+def test_wrong_keys_of_the_server_are_named_to_its_pods_at_once(server_on_s3: ServerProcess, s3: S3Server) -> None:
+    pod = Pod(server_on_s3, program_job(server_on_s3, {"merged": OUTPUT}))
+    s3.refusing = 1000
+    try:
+        with pytest.raises(StoreRefuses, match=r"storage\.access_key and storage\.secret_key"):
+            pod.store.put_bytes(f"{OUTPUT}/small", b"x")
+        with pytest.raises(StoreRefuses, match=r"storage\.access_key, storage\.secret_key of the API"):
+            pod.store.put_bytes(f"{OUTPUT}/large", bytes(2 << 20))
+    finally:
+        s3.refusing = 0
+
+
+class ReplacingStore(Store):
+    """Another object takes the place of one as soon as that was opened."""
+
+    def open(self, uri: str) -> StoredObject:
+        found = super().open(uri)
+        self.put_bytes(uri, b"another one")
+        return found
+
+
+def test_object_that_is_replaced_while_it_is_read_is_no_missing_one(tmp_path: Path) -> None:
+    store = ReplacingStore(StoreAddress(root=tmp_path.as_uri(), buckets={"models": "m"}))
+    store.put_bytes(f"{OUTPUT}/a", b"the first one")
+    job = Job(
+        id="j",
+        program=Program.CONVERT,
+        outputs={"merged": OUTPUT},
+        result_uri="s3://hanzo-ml/runs/j/convert.json",
+        store=store.address,
+        cache_dir="/cache",
+    )
+    request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []})
+    grant = ProgramGrant(job.id, job.program, "default", "", job, 1, "run")
+    answer = get_content(request, grant, store, ProgramScopes(store), f"{OUTPUT}/a")
+    assert answer.status_code == 412 and "was replaced while it was read" in bytes(answer.body).decode()

@@ -20,7 +20,8 @@ WITH_TOOLS = "{% if tools %}You may call: {{ tools | tojson }}<|im_end|>\n{% end
 PLAIN = CHAT_TEMPLATE.replace("<|im_start|>", "<|im_start|>the ")
 SEVERAL = {"default": PLAIN, "tool_use": WITH_TOOLS}
 MESSAGES = [{"role": "user", "content": "Who keeps the lamp?"}, {"role": "assistant", "content": "The keeper."}]
-TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}]
+COUNT = {"name": "count", "description": "Ships.", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": COUNT}]
 QUESTION = {"instruction": "Who?", "answer": "She."}
 
 

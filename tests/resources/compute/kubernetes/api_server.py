@@ -24,9 +24,10 @@ PLURALS = {kind.plural for kind in ALL_KINDS}
 
 
 class ApiServer:
-    """`refusal`, if set, answers every creation: status and message. `silent`: watches send nothing, not even an end.
+    """`refusal`, if set, answers every creation: status and message; `refusals` those of a kind.
 
-    So many of the next lists as `versionless_lists` says have no resource version.
+    `silent`: watches send nothing, not even an end. So many of the next lists as `versionless_lists` says have no resource
+    version.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class ApiServer:
         self.version = 1
         self.oldest_version = 0
         self.refusal: tuple[int, str] | None = None
+        self.refusals: dict[str, tuple[int, str] | None] = {}
         self.silent = False
         self.versionless_lists = 0
         self.requests: list[str] = []
@@ -118,20 +120,26 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 self.refuse(404, f"{path} not found")
 
         def do_POST(self) -> None:
-            path, _ = self.parts()
+            path, query = self.parts()
             item = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if server.refusal:
-                self.refuse(*server.refusal)
+            refusal = server.refusals.get(item["kind"], server.refusal)
+            if refusal:
+                self.refuse(*refusal)
             elif f"{path}/{item['metadata']['name']}" in server.items:
                 self.refuse(409, f"{item['kind']} {item['metadata']['name']} already exists")
+            elif query.get("dryRun"):
+                self.answer(201, item)
             else:
                 self.answer(201, server.put(item, "ADDED"))
 
         def do_DELETE(self) -> None:
             path, _ = self.parts()
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            options = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            uid = options.get("preconditions", {}).get("uid")
             if path not in server.items:
                 self.refuse(404, f"{path} not found")
+            elif uid not in (None, server.items[path]["metadata"]["uid"]):
+                self.refuse(409, f"Precondition failed: UID in precondition: {uid}")
             else:
                 self.answer(200, server.remove(path))
 

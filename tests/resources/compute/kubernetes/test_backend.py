@@ -11,7 +11,8 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Hardware, Job, Result, StoreAddress
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
-from resources.compute.base import Follower, JobFailed, Observation, Phase
+from recipes.storage.manifest import Artifact
+from resources.compute.base import Follower, JobFailed, Observation, Phase, Progress
 from resources.compute.kubernetes.backend import KubernetesCompute
 from resources.compute.kubernetes.gang import base_name
 from resources.metadata.cluster_jobs import CANCEL, ClusterJobs, JobState
@@ -43,8 +44,9 @@ class Room:
         folder = uris.node_log(self.job.id, self.job.program, attempt, rank)
         self.store.put_bytes(f"{folder}/{segment:06d}.log", text)
 
-    def save_result(self, job: Job | None = None) -> None:
-        result = Result(work_digest=(job or self.job).work_digest, metrics={"loss": 1.0})
+    def save_result(self, job: Job | None = None, **uris: str) -> None:
+        artifacts = {role: Artifact(kind=role, uri=uri, digest="d" * 64, size_bytes=1) for role, uri in uris.items()}
+        result = Result(work_digest=(job or self.job).work_digest, artifacts=artifacts, metrics={"loss": 1.0})
         self.store.put_bytes(self.job.result_uri, result.model_dump_json().encode())
 
 
@@ -110,6 +112,9 @@ def test_supervisor_that_comes_late_reports_the_failure_and_the_next_starts_agai
     with pytest.raises(BadConfiguration, match="image x cannot be pulled"):
         room.compute.run(room.job, room.follower())
     room.compute.submit(room.job)
+    assert room.jobs.get(room.job).generation == 1, "a supervisor that attaches must be given its end"
+    room.compute.acknowledge_ends()
+    room.compute.submit(room.job)
     assert room.jobs.get(room.job).generation == 2
 
 
@@ -163,3 +168,32 @@ def test_settings_open_the_backend_without_the_client_of_the_cluster(tmp_path: P
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+BASE = f"s3://hanzo-models/base/{'a' * 64}"
+
+
+@pytest.mark.parametrize("below", ["", "/700"])
+def test_result_names_outputs_of_its_job_and_its_base_model(room: Room, below: str) -> None:
+    output = "s3://hanzo-ml/runs/r/checkpoint-final/adapter"
+    room.job = room.job.model_copy(update={"outputs": {"adapter": f"{output}/"}})
+    room.save_result(adapter=f"{output}{below}", base=BASE)
+    assert room.compute.result(room.job) is not None
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://hanzo-ml/runs/another-run/checkpoint-final/adapter",
+        "s3://hanzo-models/another/1/safetensors",
+        "s3://hanzo-models/base",
+        "file:///etc",
+    ],
+)
+def test_result_that_names_what_is_not_its_jobs_fails_the_job(room: Room, uri: str) -> None:
+    room.compute.submit(room.job)
+    room.save_result(adapter=uri)
+    room.set(Phase.SUCCEEDED)
+    assert room.compute.result(room.job) is None
+    with pytest.raises(JobFailed, match="without a result"):
+        room.compute._poll(room.job, room.follower(), Progress(0))

@@ -1,5 +1,6 @@
 """The controller against an API server that keeps objects: from a row to pods, through faults, to the end."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,11 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from recipes.contracts.pod_settings import PodSettings
 from resources.compute.base import Phase
-from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.controller import creation, priority_classes
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
+from resources.compute.kubernetes.submission import delete_rest
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
@@ -155,8 +158,53 @@ def test_pods_get_a_token_of_their_program(room: Room) -> None:
     assert grant is not None and (grant.job_id, grant.program) == (TRAIN.id, TRAIN.program)
 
 
+def count_tokens(room: Room) -> int:
+    with room.database.read() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM program_tokens").scalar_one())
+
+
+def test_refused_secret_leaves_one_token_however_often_it_is_tried(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "RETRY_SECONDS", 0.0)
+    room.submit()
+    room.server.refusals["Secret"] = (403, "secrets is forbidden: exceeded quota: compute, requested: count/secrets=1")
+    for _ in range(3):
+        assert "exceeded quota" in room.reconcile().detail
+    assert count_tokens(room) == 1
+    room.server.refusals.clear()
+    room.reconcile()
+    secret = room.server.find(SECRET, f"{NAME}-token")
+    assert secret is not None and count_tokens(room) == 1
+    with room.database.read() as connection:
+        assert find_program(connection, secret["stringData"]["token"]) is not None
+
+
+def test_secret_that_exists_keeps_its_token_alone(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    room.server.remove(JOB_SET.path("hanzo-ml", NAME))
+    room.start_controller()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME] and count_tokens(room) == 1
+
+
+def test_job_whose_pods_the_api_server_would_refuse_fails_before_anything_is_created(room: Room) -> None:
+    words = 'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Invalid value: "Sometimes"'
+    room.server.refusals["Job"] = (422, words)
+    room.submit()
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.BAD_CONFIGURATION) and words in row.detail
+    assert room.objects() == []
+
+
+def test_job_that_may_not_be_checked_is_created_all_the_same(room: Room) -> None:
+    room.server.refusals["Job"] = (403, "jobs.batch is forbidden: cannot create resource")
+    room.submit()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+
+
 @pytest.mark.parametrize("carried_out", [False, True], ids=["before the request", "after the request"])
-@pytest.mark.parametrize("fatal", [1, 2, 3])
+@pytest.mark.parametrize("fatal", [1, 2, 3, 4])
 def test_submission_is_completed_by_the_next_controller(room: Room, fatal: int, carried_out: bool) -> None:
     room.submit()
     room.start_controller(MortalCluster(room.server.cluster, fatal, carried_out=carried_out))
@@ -200,6 +248,52 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     room.gang().admit()
     row = room.reconcile()
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
+
+
+def test_missing_priority_class_is_named_with_the_command_that_creates_it(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority_classes, "INTERVAL_SECONDS", 0.0)
+    room.submit()
+    room.reconcile()
+    room.gang().job_set["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    detail = room.reconcile().detail
+    assert "Kueue has no WorkloadPriorityClass 'batch'" in detail and "hanzo-ml cluster render | kubectl apply" in detail
+    metadata = {"name": "batch"}
+    room.server.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": metadata})
+    assert room.reconcile().detail == "waits for Kueue to see it"
+
+
+NOT_ASSIGNED = "couldn't assign flavors to pod set node: "
+A100 = "insufficient unused quota for nvidia.com/gpu in flavor nvidia-a100-80gb, 4 more needed"
+NO_GPUS = (
+    "insufficient quota for nvidia.com/gpu in flavor cpu, previously considered podsets requests (0) + current podset "
+    "request (8) > maximum capacity (0)"
+)
+TOO_LARGE = NO_GPUS.replace("flavor cpu", "flavor nvidia-a100-80gb").replace("(0)", "(4)")
+H100 = "flavor nvidia-h100-80gb doesn't match node affinity"
+TAINT = "untolerated taint {nvidia.com/gpu present NoSchedule <nil>} in flavor nvidia-h100-80gb"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (f"{NOT_ASSIGNED}{NO_GPUS}, {A100}", f"{NOT_ASSIGNED}{A100}"),
+        (f"{NOT_ASSIGNED}{H100}, {NO_GPUS}, {TOO_LARGE}", f"{NOT_ASSIGNED}{TOO_LARGE}"),
+        (f"{NOT_ASSIGNED}{A100}, {TAINT}", f"{NOT_ASSIGNED}{A100}"),
+        (
+            f"{NOT_ASSIGNED}{A100}, {TAINT}. Pending the preemption of 1 workload(s)",
+            f"{NOT_ASSIGNED}{A100}. Pending the preemption of 1 workload(s)",
+        ),
+        (f"{NOT_ASSIGNED}{H100}, {NO_GPUS}", f"{NOT_ASSIGNED}{H100}, {NO_GPUS}"),
+        ("LocalQueue hanzo-ml doesn't exist", "LocalQueue hanzo-ml doesn't exist"),
+    ],
+)
+def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, shown: str) -> None:
+    room.submit()
+    room.reconcile()
+    room.gang().wait_for_quota(words)
+    assert room.reconcile().detail == shown
 
 
 def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
@@ -315,6 +409,21 @@ def test_gang_that_keeps_ending_with_75_fails_at_its_limit(room: Room) -> None:
     assert room.objects() == []
 
 
+def test_checkpoint_of_an_attempt_makes_the_restarts_before_it_count_no_more(room: Room) -> None:
+    job = TRAIN.model_copy(update={"schedule": Schedule(retries=2)})
+    gang = room.start(job)
+    for attempt in range(1, 6):
+        if attempt == 3:
+            room.attempts.record_checkpoint(TRAIN, attempt)
+        room.attempts.end(TRAIN, attempt, ExitReason.KILLED, "killed")
+        gang.delete_pods()
+        row = room.reconcile()
+        if attempt < 5:
+            assert row.phase is Phase.RESTARTING
+            room.claim(gang.start())
+    assert (row.phase, row.detail) == (Phase.FAILED, "killed (3 attempts failed)")
+
+
 def test_pods_that_die_before_they_claim_an_attempt_count(room: Room) -> None:
     job = TRAIN.model_copy(update={"schedule": Schedule(retries=1)})
     room.submit(job)
@@ -357,6 +466,21 @@ def test_starting_names_the_event_that_holds_the_pod(room: Room) -> None:
     row = room.reconcile()
     assert row.phase is Phase.STARTING
     assert row.detail == f'pod {name}: MountVolume.SetUp failed for volume "data" : configmap "data" not found'
+
+
+def test_gang_of_which_one_pod_finds_no_node_is_starting_and_says_so(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    room.claim(gang.start(2), 2)
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    unschedulable = condition("PodScheduled", words, status="False", reason="Unschedulable")
+    gang.set_container(1, {}, "Pending", conditions=[unschedulable])
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING and words in row.detail
+    gang.set_container(1, {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    assert room.reconcile().phase is Phase.RUNNING
 
 
 def test_image_that_cannot_be_pulled_ends_after_its_limit_with_the_words_of_the_registry(room: Room) -> None:
@@ -438,6 +562,24 @@ def test_job_set_deleted_by_hand_is_created_again_and_the_attempt_ended(room: Ro
     assert room.server.names(JOB_SET) == [NAME]
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.KILLED)
     assert row.detail == "somebody deleted the objects of the job in the cluster"
+
+
+def test_deletion_spares_objects_that_have_replaced_those_it_is_for(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    config_map = room.server.find(CONFIG_MAP, NAME)
+    assert config_map is not None
+    room.jobs.want_cancel(TRAIN)
+    gang.pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    room.server.remove("/api/v1/nodes/node-1")
+    for mirror in room.view.mirrors:
+        mirror.refresh()
+    replaced = [config_map, gang.job_set, gang.pods[1]]
+    for item in replaced:
+        room.server.put(copy.deepcopy(item) | {"metadata": item["metadata"] | {"uid": f"new-{item['metadata']['uid']}"}})
+    room.reconciler.reconcile()  # from what the mirrors have: the deletion was on its way
+    assert room.server.names(JOB_SET) == [NAME] and len(room.server.names(POD)) == 2
+    delete_rest(room.server.cluster, config_map, room.scheduler)
+    assert room.server.names(CONFIG_MAP) == [NAME]
 
 
 def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from resources.compute.kubernetes.controller.leader import LeadershipLost, lead
+from resources.compute.kubernetes.controller import leader
+from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked, lead
 from resources.metadata.database import Database
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
@@ -67,6 +68,24 @@ def test_leader_whose_session_was_ended_cannot_write(postgres_url: str, tmp_path
             connection.execute(text("SELECT 1"))
         with pytest.raises(LeadershipLost), database.write() as connection:
             connection.execute(text("SELECT 1"))
+
+
+def test_row_that_another_session_holds_does_not_hold_up_the_leader(
+    postgres_url: str, tmp_path: Path, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "LOCK_SECONDS", 1)
+    other = Database(postgres_url)
+    with other.write() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS held (id int)"))
+        connection.execute(text("INSERT INTO held VALUES (1)"))
+    with lead(postgres_url, 5, tmp_path / "lock", stopped) as database:
+        with other.write() as holder:
+            holder.execute(text("SELECT * FROM held FOR UPDATE"))
+            with pytest.raises(RowLocked), database.write() as connection:
+                connection.execute(text("UPDATE held SET id = 2"))
+        with database.write() as connection:  # it still leads
+            connection.execute(text("UPDATE held SET id = 2"))
+    other.close()
 
 
 def test_session_of_a_vanished_leader_is_ended_by_the_server(

@@ -1,21 +1,13 @@
-"""`hanzo-ml job submit --dry-run`: the Kubernetes objects of a job that nobody submits (rows A6, Z2). Writes nothing.
+"""The Kubernetes objects of a fine-tuning job that nobody submits, planned by the functions that its asset plans with."""
 
-`python -m hanzo_ml_assets.dry_run JSON` takes the document that `POST /v1/jobs` takes. The job is planned by the functions
-that the checkpoint asset plans with; no stack has to run.
-"""
-
-import json
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlparse
 
 from pydantic import Field, JsonValue, ValidationError
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from hanzo_ml_assets.component import FineTunedModel, component_tree
 from hanzo_ml_assets.control_plane import ControlPlane
@@ -35,7 +27,6 @@ from recipes.contracts.validation_errors import explain_first_error
 from recipes.planning.recipe_checks import known_shape
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
-from resources.errors import HanzoError
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -174,23 +165,3 @@ def format_header(what: str, backend: str, unreachable: list[str]) -> str:
         *(f"A pod cannot reach {line}." for line in unreachable),
     ]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def main() -> None:
-    print_or_exit(lambda: dry_run(json.loads(sys.argv[1])))
-
-
-def print_or_exit(text: Callable[[], str]) -> None:
-    """Print it, or exit with the one line that says why there is none."""
-    # Else `git status`, asked for the run's record, would refresh the index of the checkout.
-    os.environ["GIT_OPTIONAL_LOCKS"] = "0"
-    try:
-        print(text(), end="")
-    except (BadConfiguration, HanzoError) as problem:
-        sys.exit(f"error: {problem}")
-    except SQLAlchemyError as problem:
-        sys.exit(f"error: the metadata database can't be read ({type(problem).__name__}): start it, or run `hanzo-ml up`")
-
-
-if __name__ == "__main__":
-    main()

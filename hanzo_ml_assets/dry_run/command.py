@@ -1,11 +1,6 @@
-"""`hanzo-ml job submit --dry-run` for a job file with a command: the objects of a job that nobody submits. Writes nothing.
+"""The Kubernetes objects of a job with a command that nobody submits."""
 
-`python -m hanzo_ml_assets.dry_run_command` reads the document that `POST /v1/jobs` takes, as JSON: source files may be long.
-"""
-
-import json
 import shlex
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +8,7 @@ from pydantic import ValidationError
 
 from hanzo_ml_assets.command import build_command_job, find_dataset_version
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dry_run import PLACEHOLDER_JOB_ID, format_header, open_read_only, print_or_exit
+from hanzo_ml_assets.dry_run.training import PLACEHOLDER_JOB_ID, format_header, open_read_only
 from recipes.contracts.command_job import CommandJob
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.validation_errors import explain_first_error
@@ -64,7 +59,3 @@ def dry_run(document: Mapping[str, Any]) -> str:
         f"$ {shlex.join(asked.command)}", scheduler.backend, [*out_of_reach(work, scheduler), *unreachable]
     )
     return header + to_yaml(objects)
-
-
-if __name__ == "__main__":
-    print_or_exit(lambda: dry_run(json.load(sys.stdin)))

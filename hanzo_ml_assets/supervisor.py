@@ -1,0 +1,124 @@
+"""Run a job's program from an asset, in the Dagster run that supervises it.
+
+The program outlives its supervisor. A run tag says which programs a run follows, so that those of a cancelled run can be
+found without it, and the end of a program is acknowledged once Dagster has recorded what the asset made of it.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.contracts.job import Job, Result
+from resources.compute.base import Follower, JobKey, Observation, Phase
+from resources.metadata.jobs import Jobs
+
+log = logging.getLogger(__name__)
+
+CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+WAITING_PHASES = (Phase.PENDING, Phase.STARTING, Phase.SUSPENDED)
+PHASE_PHRASES = {
+    Phase.PENDING: "is queued",
+    Phase.STARTING: "is starting",
+    Phase.SUSPENDED: "had to make room, and resumes once it is admitted again",
+    Phase.RUNNING: "is running",
+    Phase.RESTARTING: "restarts",
+    Phase.SUCCEEDED: "has succeeded",
+    Phase.FAILED: "has failed",
+}
+
+
+def run_program(
+    context: dg.AssetExecutionContext, job: Job, control_plane: ControlPlane, *, jobs: Jobs | None = None
+) -> Result:
+    """Run the program to its end, or attach to it, and report its log and its phases in the log of the Dagster run.
+
+    The record of a job that is among `jobs` also says what its program waits for: without it, a job that has no GPU yet
+    looks as if it ran without result.
+
+    Raises:
+        BadConfiguration: the program refused its input; the message says what to do.
+        JobFailed: it ended otherwise without a result; its `reason` says why.
+    """
+    context.instance.add_run_tags(context.run_id, program_tags(job))
+    return control_plane.compute.run(job, follow_job(context, job, jobs))
+
+
+def program_tags(job: JobKey) -> dict[str, str]:
+    """Tags of a Dagster run that follows a program. A run may follow several, one of each kind."""
+    return {f"hanzo_ml/{job.program}": job.id}
+
+
+def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None) -> Follower:
+    last_phrase = ""
+
+    def phase(seen: Observation) -> None:
+        nonlocal last_phrase
+        phrase = describe_phase(seen)
+        if phrase != last_phrase:
+            context.log.info(f"{job.program} {phrase}")
+            last_phrase = phrase
+        if jobs is not None:
+            jobs.set_waiting_reason(job.id, seen.detail if seen.phase in WAITING_PHASES else "", "running")
+
+    return Follower(
+        line=lambda line: context.log.info(line),
+        phase=phase,
+        is_cancelled=lambda: is_program_cancelled(context.instance, context.run_id, job),
+    )
+
+
+def describe_phase(seen: Observation) -> str:
+    attempt = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
+    return f"{PHASE_PHRASES[seen.phase]}{attempt}{f': {seen.detail}' if seen.detail else ''}"
+
+
+def is_program_cancelled(instance: dg.DagsterInstance, run_id: str, job: JobKey) -> bool:
+    """Whether an interrupted run worker is to end its program: an evicted one is interrupted in the same way.
+
+    Another run may follow the same program, which then goes on. False where Dagster's database does not answer: the sensor
+    `stop_cancelled_jobs` ends programs that nobody supervises.
+    """
+    try:
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.status not in CANCELLED:
+            return False
+        return not any(each.run_id != run_id for each in list_unfinished(list_program_runs(instance, job)))
+    except Exception as error:
+        log.warning("cannot read the status of run %s, its program goes on: %r", run_id, error)
+        return False
+
+
+def list_program_runs(instance: dg.DagsterInstance, job: JobKey) -> list[dg.DagsterRun]:
+    """The runs that follow a program or did, newest first."""
+    return list(instance.get_runs(dg.RunsFilter(tags=program_tags(job))))
+
+
+def list_unfinished(runs: Iterable[dg.DagsterRun]) -> list[dg.DagsterRun]:
+    """Of these the runs that still work, or will."""
+    return [run for run in runs if not run.is_finished and run.status not in CANCELLED]
+
+
+def is_abandoned(instance: dg.DagsterInstance, job: JobKey) -> bool:
+    """Whether a program is to end because its run was cancelled and nobody follows it: the run's worker died before.
+
+    One whose run failed goes on: another run will attach to it.
+    """
+    runs = list_program_runs(instance, job)
+    return bool(runs) and runs[0].status is dg.DagsterRunStatus.CANCELED and not list_unfinished(runs)
+
+
+def acknowledge_ends(context: dg.HookContext) -> None:
+    context.resources.control_plane.compute.acknowledge_ends()
+
+
+SUPERVISOR_HOOKS = frozenset(
+    decorate(name=name, required_resource_keys={"control_plane"})(acknowledge_ends)
+    for decorate, name in ((dg.success_hook, "acknowledge_success"), (dg.failure_hook, "acknowledge_failure"))
+)
+"""Hooks of each asset that runs programs.
+
+Dagster calls them once it has stored how the step ended. A supervisor that is killed earlier is replaced by one that is
+given the same end again.
+"""

@@ -1,0 +1,197 @@
+"""A chat template as the serving engine applies it: jinja in transformers' sandbox, with the engine's adjustments.
+
+llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, and the
+system message by itself or as the beginning of the next one.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from recipes.records.conversation import Message, parse_arguments
+
+Tools = Sequence[Mapping[str, Any]]
+"""What an assistant may call, in the engine's normal form."""
+
+# Numbers as the engine's templates write them.
+
+NUMBER_MARK = '"<|engine number {}|>"'
+NUMBER = re.compile(re.escape(NUMBER_MARK).replace(r"\{\}", "([^|]+)"))
+"""A number while the library writes the JSON around it."""
+INT64, UINT64 = 1 << 63, 1 << 64
+
+
+class EngineNumber(float):
+    """A number of a tool or an argument: as JSON it has six significant digits, and six decimals where it is printed."""
+
+    def __str__(self) -> str:
+        whole, _, decimals = f"{float(self):f}".partition(".")
+        return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def in_json(self) -> str:
+        return f"{float(self):g}"
+
+
+def to_engine_values(value: Any) -> Any:
+    """A JSON value with the numbers that the engine has in its place: those of C++."""
+    if isinstance(value, dict):
+        return {key: to_engine_values(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [to_engine_values(held) for held in value]
+    if isinstance(value, float):
+        return EngineNumber(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -INT64 <= value < INT64:
+        return value - UINT64 if INT64 <= value < UINT64 else EngineNumber(value)
+    return value
+
+
+def has_shortened_number(value: Any) -> bool:
+    """Whether a JSON value has a number that the engine's templates do not write in full."""
+    if isinstance(value, dict):
+        return any(map(has_shortened_number, value.values()))
+    if isinstance(value, list):
+        return any(map(has_shortened_number, value))
+    if isinstance(value, float):
+        return float(f"{value:g}") != value
+    return isinstance(value, int) and not -INT64 <= value < INT64
+
+
+def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+    """The filter `tojson`."""
+    marked = mark_numbers(value)
+    text = json.dumps(marked, ensure_ascii=ensure_ascii, **form)
+    return text if marked is value else NUMBER.sub(r"\1", text)
+
+
+def mark_numbers(value: Any) -> Any:
+    """The value, or one in which a number is a text that says how it is written: the library writes all in one way."""
+    if isinstance(value, EngineNumber):
+        return NUMBER_MARK[1:-1].format(value.in_json)
+    if isinstance(value, dict):
+        marked = {key: mark_numbers(held) for key, held in value.items()}
+        return marked if any(marked[key] is not held for key, held in value.items()) else value
+    if isinstance(value, list):
+        items = [mark_numbers(held) for held in value]
+        return items if any(item is not held for item, held in zip(items, value, strict=True)) else value
+    return value
+
+
+# The language of templates.
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what is learned, and changes no text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(template: str) -> Template:
+    """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
+    language = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
+    language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
+    return language.from_string(template)
+
+
+def raise_template_error(why: str) -> NoReturn:
+    raise TemplateError(why)
+
+
+# What the engine tries of a template before it uses it, and does accordingly.
+
+PROBE = "Pro7be"
+ASKED: Message = {"role": "user", "content": "Who?"}
+CALLED = {"type": "function", "function": {"name": "keeper", "arguments": {"lamp": PROBE}}, "id": "call00001"}
+KNOWN_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "keeper",
+        "description": "Who keeps a lamp.",
+        "parameters": {"type": "object", "properties": {"lamp": {"type": "string", "description": "Which."}}},
+    },
+}
+KNOWS_DEVELOPER = "<|channel|>"
+"""Stands in the templates that know the role `developer`: those of GPT-OSS."""
+
+
+class EngineTemplate:
+    """A template with its variables. Rendering raises whatever the template does."""
+
+    def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
+        self._source = template
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[Message], tools: Tools | None = None, *, answer: bool = False) -> str:
+        """The text of normalized messages and tools; with `answer`, up to where the assistant starts to answer."""
+        adapted = [self._adapt_message(message) for message in messages]
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system_message:
+            adapted = merge_system_message(adapted)
+        return self._render(adapted, to_engine_values(list(tools)) if tools else None, answer)
+
+    def _render(self, messages: Sequence[Message], tools: Tools | None, answer: bool) -> str:
+        return self._template.render(messages=messages, tools=tools, add_generation_prompt=answer, **self._variables)
+
+    @cached_property
+    def _template(self) -> Template:
+        return compile_template(self._source)
+
+    @cached_property
+    def takes_system_message(self) -> bool:
+        """Whether the template writes it: Gemma's refuses it, and others leave it out."""
+        return PROBE in self._try([{"role": "system", "content": PROBE}, ASKED], None)
+
+    @cached_property
+    def takes_objects(self) -> bool:
+        """Whether the template reads what is in the arguments of a call, which are a JSON text for it otherwise."""
+        messages = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALLED]}]
+        text = self._try(messages, [KNOWN_TOOL])
+        return PROBE in text and str(CALLED["function"]["arguments"]) not in text  # type: ignore[index]  # it is a dict
+
+    def _try(self, messages: Sequence[Message], tools: Tools | None) -> str:
+        try:
+            return self._render(messages, tools, True)
+        except Exception:  # whatever a template raises: then it does not take them
+            return ""
+
+    def _adapt_message(self, message: Message) -> Message:
+        if message["role"] == "developer" and KNOWS_DEVELOPER not in self._source:
+            message = {**message, "role": "system"}
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [self._adapt_call(call) for call in calls]}
+        return message
+
+    def _adapt_call(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function["arguments"]
+        if self.takes_objects:
+            arguments = to_engine_values(parse_arguments(arguments))
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+def merge_system_message(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the first one, of the system, as the beginning of the next."""
+    first, *others = messages
+    if not others:
+        return []
+    return [{**others[0], "content": f"{first['content']}\n{others[0]['content']}"}, *others[1:]]
