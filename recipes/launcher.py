@@ -32,7 +32,6 @@ from pydantic import ValidationError
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason, read_exit_document
 from recipes.contracts.job import EXIT_FILE, FAILED_FILE, OUT_OF_MEMORY_FILE, Job, Result
-from recipes.contracts.progress import PROGRESS_FOLDER, read_progress
 from recipes.launch.attempt_api import ApiRefused, ApiUnavailable, AttemptApi, ClaimedAttempt
 from recipes.launch.cgroup_memory import describe_kill, read_memory_counters
 from recipes.launch.child_process import ChildProcess
@@ -45,6 +44,7 @@ from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
 from recipes.launch.member import Member
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.launch.rank_progress import PROGRESS_FOLDER, read_progress
 from recipes.launch.stall_watch import PERIOD_SECONDS
 from recipes.platform_errors import classify_error
 from recipes.storage import uris

@@ -24,10 +24,10 @@ from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_rep
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import part_in_folder
 from recipes.contracts.job import Job, Result
-from recipes.contracts.progress import PROGRESS_FOLDER
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recovery_log import read_recovery_log
 from recipes.contracts.results import UnsentPoint, Usage, read_usage, result_folder, write_unsent_metrics, write_usage
+from recipes.launch.rank_progress import PROGRESS_FOLDER
 from recipes.machine import usable_cores
 from recipes.planning.parallel_layout import computes_whole_blocks, saves_by_name
 from recipes.runner import Preempted, Restart, log_line, main

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
-from recipes.contracts.progress import RankProgress
 from recipes.contracts.quantities import parse_duration
 from recipes.launch.attempt_api import ClaimedAttempt
 from recipes.launch.exit_outcome import choose_verdict
 from recipes.launch.gang import ERROR_END_SECONDS, LOST_END_SECONDS, Gang
 from recipes.launch.gang_connection import GOODBYE_SECONDS, Connection, Message, PeerLost, PeerRefused, accept_member
 from recipes.launch.pod import Pod
+from recipes.launch.rank_progress import RankProgress
 from recipes.launch.stall_watch import StallWatch
 
 ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)

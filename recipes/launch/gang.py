@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from recipes.contracts.exit_reason import ExitDocument
-from recipes.contracts.progress import RankProgress
 from recipes.launch.attempt_api import ClaimedAttempt
+from recipes.launch.rank_progress import RankProgress
 
 ERROR_END_SECONDS = 30.0
 """Time for programs to end by themselves after one has failed: it may still write what it knows."""

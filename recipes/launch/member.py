@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
-from recipes.contracts.progress import RankProgress
 from recipes.launch.attempt_api import ClaimedAttempt
 from recipes.launch.exit_outcome import choose_verdict
 from recipes.launch.gang import LOST_END_SECONDS, Gang
 from recipes.launch.gang_connection import HANDSHAKE_SECONDS, Connection, PeerLost, PeerRefused, greet_first
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.launch.rank_progress import RankProgress
 
 RETRY_SECONDS = 1.0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from recipes.contracts.progress import RankProgress
+from recipes.launch.rank_progress import RankProgress
 
 PERIOD_SECONDS = 5.0
 """Between two reports of a node."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.contracts.progress import RankProgress, progress_file
+from recipes.launch.rank_progress import RankProgress, progress_file
 
 REPORT_SECONDS = 2.0
 

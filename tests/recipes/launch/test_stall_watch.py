@@ -1,6 +1,6 @@
 """Stalls: no progress of any rank for the limit, and the rank that the others wait for is named."""
 
-from recipes.contracts.progress import RankProgress
+from recipes.launch.rank_progress import RankProgress
 from recipes.launch.stall_watch import SILENT_SECONDS, StallWatch, find_culprits
 
 LIMIT = 60.0
