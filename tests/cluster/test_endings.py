@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 GPUS = 2
 """The quota of the queue."""
 SCRATCH_LIMIT = "96Mi"
-KEEP_MINUTES = 2
+KEEP_MINUTES = 1
 FULL_DISK_LABEL, INVALID_LABEL = "kubernetes.io/os", "no..name/rack"
 NO_SUCH_IMAGE = "localhost/nothing-of-this-name:1"
 ONE_FAILURE = {"schedule": {"retries": 0, "grace_period": "20s"}}
