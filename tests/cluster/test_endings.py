@@ -15,12 +15,11 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from hanzo_ml_assets.failure_reason import failure_with_reason
+from hanzo_ml_assets.failure_reason import EXIT_REASON, failure_with_reason
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job
 from resources.compute.base import Phase
 from resources.metadata.tables import job_tokens, program_tokens
-from sensors.decisions.retry_policy import EXIT_REASON
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import ENDS_WITHIN, wait_until
 from tests.cluster.signed_in_installation import SignedInInstallation, environment_of
