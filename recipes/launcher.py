@@ -38,7 +38,7 @@ from recipes.launch.child_process import ChildProcess
 from recipes.launch.command import program_command, program_environment
 from recipes.launch.coordinator import Coordinator
 from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted
-from recipes.launch.gang import Gang, GangEnded
+from recipes.launch.gang import LOST_END_SECONDS, Gang, GangEnded
 from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
@@ -95,6 +95,7 @@ class Launcher:
         self._uploader: LogUploader | None = None
         self._attempt: ClaimedAttempt | None = None
         self._asked_to_stop_at: float | None = None
+        self._refusal = ""
 
     async def run(self) -> ExitDocument:
         """Start the program, see it to its end and report it. Returns why the attempt ended, which the gang agrees on."""
@@ -177,11 +178,18 @@ class Launcher:
         child = ChildProcess(command, program_environment(os.environ, attempt.number), self._spool)
         watches = [
             asyncio.create_task(watch)
-            for watch in (self._end_with_gang(child), self._announce_failure(), self._report_progress(progress))
+            for watch in (
+                self._end_with_gang(child),
+                self._announce_failure(),
+                self._report_progress(progress),
+                self._end_when_refused(child),
+            )
         ]
         code = await child.wait()
         for watch in watches:
             watch.cancel()
+        if self._refusal:
+            return ExitDocument(code=None, message=self._refusal, reason=ExitReason.SUPERVISOR_FAILED)
         memory = read_memory_counters()
         found = await self._has_result(attempt) if code == 0 and self._pod.is_first else True
         document = read_exit_document(self._work) if code != 0 else None
@@ -220,6 +228,13 @@ class Launcher:
         while not (self._work / FAILED_FILE).exists():
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._gang.announce_stop(preempted=False)
+
+    async def _end_when_refused(self, child: ChildProcess) -> None:
+        """End a program of which nothing can be stored any more: it would hold its GPUs for nothing."""
+        while self._uploader is None or not self._uploader.refusal:
+            await asyncio.sleep(FAILURE_POLL_SECONDS)
+        self._refusal = f"nothing can be stored any more, resume the job: {self._uploader.refusal}"
+        await child.end(LOST_END_SECONDS)
 
     async def _report_progress(self, folder: Path) -> None:
         while True:
