@@ -37,6 +37,7 @@ ONE_FAILURE = {"schedule": {"retries": 0, "grace_period": "20s"}}
 GREET = "print('hello')"
 FAIL = "print('the last words', flush=True); raise SystemExit(3)"
 COUNT = "import time\nfor second in range(20): print('second', second, flush=True); time.sleep(1)"
+PRINT_FOR_EVER = COUNT.replace("range(20)", "range(100_000)")
 CHILD_TAKES_MEMORY = """
 import subprocess, sys
 child = "held = [bytearray(1 << 20) for _ in range(2000)]"
@@ -159,6 +160,21 @@ def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInIns
     assert log.count("second 2\n") == 2 and "second 19\n" in log
 
 
+def expire_token(house: SignedInInstallation, job_id: str) -> None:
+    with house.database.write() as connection:
+        for table in (program_tokens, job_tokens):
+            connection.execute(update(table).where(table.c.job_id == job_id).values(expires_at=1))
+
+
+def test_command_whose_token_expires_is_ended_with_the_words_of_the_api(house: SignedInInstallation) -> None:
+    job = house.submit_command(PRINT_FOR_EVER)
+    house.wait_until_running(job)
+    wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
+    expire_token(house, job.id)
+    house.assert_failed(job, ExitReason.SUPERVISOR_FAILED, "nothing can be stored any more, resume the job", "401")
+    assert "second 2" in house.log_of(job.id)
+
+
 def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its_checkpoint(
     house: SignedInInstallation, trainings: Trainings
 ) -> None:
@@ -175,9 +191,7 @@ def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
     house.wait_for_step(job, 15)
-    with house.database.write() as connection:
-        for table in (program_tokens, job_tokens):
-            connection.execute(update(table).where(table.c.job_id == job.id).values(expires_at=1))
+    expire_token(house, job.id)
     supervisor.join(ENDS_WITHIN)
     assert failures, house.describe(job)
     [failure] = failures
