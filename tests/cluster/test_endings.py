@@ -154,7 +154,6 @@ def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInIns
     house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")
     words = "somebody deleted the objects of the job in the cluster"
     wait_until(lambda: words in house.state(job.id)["detail"], ENDS_WITHIN, lambda: house.describe(job.ref))
-    assert house.state(job.id)["reason"] == ExitReason.KILLED
     house.assert_completed(job)
     log = house.log_of(job.id)
     assert log.count("second 2\n") == 2 and "second 19\n" in log

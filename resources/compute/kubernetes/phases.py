@@ -19,6 +19,7 @@ from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
 """An attempt that ran for so long made progress, as one did that saved a checkpoint: counting begins again with it."""
+DELETED_GANG = "somebody deleted the objects of the job in the cluster"
 IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
 """In Kueue's words for a preemption: of use to its developers alone."""
 OTHER_FLAVOR = re.compile(
@@ -86,6 +87,7 @@ class Snapshot:
     now: int
     attempts: Sequence[Attempt] = ()
     gang: GangState | None = None
+    deleted_gang: GangState | None = None
     workload: WorkloadState | None = None
     queue_position: int | None = None
     pods: Sequence[PodState] = ()
@@ -291,7 +293,11 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     gang, newest, last = snapshot.gang, snapshot.newest, snapshot.last_ended
     before = last.message if last is not None and last is newest else ""
     if gang is None or gang.deleting:
-        return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
+        lost = gang or snapshot.deleted_gang
+        # Those that the controller deletes itself have ended.
+        deleted = DELETED_GANG if lost is not None and lost.ended is None else ""
+        words = "; ".join(dict.fromkeys(filter(None, (before, deleted))))
+        return (Phase.RESTARTING, words) if snapshot.attempts else (Phase.PENDING, deleted)
     if gang.suspended:
         words = describe_queue(snapshot.workload, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)

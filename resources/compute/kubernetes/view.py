@@ -30,7 +30,7 @@ class ClusterState:
     """What the mirrors hold.
 
     Args:
-        gangs: by namespace and name.
+        gangs, deleted_gangs: by namespace and name; of those that were deleted the last state.
         workloads: by the uid of the gang that owns them.
         pods, deleted_pods: by namespace and name of their job.
         config_maps: of jobs, in all generations, by namespace and name.
@@ -38,6 +38,7 @@ class ClusterState:
     """
 
     gangs: Mapping[tuple[str, str], GangState]
+    deleted_gangs: Mapping[tuple[str, str], GangState]
     workloads: Mapping[str, WorkloadState]
     queue_positions: Mapping[str, int]
     pods: Mapping[tuple[str, str], Sequence[PodState]]
@@ -94,6 +95,7 @@ class ClusterView:
         nodes = self.nodes.items()
         return ClusterState(
             gangs={place(item): read_gang(item) for item in self.gangs.items()},
+            deleted_gangs={place(item): read_gang(item) for item in self.gangs.deleted()},
             workloads={found.owner: found for found in workloads},
             queue_positions=number_queues(workloads),
             pods=by_job(self.pods.items()),
