@@ -198,7 +198,7 @@ def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its
     assert "401" in str(failure.description)
     state = house.state(job.id)
     assert state["reason"] == ExitReason.SUPERVISOR_FAILED and "401" in state["detail"]
-    assert "step 15/" in house.compute.read_log(job, 0).decode()
+    assert "step 1/" in house.compute.read_log(job, 0).decode()
     house.compute.acknowledge_end(job)  # as the supervisor does once Dagster has recorded it
     house.compute.submit(job)
     house.wait_for(job, Phase.SUCCEEDED)
