@@ -61,7 +61,7 @@ class SignedInInstallation(Installation):
 
     @cached_property
     def token(self) -> str:
-        return self.iam.token("ann", "acme", "ml-admin", exp=2_000_000_000)
+        return self.iam.token("ann", "default", "ml-admin", exp=2_000_000_000)
 
     @cached_property
     def http(self) -> httpx.Client:
