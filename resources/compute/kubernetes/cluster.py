@@ -159,7 +159,7 @@ class Cluster:
             answer = self._request("GET", kind.path(namespace), query={**selectors, **page})
             items += answer["items"]
             if not (following := answer["metadata"].get("continue")):
-                return items, str(answer["metadata"]["resourceVersion"])
+                return items, read_version(answer)
             page = {"limit": CHUNK_ITEMS, "continue": following}
 
     def watch(
@@ -251,6 +251,14 @@ def translate_errors() -> Iterator[None]:
         raise classify_error(error.status or 0, as_text(error.body) or str(error.reason)) from None
     except (HTTPError, OSError, ValueError) as error:
         raise ClusterUnavailable(f"the API server does not answer: {error}") from None
+
+
+def read_version(listing: Item) -> str:
+    """Where to watch from. Raises ClusterUnavailable: a server that is just starting, or a proxy, left it out."""
+    version = listing["metadata"].get("resourceVersion")
+    if not version:
+        raise ClusterUnavailable("a list came without a resource version")
+    return str(version)
 
 
 def as_text(body: Any) -> str:

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
+from recipes.contracts.pod_settings import PodSettings
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller import creation, priority_classes
@@ -22,6 +24,7 @@ from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
 from resources.metadata.outbox import now_ms
+from resources.metadata.tables import cluster_jobs
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
@@ -109,6 +112,19 @@ class Room:
         generation = self.row.generation
         claim = Claim(generation=generation, pod_uid=uid, node_rank=0, num_nodes=nodes, node="node-0")
         return self.attempts.claim(TRAIN, claim).attempt
+
+    def set_row(self, **values: Any) -> None:
+        with self.database.write() as connection:
+            connection.execute(update(cluster_jobs).values(**values))
+
+    def token(self) -> str:
+        secret = self.server.find(SECRET, f"{NAME}-token")
+        assert secret is not None
+        return str(secret["stringData"]["token"])
+
+    def is_valid(self, token: str) -> bool:
+        with self.database.read() as connection:
+            return find_program(connection, token) is not None
 
     def objects(self) -> list[str]:
         kinds: tuple[Kind, ...] = (CONFIG_MAP, SECRET, SERVICE, JOB_SET, JOB)
@@ -412,7 +428,8 @@ def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> No
     gang = room.start()
     words = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
     gang.end(0, 137, reason="Error")
-    gang.set_container(0, {"terminated": {"exitCode": 137}}, "Failed", reason="Evicted", message=words)
+    ended = {"terminated": {"exitCode": 137, "message": "the last lines of its log"}}
+    gang.set_container(0, ended, "Failed", reason="Evicted", message=words)
     row = room.reconcile()
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
 
@@ -676,6 +693,117 @@ def test_child_that_a_webhook_denies_may_pass_later(room: Room) -> None:
     gang.warn(NAME, words, "JobCreationFailed")
     row = room.reconcile()
     assert row.phase is Phase.STARTING and words in row.detail
+
+
+def test_pods_of_a_failed_job_are_kept_for_a_time_where_it_asks_for_that(room: Room) -> None:
+    job = TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)})
+    gang = room.start(job)
+    token = room.token()
+    room.attempts.end(TRAIN, 1, ExitReason.PROGRAM_ERROR, "it exited with 3")
+    assert room.reconcile().phase is Phase.RUNNING  # its pods exit after they have reported
+    gang.end(0, 1)
+    gang.change(condition("Failed", reason="FailJobSetFailurePolicyAction"))
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.PROGRAM_ERROR)
+    name = gang.pods[0]["metadata"]["name"]
+    assert row.detail.startswith("it exited with 3; its pods are kept until ")
+    assert f"`kubectl -n hanzo-ml describe pods -l ml.hanzo.ai/job={NAME}`, `kubectl -n hanzo-ml logs {name}`" in row.detail
+    room.reconcile()
+    assert f"JobSet/{NAME}" in room.objects()
+    assert not room.is_valid(token)
+    room.set_row(updated_at=row.updated_at - 25 * 3_600_000)
+    for _ in range(2):
+        room.reconcile()
+        gang.delete_pods()
+    room.reconcile()
+    assert room.objects() == []
+
+
+def test_kept_pods_make_place_for_the_job_when_it_is_resumed(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    room.attempts.end(TRAIN, 1, ExitReason.PROGRAM_ERROR, "it exited with 3")
+    gang.end(0, 1)
+    gang.change(condition("Failed", reason="FailJobSetFailurePolicyAction"))
+    room.reconcile()
+    room.jobs.acknowledge_end(TRAIN)
+    room.submit()
+    room.reconcile()
+    gang.delete_pods()
+    for _ in range(2):
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
+
+
+def test_gang_whose_pods_would_be_kept_is_created_again_for_its_next_attempt(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    assert gang.job_set["spec"]["failurePolicy"]["maxRestarts"] == 0
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed")
+    gang.end(0, 75)
+    gang.change(condition("Failed", reason="ReachedMaxRestarts"))
+    assert room.reconcile().phase is Phase.RESTARTING
+    assert f"JobSet/{NAME}" not in room.objects()
+    gang.delete_pods()
+    room.reconcile()
+    assert f"JobSet/{NAME}" in room.objects()
+
+
+def test_image_that_cannot_be_pulled_is_not_kept_with_its_gpus(room: Room) -> None:
+    room.submit(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    gang.set_container(0, {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse image name"}})
+    assert room.reconcile().reason is ExitReason.BAD_CONFIGURATION
+    room.reconcile()
+    assert f"JobSet/{NAME}" not in room.objects()
+
+
+def test_pod_that_was_deleted_before_it_started_is_named(room: Room) -> None:
+    room.submit(TWO_NODES)
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(2, running=False)
+    names = [gang.pods[rank]["metadata"]["name"] for rank in (0, 1)]
+    gang.mark_deleted(1)
+    gang.mark_deleted(0, later=5)  # because of the first
+    room.reconcile()
+    gang.delete_pods()
+    gang.start(2, running=False)
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING
+    assert row.detail.startswith(f"pod {names[1]} was deleted before it started; pod {NAME}-node-0-0-2")
+
+
+def test_pod_that_was_preempted_before_it_started_says_by_whom(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    words = "default-scheduler: preempting to accommodate a higher priority pod"
+    gang.pods[0]["status"]["conditions"].append(condition("DisruptionTarget", words, reason="PreemptionByScheduler"))
+    gang.mark_deleted(0)
+    room.reconcile()
+    gang.delete_pods()
+    gang.start(running=False)
+    assert f"was deleted before it started ({words})" in room.reconcile().detail
+
+
+def test_pods_of_a_suspended_gang_were_not_deleted_by_somebody(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    owner = gang.start(running=False, owner="the-child")
+    gang.mark_deleted(0)
+    room.reconcile()
+    gang.suspend("Preempted to accommodate a workload")
+    room.reconcile()
+    gang.admit()
+    assert gang.start(running=False, owner="the-child") != owner
+    assert "was deleted" not in room.reconcile().detail
 
 
 def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Room) -> None:
