@@ -339,7 +339,7 @@ def write_termination_message(verdict: ExitDocument, path: Path = TERMINATION_ME
     short = verdict.model_copy(update={"message": verdict.message[:MAX_TERMINATION_CHARACTERS]})
     with suppress(OSError):
         if path.exists():  # a local run has none
-            path.write_text(short.model_dump_json())
+            path.write_text(short.model_dump_json(), encoding="utf-8")
 
 
 def main() -> None:

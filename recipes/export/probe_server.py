@@ -8,7 +8,7 @@ def main(gguf: str) -> None:
     import xllamacpp
 
     # llama.cpp logs to standard output too: only the address may reach the pipe.
-    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     parameters = xllamacpp.CommonParams()
     parameters.model.path = gguf

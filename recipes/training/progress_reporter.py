@@ -43,7 +43,7 @@ class ProgressReporter(TrainerCallback):  # type: ignore[misc]
         while not self._ended.wait(REPORT_SECONDS):
             progress = RankProgress(events=self._events, collectives=count_collectives())
             try:
-                scratch.write_text(progress.model_dump_json(exclude={"silent_seconds"}))
+                scratch.write_text(progress.model_dump_json(exclude={"silent_seconds"}), encoding="utf-8")
                 os.replace(scratch, self._file)
             except OSError:  # a full disk: the training says so itself
                 scratch.unlink(missing_ok=True)
