@@ -7,7 +7,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
-from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Program
@@ -65,7 +65,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
                 raise  # the sensor retry_dead_runs retries it, and fails the job after the last retry
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise make_failure(error, allow_retries=False) from None
         return dg.MaterializeResult(
             metadata={
                 "dagster/row_count": version.num_records,

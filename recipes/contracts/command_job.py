@@ -95,8 +95,8 @@ class SourceTree(FrozenModel):
         for path, target in self.links.items():
             if not target or re.search(UNWRITABLE_CHARACTERS, target) or len(target) > MAX_PATH_LENGTH:
                 raise ValueError(f"the target of the link {path!r} is no path: {target!r}")
-        if (path := find_escaping_link(self.links)) is not None:
-            raise ValueError(f"the link {path!r} leads out of the folder, to {self.links[path]!r}: copy what it leads to")
+        if (bad := find_escaping_link(self.links)) is not None:
+            raise ValueError(f"the link {bad!r} leads out of the folder, to {self.links[bad]!r}: copy what it leads to")
         return self
 
 

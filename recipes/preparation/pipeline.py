@@ -182,7 +182,7 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
         truncated += encoded.truncated
         size += encoded.size
     with atomic_path(plan.work / PARTS_FILE) as part:
-        part.write_text(json.dumps(count_parts(decided, size, plan.part_bytes)))
+        part.write_text(json.dumps(count_parts(decided, size, plan.part_bytes)), encoding="utf-8")
     return PreparationSummary(
         records=dict(zip(SPLITS, decided.records, strict=True)),
         rejected=dict(sorted(rejected.items())),
