@@ -166,7 +166,8 @@ def read_template_arguments(trained: JobRecord, store: Store) -> dict[str, JsonV
         return {}
     prepared = store.manifest(trained.artifact("train")).facts.get("parameters")
     tokenize = prepared.get("tokenize") if isinstance(prepared, dict) else None
-    return dict((tokenize or {}).get("template_arguments") or {}) if isinstance(tokenize, dict) else {}
+    arguments = tokenize.get("template_arguments") if isinstance(tokenize, dict) else None
+    return dict(arguments) if isinstance(arguments, dict) else {}
 
 
 def has_named_templates(base: Artifact, store: Store) -> bool:
