@@ -144,7 +144,7 @@ def write_exit(path: Path, document: ExitDocument) -> None:
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with scratch.open("w") as file:
+        with scratch.open("w", encoding="utf-8") as file:
             file.write(document.model_dump_json())
             file.flush()
             os.fsync(file.fileno())

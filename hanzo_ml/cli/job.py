@@ -5,11 +5,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from hanzo_ml.cli.code_snapshot import attach_code
 from hanzo_ml.cli.config_errors import check_json, locate_refusal
-from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once, stream_lines
+from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once, stream_lines, tracking_uri
 from hanzo_ml.cli.job_polling import wait_for_start
 from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_log_line, sanitize_text
@@ -55,11 +56,29 @@ def submit(
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
-        run_module("hanzo_ml_assets.dry_run", given=json.dumps(document))
+        with locate_refusal(document, None if model or set_ else config):
+            note = check_on_server(document)
+        run_module("hanzo_ml_assets.dry_run", given=json.dumps({"job": document, "note": note}))
         return
     with locate_refusal(document, None if model or set_ else config):
         job = start_once("/v1/jobs", key, json=document)
     print_json(job) if as_json else print(f"{job['id']} {job['status']}")
+
+
+def check_on_server(document: dict[str, Any]) -> str:
+    """A line for people: whether the server has checked the job as it checks one that is submitted.
+
+    Raises:
+        Refused: the server would refuse it.
+    """
+    try:
+        call("POST", "/v1/jobs", params={"dry_run": "true"}, json=document)
+    except httpx.TransportError:
+        return (
+            f"No server answers at {tracking_uri()}, so this was not checked: permissions and quotas there, whether the "
+            "dataset fits the recipe, and whether the base model can be read."
+        )
+    return f"{tracking_uri()} would accept it."
 
 
 def build_document(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:

@@ -118,5 +118,6 @@ def _precedence(reason: ExitReason, *, was_asked_to_stop: bool) -> int:
     if reason in PRECEDENCE:
         return PRECEDENCE.index(reason)
     if reason is ExitReason.PREEMPTED:
-        return len(PRECEDENCE) + (0 if was_asked_to_stop else 2)
-    return len(PRECEDENCE) + 1
+        return len(PRECEDENCE) + (0 if was_asked_to_stop else 3)
+    # A program that only lost its connection to another one does not know why it ended.
+    return len(PRECEDENCE) + (2 if reason is ExitReason.UNKNOWN else 1)

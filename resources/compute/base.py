@@ -18,6 +18,7 @@ from resources.compute.credentials import Credentials, NoCredentials
 from resources.object_store.program_scope import is_base_model, is_within
 
 PROGRAM_ENVIRONMENT = {
+    "PYTHONUTF8": "1",  # libraries read and write files in the encoding of the locale
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_OFFLINE": "1",

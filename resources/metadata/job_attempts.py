@@ -96,12 +96,16 @@ class JobAttempts:
     def report_exit(self, job: JobKey, attempt: int, reason: ExitReason, message: str) -> Attempt:
         """`end`, for a pod.
 
+        Where a node is lost, that the others were asked to stop for it is no reason of its own.
+
         Raises:
             HanzoError: 409 where the attempt is not the newest.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
-            self._get_newest(connection, job, attempt)
+            known = self._get_newest(connection, job, attempt)
+            if known.reason is ExitReason.NODE_LOST and reason is ExitReason.PREEMPTED:
+                return known
             return self._end(connection, job, attempt, reason, message, reason.counts)
 
     def end(

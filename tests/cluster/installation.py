@@ -70,7 +70,7 @@ class Installation:
         self.cluster.kubectl("apply", "--server-side", "--filename=-", document=rendered)
         for program in ("api", "controller"):
             self.start(program)
-        wait_until(self.is_ready, 60, lambda: f"the API is not ready:\n{self.log('api')}")
+        wait_until(self.is_ready, ENDS_WITHIN, lambda: f"the API is not ready:\n{self.log('api')}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,6 +103,10 @@ class Installation:
                 stdout=log,
                 stderr=log,
             )
+
+    @property
+    def running(self) -> set[str]:
+        return set(self._processes)
 
     def kill(self, program: str) -> None:
         process = self._processes.pop(program)

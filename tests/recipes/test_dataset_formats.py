@@ -1,8 +1,9 @@
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from recipes.contracts.dataset_formats import ENDINGS, Format, FormatName, has_format
+from recipes.contracts.dataset_formats import ENDINGS, Format, FormatName, has_format, select_files, walk_files
 
 
 def test_every_format_has_a_name_in_schemas_and_file_endings() -> None:
@@ -17,7 +18,20 @@ def test_every_format_has_a_name_in_schemas_and_file_endings() -> None:
         ("a.feather", Format.ARROW, True),
         ("a.parquet.zst", Format.PARQUET, False),
         ("a.csv", Format.JSONL, False),
+        ("a.ndjson.zst", Format.JSONL, True),
+        ("a.json.gz", Format.JSONL, True),
+        ("a.json", Format.JSONL, False),
+        ("dataset_info.json.gz", Format.JSONL, False),
     ],
 )
 def test_file_name_tells_its_format(name: str, format: Format, expected: bool) -> None:
     assert has_format(name, format) is expected
+
+
+def test_files_of_a_folder_come_folder_by_folder(tmp_path: Path) -> None:
+    """In the order in which earlier releases read them: equal files are the version that they were."""
+    for folder in ("a", "a-b", "10", "1"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.jsonl").write_text("{}")
+    expected = sorted(tmp_path.rglob("*.jsonl"))
+    assert [tmp_path / path for path in select_files(walk_files(tmp_path), Format.JSONL).chosen] == expected

@@ -13,6 +13,8 @@ Item = dict[str, Any]
 """An object of the cluster as its JSON."""
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
+MAX_CONNECTIONS = 32
+"""Kept open: a watch of each kind, and requests."""
 CHUNK_ITEMS = 500
 """Items per page of a list."""
 
@@ -267,6 +269,9 @@ def open_cluster(kubeconfig: str | None = None) -> Cluster:
         else:
             config.load_kube_config(kubeconfig, client_configuration=configuration)
     except config.ConfigException as problem:
-        raise ClusterError(f"{problem}: run as a pod, or set scheduler.kubeconfig to a file") from None
+        given = f"kubeconfig {kubeconfig} cannot be used: " if kubeconfig else ""
+        words = str(problem).rstrip(".")
+        raise ClusterError(f"{given}{words}: run as a pod, or set scheduler.kubeconfig to a file") from None
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
     configuration.retries = False  # the controller repeats what failed, at its own pace
     return Cluster(client.ApiClient(configuration))

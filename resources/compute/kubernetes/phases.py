@@ -40,7 +40,8 @@ later: Kueue's deny a child whose parent they have not seen yet.
 class Limits:
     """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
 
-    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes.
+    `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes. `shares`: its
+    pods end one by one.
     """
 
     nodes: int
@@ -49,6 +50,7 @@ class Limits:
     retries: int
     start_ms: int
     elastic: bool
+    shares: bool = False
 
     @classmethod
     def from_job(cls, job: Job, scheduler: Scheduler) -> Self:
@@ -60,6 +62,7 @@ class Limits:
             retries=job.schedule.retries,
             start_ms=round(parse_duration(scheduler.start_limit) * 1000),
             elastic=job.distributed is not None and job.distributed.elastic is not None,
+            shares=job.distributed is None and job.pods > 1,
         )
 
 
@@ -69,6 +72,7 @@ class Snapshot:
 
     Args:
         attempts: since it was submitted, oldest first.
+        queue_words: what the first in its queue waits for.
         pods: those that exist, of all generations; `deleted_pods` are last states.
         events: about its pods and its gang, oldest first; only of a gang that is starting.
         queue_problem: why Kueue does not see the gang, where that is known.
@@ -81,6 +85,7 @@ class Snapshot:
     gang: GangState | None = None
     workload: WorkloadState | None = None
     queue_position: int | None = None
+    queue_words: str = ""
     pods: Sequence[PodState] = ()
     deleted_pods: Sequence[PodState] = ()
     lost_nodes: frozenset[str] = frozenset()
@@ -135,7 +140,7 @@ class End:
 def find_end(snapshot: Snapshot) -> End | None:
     """Why the job is over, or has to end; None if it goes on."""
     job, gang, last = snapshot.job, snapshot.gang, snapshot.last_ended
-    if gang is not None and gang.ended == "succeeded":
+    if (gang is not None and gang.ended == "succeeded") or is_complete(snapshot):
         return End(ExitReason.COMPLETED, "")
     if last is not None and last is snapshot.newest and is_final(last):
         return End(last.reason or ExitReason.UNKNOWN, last.message)
@@ -173,8 +178,17 @@ def needs_recreation(snapshot: Snapshot) -> bool:
     return newest is not None and newest.reason is not None and newest.reason.restarts
 
 
+def is_complete(snapshot: Snapshot) -> bool:
+    """Whether all nodes have reported, as one, that the result is stored: the cluster sees it some seconds later.
+
+    Pods that share work report one by one.
+    """
+    newest = snapshot.newest
+    return newest is not None and newest.reason is ExitReason.COMPLETED and not snapshot.limits.shares
+
+
 def is_final(attempt: Attempt) -> bool:
-    """Whether no attempt follows one that ended like this. Success is known from the gang: other pods may still work."""
+    """Whether no attempt follows one that ended like this, and failed."""
     return attempt.reason is not None and not attempt.reason.restarts and attempt.reason is not ExitReason.COMPLETED
 
 
@@ -269,7 +283,7 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     if gang is None or gang.deleting:
         return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
     if gang.suspended:
-        words = describe_queue(snapshot.workload, snapshot.queue_problem)
+        words = describe_queue(snapshot.workload, snapshot.queue_words, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
     hold = find_hold(snapshot)
     if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
@@ -287,13 +301,19 @@ def is_running(attempt: Attempt) -> bool:
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 
-def describe_queue(workload: WorkloadState | None, problem: str = "") -> str:
-    """What a suspended gang waits for, in Kueue's words."""
+def describe_queue(workload: WorkloadState | None, queue_words: str = "", problem: str = "") -> str:
+    """What a suspended gang waits for, in Kueue's words.
+
+    Kueue explains one of several gangs of the same shape, and does not try the others before it is admitted.
+    """
     if workload is None:
         return problem or "waits for Kueue to see it"
     parts = (workload.evicted, remove_other_flavors(workload.waits_for))
     words = dict.fromkeys(IDENTIFIERS.sub("", part) for part in parts if part)
-    return "; ".join(words) or "waits in Kueue's queue"
+    if words or not queue_words:
+        return "; ".join(words) or "waits in Kueue's queue"
+    first = IDENTIFIERS.sub("", remove_other_flavors(queue_words))
+    return f"waits in Kueue's queue, whose first job waits for this: {first}"
 
 
 def remove_other_flavors(words: str) -> str:

@@ -111,6 +111,14 @@ def test_first_end_counts_and_definite_reasons_replace_vague_ones(attempts: JobA
     assert attempts.end(JOB, 1, ExitReason.NODE_LOST, "later").reason is ExitReason.OOM_KILLED
 
 
+def test_lost_node_stays_the_reason_though_the_other_pods_report_that_they_were_asked_to_stop(attempts: JobAttempts) -> None:
+    attempts.claim(JOB, CLAIM)
+    attempts.end(JOB, 1, ExitReason.NODE_LOST, "node node-b was lost")
+    reported = attempts.report_exit(JOB, 1, ExitReason.PREEMPTED, "asked to stop")
+    assert (reported.reason, reported.message) == (ExitReason.NODE_LOST, "node node-b was lost")
+    assert attempts.end(JOB, 1, ExitReason.PREEMPTED, "evicted: a more important pod").reason is ExitReason.PREEMPTED
+
+
 def test_controller_decides_whether_an_end_is_counted(attempts: JobAttempts) -> None:
     attempts.claim(JOB, CLAIM)
     assert not attempts.end(JOB, 1, ExitReason.KILLED, "evicted", counted=False).counted

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller import creation, priority_classes
+from resources.compute.kubernetes.controller.garbage_collection import MAX_DELETIONS
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
 from resources.compute.kubernetes.submission import delete_rest
@@ -234,6 +236,59 @@ def test_queue_is_told_in_the_words_of_kueue_with_the_position(room: Room) -> No
     assert (row.phase, row.queue_position, row.is_queued) == (Phase.STARTING, None, False)
 
 
+def test_job_that_kueue_says_nothing_about_shows_what_the_first_of_its_queue_waits_for(room: Room) -> None:
+    """Kueue explains one of several jobs of the same shape."""
+    first = TRAIN.model_copy(update={"id": "f" * 32})
+    room.submit(first)
+    room.submit()
+    room.reconcile()
+    room.gang(base_name(first)).set_workload(
+        condition("QuotaReserved", "insufficient unused quota for nvidia.com/gpu", status="False"),
+        created="2026-01-01T00:00:00Z",
+    )
+    room.gang().set_workload()
+    row = room.reconcile()
+    assert row.queue_position == 2
+    assert (
+        row.detail == "waits in Kueue's queue, whose first job waits for this: insufficient unused quota for nvidia.com/gpu"
+    )
+
+
+def test_jobs_submitted_at_once_are_all_created_and_all_deleted(room: Room) -> None:
+    jobs = [TRAIN.model_copy(update={"id": f"{number:032x}"}) for number in range(MAX_DELETIONS + 5)]
+    for job in jobs:
+        room.submit(job)
+    room.submit()
+    room.reconcile()
+    assert len(room.server.names(JOB_SET)) == len(jobs) + 1
+    for job in jobs:
+        room.jobs.want_cancel(job)
+    while len(room.server.names(CONFIG_MAP)) > 1:
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}", f"Secret/{NAME}-token", f"JobSet/{NAME}"]
+    assert room.jobs.count_active() == 1
+
+
+def test_pass_that_the_database_ended_leaves_nothing_for_the_next(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was cancelled between two passes is not created by what the first had planned."""
+
+    def fail(*_: object) -> None:
+        raise OperationalError("UPDATE cluster_jobs", {}, Exception("the server closed the connection"))
+
+    other = TRAIN.model_copy(update={"id": "f" * 32})
+    room.submit()
+    room.reconcile()
+    room.submit(other)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterJobs, "set_state", fail)  # of the first job, which Kueue has not seen yet
+        with pytest.raises(OperationalError):
+            room.reconcile()
+    room.jobs.want_cancel(other)
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
+    assert room.jobs.get(other).reason is ExitReason.CANCELLED
+
+
 def test_missing_priority_class_is_named_with_the_command_that_creates_it(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,10 +338,7 @@ def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, s
 def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
     gang = room.start()
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
-    gang.end(0, 0, "Completed")
-    assert room.reconcile().phase is Phase.RUNNING
-    gang.change(condition("Completed", "jobset completed successfully"))
-    row = room.reconcile()
+    row = room.reconcile()  # not seconds later, when the cluster knows
     assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
     room.reconcile()
     gang.delete_pods()
@@ -294,6 +346,15 @@ def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
     assert room.objects() == []
     with room.database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM program_tokens").scalar_one() == 0
+
+
+def test_pods_that_share_work_run_until_the_last_has_ended(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pods": 2}), nodes=2)
+    room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
+    gang.end(0, 0, "Completed")
+    assert room.reconcile().phase is Phase.RUNNING
+    gang.change(condition("Completed", "jobset completed successfully"))
+    assert room.reconcile().phase is Phase.SUCCEEDED
 
 
 def test_preemption_suspends_and_resumes_without_counting(room: Room) -> None:

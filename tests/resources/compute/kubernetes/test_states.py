@@ -10,7 +10,7 @@ from recipes.contracts.exit_reason import ExitReason
 from resources.compute.kubernetes.exits import explain_pod
 from resources.compute.kubernetes.phases import describe_queue
 from resources.compute.kubernetes.states import lost_nodes, read_gang, read_pod, read_workload
-from resources.compute.kubernetes.view import number_queues
+from resources.compute.kubernetes.view import sort_queues
 
 SNAPSHOTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "snapshots.json").read_text())
 
@@ -46,7 +46,7 @@ def test_queue_is_in_the_order_of_priority_and_age() -> None:
     workloads = [read_workload(SNAPSHOTS[name]["Workload"]) for name in ("preempted", "too large", "running")]
     preempted, too_large, _ = workloads
     # The larger one waits with more priority, the running one not at all.
-    assert number_queues(workloads) == {too_large.uid: 1, preempted.uid: 2}
+    assert sort_queues(workloads) == {too_large.queue: [too_large, preempted]}
 
 
 def test_missing_image_is_in_the_words_of_the_registry() -> None:
