@@ -5,17 +5,20 @@ types of request and response. Access control, audit log, OpenAPI document and f
 A route without a declaration is refused by the access control, and ends the start of the server (`undeclared`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, TypeAlias, TypeVar
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 
 from api.auth.permissions import Permission
 from api.fast_path.middleware import FastPath
 from api.json_bodies import StrictRoute
+from resources.errors import invalid
+from resources.metadata.field_rules import printable
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -101,6 +104,7 @@ class Router:
         self._main = APIRouter(prefix=prefix, include_in_schema=include_in_schema, **shared)
         self._aliases = APIRouter(prefix=alias_prefix or "", include_in_schema=False, **shared)
         self._has_aliases = alias_prefix is not None
+        self._is_v1 = prefix.startswith("/v1")
 
     @property
     def routes(self) -> list[Any]:
@@ -182,6 +186,7 @@ class Router:
             fast_path=fast_path,
         )
         options: dict[str, Any] = {"status_code": status_code, "dependencies": dependencies, "response_model": None}
+        options["refuses_unknown"] = self._is_v1  # MLflow's routes ignore unknown parameters, as MLflow does
 
         def register(endpoint: Endpoint) -> Endpoint:
             if head:
@@ -194,9 +199,39 @@ class Router:
         return register
 
 
-def add_route(router: APIRouter, path: str, endpoint: Endpoint, declaration: Declaration, **options: Any) -> None:
+def add_route(
+    router: APIRouter, path: str, endpoint: Endpoint, declaration: Declaration, refuses_unknown: bool, **options: Any
+) -> None:
+    known: set[str] = set()
+    if refuses_unknown:
+        options["dependencies"] = [*options["dependencies"], Depends(refuse_unknown_parameters(known))]
     router.add_api_route(path, endpoint, **options)
-    vars(router.routes[-1])["declaration"] = declaration
+    route = router.routes[-1]
+    assert isinstance(route, APIRoute)
+    known.update(list_query_parameters(route.dependant))
+    vars(route)["declaration"] = declaration
+
+
+def list_query_parameters(dependant: Dependant) -> Iterator[str]:
+    """Names of the query parameters that an endpoint or its dependencies take."""
+    yield from (field.alias for field in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from list_query_parameters(dependency)
+
+
+def refuse_unknown_parameters(known: Collection[str]) -> Callable[[Request], Awaitable[None]]:
+    """A dependency of a route that takes the `known` query parameters.
+
+    `POST /v1/jobs?dryrun=true` queued the job.
+    """
+
+    async def refuse(request: Request) -> None:
+        for name in request.query_params:
+            if name not in known:
+                taken = f"use {', '.join(sorted(known))}" if known else "this route takes none"
+                raise invalid(f"unknown query parameter '{printable(name)}': {taken}")
+
+    return refuse
 
 
 def find_declaration(app: FastAPI, context: RouteContext) -> Declaration | None:

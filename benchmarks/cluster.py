@@ -1,7 +1,8 @@
-"""Jobs on a real Kubernetes cluster: how long a start takes by phase, and what the controller costs while nothing changes.
+"""Jobs on a real Kubernetes cluster: how long a start takes by phase, and what a queue of 500 jobs costs.
 
-The same training of a tiny model on one pod and as a process of this machine.
-The test cluster must run: `python -m tests.cluster up`. Usage: `python -m benchmarks.cluster`.
+First the same training of a tiny model on one pod and as a process of this machine. Then 50 jobs that run on fake nodes,
+each with a fake run pod, and 500 that wait for their GPUs.
+The test cluster must run: `python -m tests.cluster up`. Usage: `python -m benchmarks.cluster [start] [queue]`.
 """
 
 import re
@@ -10,44 +11,59 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from recipes.contracts.job import Hardware, Job, Tracking
+from recipes.contracts.pod_settings import PodSettings, Toleration
 from recipes.export.base_model import resolve_base_model
-from resources.compute.base import Compute, Follower
+from recipes.storage.artifact_store import Store
+from resources.compute.base import Compute, Follower, Phase
+from resources.compute.kubernetes.gang import JOB_APP, JOB_LABEL, base_name
 from resources.compute.local.backend import LocalCompute
 from resources.jobs.job_tokens import JobCredentials
+from resources.metadata.cluster_jobs import ClusterJob
+from resources.metadata.job_attempts import Claim
 from resources.metadata.jobs import Jobs
-from tests.cluster.cluster import Cluster
-from tests.cluster.installation import Installation
+from tests.cluster.cluster import FAKE, GPUS, Cluster
+from tests.cluster.installation import GPU_TYPE, Installation
 from tests.recipes.training.training_workspace import Place
 
+RUNNING, QUEUED = 50, 500
 MEASURED_SECONDS = 30.0
+SETTLED_WITHIN = 900.0
 POLL_SECONDS = 0.05
 REQUESTS = re.compile(r"^apiserver_request_total\{[^}]*\} (\S+)$", re.MULTILINE)
+ON_FAKE_NODES = PodSettings(node_selector={"type": "fake"}, tolerations=(Toleration(key=FAKE, operator="Exists"),))
 
 
 def main() -> None:
+    wanted = sys.argv[1:] or ["start", "queue"]
     cluster = Cluster()
     if not cluster.is_running():
         sys.exit("no test cluster runs: start one with `python -m tests.cluster up`")
     folder = Path(tempfile.mkdtemp(prefix="hanzo-ml-benchmark-"))
-    with cluster.entered(), Installation(cluster, "bench", folder / "home") as installation:
-        place = Place(folder, installation.store)
-        resolve_base_model(place.recipe.base_model, installation.store, folder)
-        compare_starts(installation, place)
-        print(f"\n{'while nothing changes':<40}{'API requests/s':>16}{'controller CPU':>16}{'memory':>10}")
-        report_load(installation, "no job")
+    with cluster.entered():
+        if "start" in wanted:
+            with Installation(cluster, "bench", folder / "start") as installation:
+                compare_starts(installation, folder)
+        if "queue" in wanted:
+            cluster.add_fake_nodes(-(-RUNNING // GPUS), run_seconds=24 * 3600)
+            # Fake pods need no dependencies.
+            with Installation(cluster, "queue", folder / "queue", gpus=RUNNING, scheduler={"volumes": []}) as installation:
+                measure_queue(installation, folder)
+            cluster.remove_fake_nodes()
     shutil.rmtree(folder)
 
 
-def compare_starts(installation: Installation, place: Place) -> None:
+def compare_starts(installation: Installation, folder: Path) -> None:
     """Seconds since the submission: on the cluster by phase, and as a process of this machine."""
-    (place.folder / "here").mkdir()
-    local_place = Place(place.folder / "here")  # its objects in a folder, as on a laptop
-    local = LocalCompute(place.folder / "jobs", credentials=JobCredentials(installation.database))
+    place, local_place = (make_place(folder, name, store) for name, store in (("far", installation.store), ("here", None)))
+    resolve_base_model(place.recipe.base_model, installation.store, folder)
+    local = LocalCompute(folder / "jobs", credentials=JobCredentials(installation.database))
     ends = {}
     for where, compute, source in (("cluster", installation.compute, place), ("here", local, local_place)):
         job = make_training(installation, source, where)
@@ -57,11 +73,18 @@ def compare_starts(installation: Installation, place: Place) -> None:
             admitted_at = max(row.admitted_at or 0, row.created_at)  # Kueue reports whole seconds
             ends[where]["admitted"] = (admitted_at - row.created_at) / 1000
             ends[where]["attempt claimed"] = (attempt.started_at - row.created_at) / 1000
+            ends[where]["end reported"] = ((attempt.ended_at or 0) - row.created_at) / 1000
     print(f"\n{'seconds since the submission':<40}{'cluster':>10}{'here':>10}{'ratio':>8}")
-    for name in ("admitted", "attempt claimed", "first step logged", "result"):
+    for name in ("admitted", "attempt claimed", "first step logged", "end reported", "result"):
         on_cluster, here = ends["cluster"][name], ends["here"].get(name)
         ratio = f"{here:>10.1f}{on_cluster / here:>8.2f}" if here else ""
         print(f"{name:<40}{on_cluster:>10.1f}{ratio}")
+
+
+def make_place(folder: Path, name: str, store: Store | None) -> Place:
+    """Without a store: its objects in a folder, as on a laptop."""
+    (folder / name).mkdir()
+    return Place(folder / name, store)
 
 
 def make_training(installation: Installation, place: Place, name: str) -> Job:
@@ -88,13 +111,117 @@ def ignore(_: object) -> None:
     pass
 
 
-def report_load(installation: Installation, name: str) -> None:
-    process = psutil.Process(installation.pid("controller"))
-    requests, cpu = count_requests(installation), sum(process.cpu_times()[:2])
+def measure_queue(installation: Installation, folder: Path) -> None:
+    """What controller and API server do while jobs are submitted, while nothing changes, and while all are cancelled."""
+    place = make_place(folder, "place", None)
+    load = Load(installation)
+    print(f"\n{'':<40}{'seconds':>10}{'API requests/s':>16}{'controller CPU':>16}{'memory':>10}")
     time.sleep(MEASURED_SECONDS)
-    per_second = (count_requests(installation) - requests) / MEASURED_SECONDS
-    share = (sum(process.cpu_times()[:2]) - cpu) / MEASURED_SECONDS
-    print(f"{name:<40}{per_second:>16.1f}{share:>16.1%}{process.memory_info().rss / 1e6:>7.0f} MB", flush=True)
+    load.report("no job")
+    for number in range(RUNNING + QUEUED):
+        job = place.job(folder / f"job-{number}", {}).model_copy(
+            update={"hardware": Hardware(gpus=1, gpu_type=GPU_TYPE), "pod": ON_FAKE_NODES, "tracking": None}
+        )
+        installation.jobs.submit(job, installation.name, base_name(job))
+    wait_until_settled(installation, lambda: count(installation, is_running) == RUNNING)
+    load.report(f"until {RUNNING} run")
+    wait_until_settled(installation, lambda: count(installation, is_explained) == QUEUED)
+    load.report(f"until {QUEUED} wait in the queue")
+    create_run_pods(installation)
+    time.sleep(MEASURED_SECONDS)
+    load.restart()
+    time.sleep(MEASURED_SECONDS)
+    load.report(f"while {RUNNING} run and {QUEUED} wait")
+    for row in installation.jobs.active():
+        installation.jobs.want_cancel(row)
+    wait_until_settled(installation, lambda: installation.jobs.count_active() == 0)
+    load.report("until all are cancelled")
+
+
+def is_running(row: ClusterJob) -> bool:
+    return row.phase is Phase.RUNNING
+
+
+def is_explained(row: ClusterJob) -> bool:
+    """Whether a job that waits has a place in the queue, and says which quota is missing."""
+    return row.phase is Phase.PENDING and row.queue_position is not None and "nvidia.com/gpu" in row.detail
+
+
+def count(installation: Installation, matches: Callable[[ClusterJob], bool]) -> int:
+    return sum(map(matches, installation.jobs.active()))
+
+
+def wait_until_settled(installation: Installation, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SETTLED_WITHIN
+    while not holds():
+        if time.monotonic() > deadline:
+            sys.exit(
+                f"not settled within {SETTLED_WITHIN:.0f} s: {Counter(row.phase for row in installation.jobs.active())}"
+            )
+        claim_attempts(installation)
+        time.sleep(1)
+
+
+def claim_attempts(installation: Installation) -> None:
+    """What the launchers of pods that run would do: fake pods run none."""
+    pods = installation.cluster.get("pods", f"--namespace={installation.name}", f"--selector=app={JOB_APP}")["items"]
+    running = {pod["metadata"]["labels"][JOB_LABEL]: pod for pod in pods if pod["status"]["phase"] == "Running"}
+    for row in installation.jobs.active():
+        pod = running.get(row.name)
+        if pod is not None and row.phase is Phase.STARTING:
+            node = pod["spec"]["nodeName"]
+            claim = Claim(row.generation, pod["metadata"]["uid"], node_rank=0, num_nodes=1, node=node)
+            installation.attempts.claim(row, claim)
+
+
+def create_run_pods(installation: Installation) -> None:
+    """The run pod of each running job: it calls no API server, which only has to keep it."""
+    spec = {
+        "restartPolicy": "Never",
+        "nodeSelector": ON_FAKE_NODES.node_selector,
+        "tolerations": [each.model_dump(exclude_none=True) for each in ON_FAKE_NODES.tolerations],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "dagster",
+                "image": "none",
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    installation.cluster.apply(
+        *(
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {"name": f"dagster-run-{number}", "namespace": installation.name},
+                "spec": {"template": {"spec": spec}},
+            }
+            for number in range(RUNNING)
+        )
+    )
+
+
+class Load:
+    """Rates since the last report."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._process = psutil.Process(installation.pid("controller"))
+        self.restart()
+
+    def restart(self) -> None:
+        self._at, self._requests, self._cpu = time.monotonic(), count_requests(self._installation), self._used()
+
+    def report(self, name: str) -> None:
+        seconds = time.monotonic() - self._at
+        requests = (count_requests(self._installation) - self._requests) / seconds
+        share, memory = (self._used() - self._cpu) / seconds, self._process.memory_info().rss / 1e6
+        print(f"{name:<40}{seconds:>10.0f}{requests:>16.1f}{share:>16.1%}{memory:>7.0f} MB", flush=True)
+        self.restart()
+
+    def _used(self) -> float:
+        return sum(self._process.cpu_times()[:2])
 
 
 def count_requests(installation: Installation) -> float:

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_metrics import machine_tags, record_usage
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Result
@@ -47,7 +47,7 @@ def build_command() -> dg.AssetsDefinition:
             result = run_program(context, job, control_plane, jobs=control_plane.jobs)
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise make_failure(error, allow_retries=False) from None
         complete_command(asked, version, run, job, result, control_plane)
         return dg.MaterializeResult(
             metadata={

@@ -27,7 +27,7 @@ from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program, Result
 from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.contracts.validation_results import Leaks
-from recipes.records.record_layouts import Layout, detect_column_layout
+from recipes.records.record_layouts import has_asked_context
 from recipes.storage.manifest import Artifact, canonical_json
 from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import output_transaction
@@ -44,8 +44,8 @@ from resources.settings.settings import Settings
 SPLITS = ("train", "validation", "test")
 SPLIT_FORM = "lines of the version"
 """Of what a split consists."""
-INPUT_FORM = "lines of the version, by instruction and input"
-"""The same of records whose `input` is a part of what they ask."""
+WHOLE_QUESTION_FORM = "lines of the version, by all that is asked"
+"""The same of records whose system message and input are a part of what they ask."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,7 @@ def version_metadata(version: DatasetVersion) -> dict[str, object]:
         "size_bytes": version.size_bytes,
         "uri": version.storage_path,
         "content_sha256": version.content_sha256,
+        **{key: dg.MetadataValue.json(version.lineage[key]) for key in ("skipped", "unread") if key in version.lineage},
         "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, kind) for name, kind in version.schema.items()]),
     }
 
@@ -192,11 +193,12 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
 
     So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
-    those by an instruction without its input.
+    those by an instruction without what stands beside it.
     """
     parameters = definition.split.model_dump(mode="json")
-    asks_input = detect_column_layout(version.schema) is Layout.INSTRUCTION and "input" in version.schema
-    form, rendering = (INPUT_FORM, CURRENT_RENDERING) if asks_input else (SPLIT_FORM, Rendering.AS_STORED)
+    form, rendering = SPLIT_FORM, Rendering.AS_STORED
+    if has_asked_context(version.schema):
+        form, rendering = WHOLE_QUESTION_FORM, CURRENT_RENDERING
     label = hashlib.sha256(canonical_json([form, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"

@@ -53,8 +53,13 @@ def failure_with_reason() -> Iterator[None]:
     except dg.Failure:
         raise
     except Exception as error:
-        metadata = {EXIT_REASON: dg.MetadataValue.text(classify_exception(error).value)}
-        raise dg.Failure(describe_exception(error), metadata=metadata) from error
+        raise make_failure(error) from error
+
+
+def make_failure(error: Exception, *, allow_retries: bool = True) -> dg.Failure:
+    """The failure of a step: its words for people, and its exit reason."""
+    metadata = {EXIT_REASON: dg.MetadataValue.text(classify_exception(error).value)}
+    return dg.Failure(describe_exception(error), metadata=metadata, allow_retries=allow_retries)
 
 
 def classify_exception(error: Exception) -> ExitReason:

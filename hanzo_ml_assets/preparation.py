@@ -7,12 +7,13 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
-from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name, find_pinned_version
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import BadConfiguration, Job, Program
 from recipes.contracts.parameters import PrepareParameters
 from recipes.contracts.tokenizer_reference import describe_reference
+from recipes.records.record_layouts import depends_on_rendering
 from recipes.storage.manifest import canonical_json
 from resources.compute.base import JobFailed
 from resources.datasets.prepared_versions import (
@@ -64,7 +65,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
                 raise  # the sensor retry_dead_runs retries it, and fails the job after the last retry
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise make_failure(error, allow_retries=False) from None
         return dg.MaterializeResult(
             metadata={
                 "dagster/row_count": version.num_records,
@@ -127,12 +128,13 @@ def preparation_job(
 ) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change.
 
-    So does another tokenizer of the same name, and another way to read and render records.
+    So does another tokenizer of the same name, and another way to read and render records where these may differ by it.
     """
     parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
     asks = parameters if tokenize is None else {**parameters, **describe_reference(tokenize.tokenizer)}
-    label = hashlib.sha256(canonical_json([PREPARATION_FORM, asks])).hexdigest()[:12]
+    form = [PREPARATION_FORM, asks] if depends_on_rendering(parent.schema) else asks
+    label = hashlib.sha256(canonical_json(form)).hexdigest()[:12]
     place = f"{dataset_folder(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     config = asked.config if asked is not None else {}

@@ -41,8 +41,12 @@ def run_program(
         BadConfiguration: the program refused its input; the message says what to do.
         JobFailed: it ended otherwise without a result; its `reason` says why.
     """
-    context.instance.add_run_tags(context.run_id, program_tags(job))
-    return control_plane.compute.run(job, follow_job(context, job, jobs))
+    # The first run that follows a program may begin after it: a queued job is given its run when it is admitted.
+    is_first = not list_program_runs(context.instance, job)
+    context.instance.add_run_tags(context.run.run_id, program_tags(job))
+    if jobs is not None:
+        context.log.info(f"the whole log of job {job.id}: {control_plane.settings.tracking_uri}/v1/jobs/{job.id}/logs")
+    return control_plane.compute.run(job, follow_job(context, job, jobs, whole_log=is_first))
 
 
 def program_tags(job: JobKey) -> dict[str, str]:
@@ -50,7 +54,7 @@ def program_tags(job: JobKey) -> dict[str, str]:
     return {f"hanzo_ml/{job.program}": job.id}
 
 
-def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None) -> Follower:
+def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None, *, whole_log: bool) -> Follower:
     last_phrase = ""
 
     def phase(seen: Observation) -> None:
@@ -62,16 +66,26 @@ def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None) -
         if jobs is not None:
             jobs.set_waiting_reason(job.id, seen.detail if seen.phase in WAITING_PHASES else "", "running")
 
+    def line(text: str) -> None:
+        context.log.info(text)
+        print(text, flush=True)  # Dagster keeps it as the run's stdout, which can be downloaded
+
     return Follower(
-        line=lambda line: context.log.info(line),
+        line=line,
         phase=phase,
-        is_cancelled=lambda: is_program_cancelled(context.instance, context.run_id, job),
+        is_cancelled=lambda: is_program_cancelled(context.instance, context.run.run_id, job),
+        whole_log=whole_log,
     )
 
 
 def describe_phase(seen: Observation) -> str:
-    attempt = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
-    return f"{PHASE_PHRASES[seen.phase]}{attempt}{f': {seen.detail}' if seen.detail else ''}"
+    """A sentence about a program without its subject. A program that restarts is still in the attempt that ended."""
+    phrase = PHASE_PHRASES[seen.phase]
+    if seen.phase is Phase.RESTARTING:
+        phrase = f"{phrase} after attempt {seen.attempt}"
+    elif seen.attempt > 1:
+        phrase = f"{phrase} (attempt {seen.attempt})"
+    return f"{phrase}: {seen.detail}" if seen.detail else phrase
 
 
 def is_program_cancelled(instance: dg.DagsterInstance, run_id: str, job: JobKey) -> bool:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.failure_reason import make_failure, reports_exit_reason
 from hanzo_ml_assets.run_metrics import log_lost_losses, log_unsent_metrics, machine_tags, record_usage
 from hanzo_ml_assets.run_tags import asset_group_name
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
@@ -159,7 +159,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         except BadConfiguration as error:
             record_recoveries(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
-            raise dg.Failure(str(error), allow_retries=False) from None
+            raise make_failure(error, allow_retries=False) from None
         except JobFailed:
             record_recoveries(run_id, control_plane)
             raise

@@ -86,7 +86,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     report = build_report(records[: parameters.samples], scores, parameters) | {"left_out": len(refused)}
     out = work / "evaluation"
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True))
+    (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True), encoding="utf-8")
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
     artifact = store.publish(out, job.outputs["evaluation"], "evaluation", inputs=inputs)
     scored = scores["tuned"]

@@ -32,8 +32,8 @@ def read_machine() -> Machine:
     return Machine(
         python=platform.python_version(),
         packages={name: found for name in COMPUTING_PACKAGES if (found := installed_version(name))},
-        processor=parse_processor(CPUINFO.read_text() if CPUINFO.is_file() else ""),
-        gpus=tuple(parse_gpu(path.read_text()) for path in sorted(NVIDIA_FOLDER.glob("*/information"))),
+        processor=parse_processor(CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else ""),
+        gpus=tuple(parse_gpu(path.read_text(encoding="utf-8")) for path in sorted(NVIDIA_FOLDER.glob("*/information"))),
         threads=torch.get_num_threads() if torch else os.cpu_count() or 1,
     )
 

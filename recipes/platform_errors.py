@@ -23,6 +23,16 @@ the last: since 2.20 the one with the error's number, or with the size of the al
 MENTIONS_MEMORY = re.compile("out of memory|OutOfMemory|MemoryError", re.IGNORECASE)
 """Wider than what recovery acts on: how any library, or a user's script, reports it as the error that ended the program."""
 
+PEER_LOST = re.compile(
+    r"gloo/transport/|Connection closed by peer \[|ncclRemoteError|remote process exited or there was a network error"
+    "|DistNetworkError|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and PyTorch's TCP store report when the process at the other end is gone: a consequence of what ended that
+one, which is often known later, or never. A job whose rank was killed ended for good when this was read as its own error."""
+
+NO_SPACE = re.compile(rf"\[Errno {errno.ENOSPC}\]|\(os error {errno.ENOSPC}\)|{os.strerror(errno.ENOSPC)}", re.IGNORECASE)
+"""How a language reports that a disk is full, in the error that ended its program."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TORCH_SAVE_TRUNCATED = re.compile("inline_container.* unexpected pos|iostream error")
 
@@ -60,4 +70,8 @@ def classify_error(error: BaseException) -> ExitReason:
 
 def classify_output(text: str) -> ExitReason:
     """The exit reason of somebody else's script that failed with this last line."""
-    return ExitReason.OUT_OF_MEMORY if MENTIONS_MEMORY.search(text) else ExitReason.PROGRAM_ERROR
+    if NO_SPACE.search(text):
+        return ExitReason.STORAGE_FULL
+    if MENTIONS_MEMORY.search(text):
+        return ExitReason.OUT_OF_MEMORY
+    return ExitReason.UNKNOWN if PEER_LOST.search(text) else ExitReason.PROGRAM_ERROR

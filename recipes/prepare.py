@@ -31,11 +31,12 @@ from recipes.preparation.tokenization.frozen_tokenizer import export_without_tor
 from recipes.preparation.workers import POLL_SECONDS, MultiplePods, Pods, ResultAlreadyPublished, Workers
 from recipes.records.conversation import describe_unread
 from recipes.records.disk_partitions import BUFFER_BYTES
+from recipes.records.record_layouts import depends_on_rendering
 from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
 
-TABLES_VERSION = 5
+TABLES_VERSION = 4
 """Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
 
 Ranges that it had read, and others that were read now, would be put together into what neither of the two makes.
@@ -65,10 +66,7 @@ def prepare(
     Raises:
         BadConfiguration: no such tokenizer, or no records are left, or too few to split; or it was begun in another way.
     """
-    if job.rendering is Rendering.AS_STORED:
-        raise BadConfiguration(
-            "this preparation was begun by an earlier release, which read records in another way: submit it again"
-        )
+    refuse_other_rendering(job, store)
     parameters = PrepareParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
@@ -91,7 +89,7 @@ def prepare(
             list(
                 loader.run(
                     export_without_torch,
-                    [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER, job.rendering)],
+                    [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)],
                 )
             )
     try:
@@ -113,6 +111,16 @@ def prepare(
         metrics={name: float(count) for name, count in prepared.records.items()},
         facts={**build_facts(prepared), "content_sha256": delivery.content(list_feature_files(store, artifacts))},
     )
+
+
+def refuse_other_rendering(job: Job, store: Store) -> None:
+    """Raises BadConfiguration: an earlier release began the job, and would have made something else of its records."""
+    columns = store.manifest(job.inputs["dataset"]).facts.get("columns")
+    if job.rendering is Rendering.AS_STORED and not (isinstance(columns, dict) and not depends_on_rendering(columns)):
+        raise BadConfiguration(
+            f"job {job.id} was begun by an earlier release, which read and rendered its records in another way: submit the "
+            "preparation again"
+        )
 
 
 def list_feature_files(store: Store, artifacts: Mapping[str, Artifact]) -> Sequence[FileRecord]:

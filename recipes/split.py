@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.parameters import SplitParameters
 from recipes.contracts.quantities import pluralize
+from recipes.contracts.rendering import Rendering
 from recipes.preparation.source import Source
 from recipes.preparation.split_assignment import (
     SPLITS,
@@ -32,7 +33,7 @@ from recipes.preparation.split_assignment import (
 )
 from recipes.records.disk_partitions import ColumnReader, Rows, Scratch, SpilledColumn
 from recipes.records.key_index import hash_key
-from recipes.records.record_layouts import read_question, require_one_layout
+from recipes.records.record_layouts import LAYOUT_KEYS, OPTIONAL_KEYS, Layout, read_question, require_one_layout
 from recipes.records.record_reader import normalize_text
 from recipes.runner import log_line, main
 from recipes.storage.artifact_store import Store
@@ -172,12 +173,21 @@ def store_selections(
     return found
 
 
+def leave_out_context(row: dict[str, Any]) -> dict[str, Any]:
+    """A record as it was split before what stands beside an instruction was a part of what it asks."""
+    if not row.keys() >= {*LAYOUT_KEYS[Layout.INSTRUCTION]}:
+        return row
+    return {key: value for key, value in row.items() if key not in OPTIONAL_KEYS[Layout.INSTRUCTION]}
+
+
 def split_dataset(job: Job, store: Store, work: Path) -> Result:
     """Split a version. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
     parameters = SplitParameters.model_validate(job.parameters)
     version = job.inputs["dataset"]
     source = Source(store, version, Path(job.cache_dir))
     rows = (json.loads(line) for path in source.files for lines in read_line_batches(source, path) for line in lines)
+    if job.rendering is Rendering.AS_STORED:
+        rows = (leave_out_context(row) for row in rows)
     divided = split_rows(rows, parameters, Scratch(work / "scratch"))
     places = {name: job.outputs[name].rstrip("/") for name in SPLITS}
     with divided.splits:

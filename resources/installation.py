@@ -39,7 +39,7 @@ def recorded_commit(source: Path) -> str | None:
     file = source / COMMIT_FILE
     if (source / ".git").exists() or not file.is_file():
         return None
-    text = file.read_text().strip()
+    text = file.read_text(encoding="utf-8").strip()
     return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else NO_COMMIT
 
 

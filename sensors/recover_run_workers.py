@@ -1,12 +1,14 @@
-"""Recover run workers that were lost before their run started, and remove those whose run is over.
+"""Recover run workers that were lost before their run started, or as it was cancelled; remove those whose run is over.
 
 Dagster's run monitor covers started runs. It fails a run that starts slowly, although its worker may only wait for an image,
-and starts later all the same; so its time limit is long, and the loss of a starting worker is noticed here.
+and starts later all the same; so its time limit is long, and the loss of a starting worker is noticed here. It waits for
+minutes for a cancelled worker that is gone, while the program of that goes on.
 """
 
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
+from dagster._core.launcher import WorkerStatus
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.orchestration.run_workers import RecoverableWorkers
@@ -14,6 +16,8 @@ from sensors.sensor import SLOW_INTERVAL_SECONDS, sensor
 
 LAUNCH_TIME = timedelta(seconds=30)
 """How long a launch may take to create its worker."""
+CANCEL_TIME = timedelta(seconds=20)
+"""How long a worker may take to cancel its program and to report that; longer than its pod's grace period."""
 EXIT_TIME = timedelta(seconds=60)
 """How long a worker may take to exit after it reported the end of its run."""
 
@@ -31,6 +35,12 @@ def recover_run_workers(context: dg.SensorEvaluationContext, control_plane: Cont
     for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
         if now - last_change(record) > LAUNCH_TIME:
             launcher.recover_start(record.dagster_run)
+    for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.CANCELING])):
+        run = record.dagster_run
+        if now - last_change(record) > CANCEL_TIME:
+            health = instance.run_launcher.check_run_worker_health(run)
+            if health.status == WorkerStatus.FAILED:
+                instance.report_run_canceled(run, f"Its run worker is gone: {health.msg}")
     for run_id in launcher.remove_leftovers(lambda run_id: is_over(instance, run_id, now)):
         context.log.info(f"removed the worker of run {run_id}, which is over")
     return dg.SensorResult()

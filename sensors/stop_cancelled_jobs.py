@@ -13,7 +13,7 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.supervisor import is_abandoned
 from recipes.contracts.job import Program
 from resources.metadata.outbox import Event, now_ms
-from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfinished_run
+from sensors.decisions.job_runs import IN_PROGRESS, PARTITION_TAG, has_no_unfinished_run, job_tag
 from sensors.sensor import INTERVAL_SECONDS, read_cursor, read_new_events, sensor
 
 JOB_PROGRAMS = (Program.TRAIN, Program.COMMAND)
@@ -54,7 +54,7 @@ def terminate_orphaned_programs(context: dg.SensorEvaluationContext, control_pla
     with control_plane.database.read() as connection:
         broken_off = control_plane.jobs.list_failed_or_cancelled(since, connection)
     for job in broken_off:
-        if control_plane.compute.has_processes(job) and has_no_unfinished_run(context.instance, job.id):
+        if control_plane.compute.has_processes(job) and has_no_unfinished_run(context.instance, job.id, job_tag(job)):
             context.log.info(f"job {job.id} is {job.status}: terminating its program")
             control_plane.compute.terminate_processes(job)
 

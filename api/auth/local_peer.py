@@ -21,7 +21,7 @@ def is_own_user(scope: Scope) -> bool:
         return False
     try:
         client, server = kernel_address(scope["client"]), kernel_address(scope["server"])
-        lines = CONNECTIONS[ipaddress.ip_address(scope["client"][0]).version].read_text().splitlines()
+        lines = CONNECTIONS[ipaddress.ip_address(scope["client"][0]).version].read_text(encoding="utf-8").splitlines()
     except (TypeError, ValueError, OSError):  # no address: the client came over something else, or through a proxy
         return False
     return any(

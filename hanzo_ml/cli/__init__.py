@@ -9,7 +9,7 @@ from rich.console import Console
 from hanzo_ml import demo
 from hanzo_ml.cli import cluster, dataset, dataset_checks, hpo, job, lineage, local, model, recipe, run
 from hanzo_ml.cli.connection import Refused, tracking_uri
-from hanzo_ml.cli.output import sanitize_text
+from hanzo_ml.cli.output import adapt_streams, sanitize_text
 from hanzo_ml.client.transport import InvalidToken
 
 EXIT_REFUSED = 1
@@ -40,6 +40,7 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """Run a command. A refusal is one line on standard error and exit code 1."""
+    adapt_streams()
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()

@@ -27,6 +27,7 @@ from hanzo_ml.cli.output import JsonOption, escape_json_controls, print_json, pr
 from hanzo_ml.client.transport import authorization_header
 from recipes.contracts.dataset_formats import Format
 from recipes.contracts.quantities import pluralize
+from recipes.records.conversation import describe_unread
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
@@ -84,6 +85,10 @@ def create(
         f"{made['name']}@{made['version']} {what}: {pluralize(made['num_records'], 'record')}, "
         f"{pluralize(made['size_bytes'], 'byte')}, id {made['id']}"
     )
+    if skipped := made.get("skipped"):
+        print(f"skipped, as hidden, empty or no records: {', '.join(map(sanitize_text, skipped))}")
+    if unread := made.get("unread"):
+        print(f"not rendered, as the serving engine drops it: {sanitize_text(describe_unread(unread))}")
     if ignored := made.get("not_taken"):
         print(describe_ignored_fields(made, ignored))
 

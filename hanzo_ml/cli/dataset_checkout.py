@@ -97,7 +97,7 @@ def lock_folder(to: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:  # a file stands where the folder would: said as every other command says it
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
-    with path.open("w") as lock:
+    with path.open("w", encoding="utf-8") as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
             is_ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hanzo_ml.cli.connection import Refused, call
-from recipes.contracts.dataset_formats import COMPRESSIONS, ENDINGS, Format
+from recipes.contracts.dataset_formats import ENDINGS, MixedSplits, detect_formats, is_hidden, select_files, walk_files
 from recipes.records.sql_query import BadQuery, iterate_query_lines
 
 # `--since`: a topic's address that goes on where a version's messages ended.
@@ -95,13 +96,14 @@ def send_files(name: str, fields: dict[str, Any]) -> Any:
     if "://" in name:
         raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://..., file://... or kafka://...")
     path = Path(name)
-    files = list_local_files(path, str(fields["format"]))
+    files, skipped = list_local_files(path, str(fields["format"]), str(fields["name"]))
     total = sum(file.stat().st_size for file in files)
     is_folder = path.is_dir()
     with show_progress("uploading", total) as report:
         names = [file.relative_to(path).as_posix() if is_folder else file.name for file in files]
         parts = [("files", (name, ProgressFile(file, report))) for name, file in zip(names, files, strict=True)]
-        return call("POST", DATASETS_ROUTE, data=fields, files=parts, timeout=UPLOAD_TIMEOUT)
+        made = call("POST", DATASETS_ROUTE, data=fields, files=parts, timeout=UPLOAD_TIMEOUT)
+    return {**made, "skipped": sorted([*skipped, *made.get("skipped", ())])} if skipped else made
 
 
 def send_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
@@ -143,35 +145,39 @@ def detect_format(path: str) -> str:
     if path.startswith("kafka://"):  # the name of a topic may end as anything
         return "jsonl"
     folder = Path(path)
-    names = (file.name for file in folder.rglob("*")) if folder.is_dir() else (path,)
-    found = sorted({format for name in names for format in ENDINGS if format != Format.TEXT and has_format(name, format)})
+    names = (name for name in walk_files(folder) if not is_hidden(name)) if folder.is_dir() else (path,)
+    found = detect_formats(names)
     if len(found) > 1:
         raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: say which with --format")
     return found[0] if found else "jsonl"
 
 
-def has_format(name: str, format: str) -> bool:
-    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in ("", *COMPRESSIONS))
-    return name.lower().endswith(endings)
-
-
-def list_local_files(path: Path, format: str) -> Sequence[Path]:
+def list_local_files(path: Path, format: str, name: str = "NAME") -> tuple[Sequence[Path], Sequence[str]]:
+    """The files to send, and the paths of those in a folder that are skipped."""
     if not path.exists():
         raise Refused(f"there is no file or folder {path}: check --path")
-    is_folder = path.is_dir()
-    files = sorted(file for file in path.rglob("*") if has_format(file.name, format)) if is_folder else [path]
-    files = [file for file in files if not file.is_dir()]
+    skipped: Sequence[str] = ()
+    files = [path]
+    if path.is_dir():
+        try:
+            selected = select_files(walk_files(path), format)
+        except MixedSplits as mixed:
+            part = str(path / mixed.first)
+            command = shlex.join(["hanzo-ml", "dataset", "create", "--name", name, "--path", part])
+            raise Refused(f"folder {path} is no dataset: {mixed.advice(command)}") from None
+        files, skipped = [path / found for found in selected.chosen], selected.skipped
     if not files:
         ending = ENDINGS.get(format, (f".{format}",))[0]
-        raise Refused(f"folder {path} holds no *{ending} file: check --path and --format")
-    if unread := [file for file in files if not file.is_file()]:
-        raise Refused(f"{unread[0]} is a link to nothing, or no regular file: correct or remove it")
+        unread = f" that is read ({', '.join(skipped)} is not)" if skipped else ""
+        raise Refused(f"folder {path} holds no *{ending} file{unread}: check --path and --format")
+    if unread_links := [file for file in files if not file.is_file()]:
+        raise Refused(f"{unread_links[0]} is a link to nothing, or no regular file: correct or remove it")
     for file in files:
         try:
             str(file).encode()
         except UnicodeEncodeError:
             raise Refused(f"file name {file.name!r} is not allowed: rename it, in UTF-8") from None
-    return files
+    return files, skipped
 
 
 def parse_metadata(pairs: Sequence[str]) -> str:

@@ -5,11 +5,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from hanzo_ml.cli.code_snapshot import attach_code
 from hanzo_ml.cli.config_errors import check_json, locate_refusal
-from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once, stream_lines
+from hanzo_ml.cli.connection import KeyOption, Refused, call, iterate_pages, start_once, stream_lines, tracking_uri
 from hanzo_ml.cli.job_polling import wait_for_start
 from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_log_line, sanitize_text
@@ -38,6 +39,12 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
     ] = False,
+    keep_failed: Annotated[
+        bool,
+        typer.Option(
+            "--keep-failed", help="On a cluster, keep the pods of the job for a day if it fails, so that kubectl shows them."
+        ),
+    ] = False,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,14 +59,34 @@ def submit(
     `storage:` names in HANZO_ML_DATASETS.
     """
     document = build_document(config, model, set_)
+    if keep_failed:
+        set_keep_failed(document)
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
-        run_module("hanzo_ml_assets.dry_run", given=json.dumps(document))
+        with locate_refusal(document, None if model or set_ else config):
+            note = check_on_server(document)
+        run_module("hanzo_ml_assets.dry_run", given=json.dumps({"job": document, "note": note}))
         return
     with locate_refusal(document, None if model or set_ else config):
         job = start_once("/v1/jobs", key, json=document)
     print_json(job) if as_json else print(f"{job['id']} {job['status']}")
+
+
+def check_on_server(document: dict[str, Any]) -> str:
+    """A line for people: whether the server has checked the job as it checks one that is submitted.
+
+    Raises:
+        Refused: the server would refuse it.
+    """
+    try:
+        call("POST", "/v1/jobs", params={"dry_run": "true"}, json=document)
+    except httpx.TransportError:
+        return (
+            f"No server answers at {tracking_uri()}, so this was not checked: permissions and quotas there, whether the "
+            "dataset fits the recipe, and whether the base model can be read."
+        )
+    return f"{tracking_uri()} would accept it."
 
 
 def build_document(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
@@ -91,6 +118,14 @@ def build_command_document(
     attach_code(config, document)
     check_json(document, config)
     return document
+
+
+def set_keep_failed(document: dict[str, Any]) -> None:
+    """Have the pods of a failed job stay, beside what its section `pod:` says."""
+    pod = document.get("pod") or {}
+    if not isinstance(pod, dict):
+        raise Refused("`pod:` must be a mapping, such as {keep_failed: true}")
+    document["pod"] = {**pod, "keep_failed": True}
 
 
 def read_config(path: Path) -> dict[str, Any]:

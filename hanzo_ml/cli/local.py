@@ -81,7 +81,11 @@ def run_module(name: str, *arguments: str, given: str | None = None) -> None:
     """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
     require_platform()
     code = subprocess.run(
-        [sys.executable, "-P", "-c", RUN_MODULE_SCRIPT, name, *arguments], check=False, input=given, text=True
+        [sys.executable, "-P", "-c", RUN_MODULE_SCRIPT, name, *arguments],
+        check=False,
+        input=given,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": f"{sys.stdout.encoding}:replace"},  # a terminal may lack characters
     ).returncode
     if code:
         raise typer.Exit(code)

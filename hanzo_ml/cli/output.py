@@ -1,5 +1,7 @@
 """Print tables and JSON, with control characters of others made harmless."""
 
+import codecs
+import io
 import json
 import os
 import re
@@ -61,7 +63,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 
 def print_json(document: Any) -> None:
-    print(escape_json_controls(json.dumps(document, indent=2, ensure_ascii=False)))
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    print(escape_json_controls(text if can_print(text) else json.dumps(document, indent=2)))
 
 
 def escape_json_controls(text: str) -> str:
@@ -120,3 +123,51 @@ def stacked_cells(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:
     """The cells of a row one below the other, but for those that are empty."""
     longest = max(map(len, columns), default=0)
     return (f"  {name:<{longest}}  {cell}" for name, cell in zip(columns, line, strict=True) if cell)
+
+
+# Characters that the encoding of the terminal lacks.
+
+STAND_INS = {
+    "✓": "+",
+    "✗": "x",
+    "↑": "^",
+    "↓": "v",
+    "→": "->",
+    "…": "...",
+    "\N{EN DASH}": "-",
+    "—": "-",
+    "·": "-",
+    "≥": ">=",
+    "≤": "<=",
+    "─": "-",
+    "│": "|",
+    "└": "`",
+    "├": "|",
+    "█": "#",
+}
+HANDLER = "hanzo_ml.ascii_stand_ins"
+
+
+def replace_characters(error: UnicodeError) -> tuple[str, int]:
+    """Error handler of a codec. A character without a stand-in becomes a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(STAND_INS.get(character, "?") for character in text), error.end
+
+
+def adapt_streams() -> None:
+    """Print on any terminal: `model prove` crashed on its check mark under `PYTHONIOENCODING=ascii`, with exit code 1."""
+    codecs.register_error(HANDLER, replace_characters)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a test may have put another one there
+            stream.reconfigure(errors=HANDLER)
+
+
+def can_print(text: str) -> bool:
+    """Whether standard output has all characters of a text."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,4 +1,7 @@
-"""`python -m hanzo_ml_assets.dry_run` reads the body of `POST /v1/jobs` from stdin: its source files may be long."""
+"""`python -m hanzo_ml_assets.dry_run` reads a job and a note from stdin.
+
+The job is the body of `POST /v1/jobs`, whose source files may be long. The note says what a server made of it.
+"""
 
 import json
 import os
@@ -15,10 +18,11 @@ def main() -> None:
     """Print the objects, or exit with the one line that says why there are none."""
     # Else `git status`, asked for the run's record, would refresh the index of the checkout.
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"
-    document = json.load(sys.stdin)
-    dry_run = command.dry_run if "command" in document else training.dry_run
+    asked = json.load(sys.stdin)
+    dry_run = command.dry_run if "command" in asked["job"] else training.dry_run
     try:
-        print(dry_run(document), end="")
+        title, rest = dry_run(asked["job"]).split("\n", 1)
+        print(title, f"# {asked['note']}", rest, sep="\n", end="")
     except (BadConfiguration, HanzoError) as problem:
         sys.exit(f"error: {problem}")
     except SQLAlchemyError as problem:

@@ -3,10 +3,10 @@
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, urlparse
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import ValidationError
 from sqlalchemy.engine import URL, make_url
 
 from hanzo_ml_assets.component import FineTunedModel, component_tree
@@ -20,36 +20,20 @@ from hanzo_ml_assets.training_plan import (
     resolve_recipe_and_dataset,
     training_job,
 )
-from recipes.contracts.frozen_model import FrozenModel
-from recipes.contracts.job import BadConfiguration, Schedule, StoreAddress
-from recipes.contracts.pod_settings import Environment, PodSettings
+from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.validation_errors import explain_first_error
 from recipes.planning.recipe_checks import known_shape
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.job_manifest import out_of_reach, render, to_yaml
-from resources.jobs.sandbox import SANDBOX
+from resources.jobs.submission import NewJob, Submitter, check_training_alone
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.jobs import JobRecord
+from resources.metadata.job_record import unsubmitted_job
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 
-PLACEHOLDER_JOB_ID = "0" * 32
-"""Stands for the job's id, which is made when a job is submitted."""
-
-
-class Submission(FrozenModel):
-    """The body of `POST /v1/jobs`, whose own type is above this floor; a test holds the two together."""
-
-    name: str
-    type: Literal["training"] = "training"
-    model: str = SANDBOX
-    dataset: str | None = None
-    recipe: str | None = None
-    parameters: dict[str, JsonValue] = {}
-    schedule: Schedule | None = None
-    env: Environment = Field({}, exclude_if=lambda value: not value)
-    pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
+OWN_USER = Submitter("", DEFAULT_ORGANIZATION, from_own_user=True)
+"""Whoever runs the command line, on the machine of the stack."""
 
 
 def dry_run(document: Mapping[str, Any]) -> str:
@@ -59,12 +43,11 @@ def dry_run(document: Mapping[str, Any]) -> str:
         BadConfiguration, HanzoError: the job could not be submitted or started as things are; the message says what to do.
     """
     try:
-        submission = Submission.model_validate(document)
+        submission = NewJob.model_validate(document)
     except ValidationError as error:
-        raise BadConfiguration(f"job: {explain_first_error(error, Submission)}") from None
-    if submission.model == SANDBOX and submission.dataset is None:
-        raise BadConfiguration("a job without a model definition needs a dataset: give `dataset`, or `model`")
+        raise BadConfiguration(f"job: {explain_first_error(error, NewJob)}") from None
     control_plane = ControlPlane()
+    check_training_alone(submission, control_plane.settings, OWN_USER)
     plan = plan_submission(load_definition(submission.model), submission, control_plane.settings)
     check_hardware_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may not be there
     job = training_job(plan, control_plane)
@@ -93,27 +76,14 @@ def load_definition(name: str) -> ModelDefinition:
     return models[name]
 
 
-def plan_submission(model: ModelDefinition, submission: Submission, settings: Settings) -> TrainingPlan:
+def plan_submission(model: ModelDefinition, submission: NewJob, settings: Settings) -> TrainingPlan:
     """The plan of the run, with its record in a folder that is gone at the end."""
     config = submission.model_dump(mode="json", exclude_none=True)
     reference, recipe = resolve_recipe_and_dataset(model, config)
     version = find_split_version(reference, settings)
     check_dataset_layout(recipe, version)
-    job = JobRecord(
-        id=PLACEHOLDER_JOB_ID,
-        name=submission.name,
-        type=submission.type,
-        status="queued",
-        config=config | ({"dataset": version.reference} if submission.dataset else {}),
-        user_id="",
-        organization=DEFAULT_ORGANIZATION,
-        submitted_at=0,
-        started_at=None,
-        ended_at=None,
-        reason="",
-        artifacts={},
-        evaluation=None,
-    )
+    config |= {"dataset": version.reference} if submission.dataset else {}
+    job = unsubmitted_job(submission.name, submission.type, config, "", DEFAULT_ORGANIZATION)
     with tempfile.TemporaryDirectory() as scratch:
         address = StoreAddress(root=Path(scratch).as_uri(), buckets=settings.store.buckets)
         return build_plan(model, job, version, recipe, Store(address))

@@ -70,7 +70,7 @@ def _number(path: Path) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""
 

@@ -92,7 +92,7 @@ def descendants(process_id: int) -> list[int]:
     while waiting:
         for children in (PROC / str(waiting.pop(0))).glob("task/*/children"):
             with suppress(OSError):
-                ids = [int(word) for word in children.read_text().split()]
+                ids = [int(word) for word in children.read_text(encoding="utf-8").split()]
                 found += ids
                 waiting += ids
     return found
@@ -101,7 +101,7 @@ def descendants(process_id: int) -> list[int]:
 def catches_signal(process_id: int, number: signal.Signals) -> bool:
     """Whether a process has a handler: SIGUSR1 ends one that has none, such as torchrun."""
     try:
-        lines = (PROC / str(process_id) / "status").read_text().splitlines()
+        lines = (PROC / str(process_id) / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
     caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")

@@ -153,7 +153,7 @@ def sequence_too_long_reason(recipe: Recipe, positions: int | None) -> str | Non
 
 def check_sequence_length(recipe: Recipe, model: Path) -> None:
     """`sequence_too_long_reason` of the base model in that folder. Raises BadConfiguration."""
-    config = json.loads((model / "config.json").read_text())
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     positions = config.get("text_config", config).get("max_position_embeddings")
     if problem := sequence_too_long_reason(recipe, positions):
         raise BadConfiguration(f"recipe '{recipe.name}': {problem}")

@@ -110,7 +110,7 @@ def fit_range(plan: Plan, index: int) -> None:
         "categories": {column: sorted(found) for column, found in categories.items()},
     }
     with atomic_path(facts_file) as part:
-        part.write_text(json.dumps(facts))
+        part.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def read_records(plan: Plan, index: int) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -59,8 +59,8 @@ class PreparationSummary:
     truncated: int
     retyped: tuple[str, ...]
     filled: dict[str, int]
-    unread: dict[str, int]
     lines: int
+    unread: dict[str, int] = field(default_factory=dict)
 
 
 def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[PartCounts, PreparationSummary | None]:
@@ -182,7 +182,7 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
         truncated += encoded.truncated
         size += encoded.size
     with atomic_path(plan.work / PARTS_FILE) as part:
-        part.write_text(json.dumps(count_parts(decided, size, plan.part_bytes)))
+        part.write_text(json.dumps(count_parts(decided, size, plan.part_bytes)), encoding="utf-8")
     return PreparationSummary(
         records=dict(zip(SPLITS, decided.records, strict=True)),
         rejected=dict(sorted(rejected.items())),

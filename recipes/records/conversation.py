@@ -6,6 +6,7 @@ and `arguments` the order and the nulls are the author's.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -25,6 +26,12 @@ TOOL_KEYS, FUNCTION_KEYS = {"type", "function"}, {"name", "description", "parame
 FLAT_TOOL_KEYS = {*FUNCTION_KEYS, "type"}
 ORDERED_KEYS = ("arguments", "parameters")
 """Objects in which the order of keys is the author's, and decides what a model reads."""
+
+
+INT64 = 1 << 63
+LONG_NUMBER = re.compile(r"\d[\d.]{6}")
+LONG_NUMBERS = "digits of numbers behind the sixth"
+"""What the engine's templates drop of the numbers in tools and arguments."""
 
 
 class UnfitRecord(ValueError):
@@ -61,8 +68,8 @@ def normalize_conversation(row: Mapping[str, Any]) -> Conversation:
         raise UnfitRecord("'messages' has no turn of the assistant: there is nothing to learn")
     if not any(learned):
         raise UnfitRecord("every turn of the assistant has the weight 0: there is nothing to learn")
-    system = read_optional_text(row, "system")
-    if system is not None and found[0]["role"] not in SYSTEM_ROLES:
+    system = row.get("system")
+    if isinstance(system, str) and system.strip() and found[0]["role"] not in SYSTEM_ROLES:
         found.insert(0, {"role": "system", "content": system})
     return Conversation(found, read_tools(row), learned)
 
@@ -93,7 +100,7 @@ def normalize_message(message: Any, number: int) -> Message:
 
 
 def normalize_call(call: Any, number: int) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UnfitRecord(f"a tool call of message {number} needs the name of a function")
     if call.get("type") not in (None, "function"):
@@ -201,7 +208,7 @@ def find_unread_keys(row: Mapping[str, Any]) -> set[str]:
         if isinstance(tools, str):
             try:
                 tools = json.loads(tools)
-            except ValueError:
+            except (ValueError, RecursionError):
                 tools = None
         for tool in tools if isinstance(tools, list) else ():
             add_unread_function(found, "tools", tool, (TOOL_KEYS, FUNCTION_KEYS, FLAT_TOOL_KEYS))
@@ -213,9 +220,34 @@ def add_unread_function(found: set[str], place: str, value: Any, known: tuple[se
     outer, inner, flat = known
     if isinstance(value, dict):
         function = value.get("function")
-        add_unread(found, place, value, flat if function is None else {*outer})
+        add_unread(found, place, value, flat if function is None else outer)
         if isinstance(function, dict):
             add_unread(found, f"{place}.function", function, inner)
+        read = function if isinstance(function, dict) else value
+        for key in ORDERED_KEYS:
+            if key in inner and has_long_number(parse_if_long(read.get(key))):
+                found.add(f"{place}: {LONG_NUMBERS}")
+
+
+def parse_if_long(value: Any) -> Any:
+    """A value that may be given as a JSON text; a text without long numbers is not worth parsing."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if LONG_NUMBER.search(value) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def has_long_number(value: Any) -> bool:
+    """Whether a JSON value has a number that the engine's templates do not write in full: they keep six digits."""
+    if isinstance(value, dict):
+        return any(map(has_long_number, value.values()))
+    if isinstance(value, list):
+        return any(map(has_long_number, value))
+    if isinstance(value, float):
+        return float(f"{value:g}") != value
+    return isinstance(value, int) and not -INT64 <= value < INT64
 
 
 def add_unread(found: set[str], place: str, value: Mapping[str, Any], known: set[str]) -> None:

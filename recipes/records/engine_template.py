@@ -1,7 +1,7 @@
 """A chat template as the serving engine applies it: jinja in transformers' sandbox, with the engine's adjustments.
 
-llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, and the
-system message by itself or as the beginning of the next one.
+llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, contents as
+texts or as lists of parts, and the system message by itself or as the beginning of the next one.
 """
 
 import json
@@ -17,7 +17,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from recipes.records.conversation import Message, parse_arguments
+from recipes.records.conversation import INT64, Message, parse_arguments
 
 Tools = Sequence[Mapping[str, Any]]
 """What an assistant may call, in the engine's normal form."""
@@ -27,7 +27,7 @@ Tools = Sequence[Mapping[str, Any]]
 NUMBER_MARK = '"<|engine number {}|>"'
 NUMBER = re.compile(re.escape(NUMBER_MARK).replace(r"\{\}", "([^|]+)"))
 """A number while the library writes the JSON around it."""
-INT64, UINT64 = 1 << 63, 1 << 64
+UINT64 = 2 * INT64
 
 
 class EngineNumber(float):
@@ -56,17 +56,6 @@ def to_engine_values(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and not -INT64 <= value < INT64:
         return value - UINT64 if INT64 <= value < UINT64 else EngineNumber(value)
     return value
-
-
-def has_shortened_number(value: Any) -> bool:
-    """Whether a JSON value has a number that the engine's templates do not write in full."""
-    if isinstance(value, dict):
-        return any(map(has_shortened_number, value.values()))
-    if isinstance(value, list):
-        return any(map(has_shortened_number, value))
-    if isinstance(value, float):
-        return float(f"{value:g}") != value
-    return isinstance(value, int) and not -INT64 <= value < INT64
 
 
 def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
@@ -105,7 +94,10 @@ class GenerationTag(Extension):
 def compile_template(template: str) -> Template:
     """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
     language = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+        finalize=lambda value: "" if value is None else value,
     )
     language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
     language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
@@ -143,12 +135,17 @@ class EngineTemplate:
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, answer: bool = False) -> str:
         """The text of normalized messages and tools; with `answer`, up to where the assistant starts to answer."""
         adapted = [self._adapt_message(message) for message in messages]
-        if adapted and adapted[0]["role"] == "system" and not self.takes_system_message:
+        if self.takes_parts_alone:
+            parts = ({**message, "content": [{"type": "text", "text": message["content"]}]} for message in adapted)
+            adapted = list(parts)
+        elif adapted and adapted[0]["role"] == "system" and not self.takes_system_message:
             adapted = merge_system_message(adapted)
         return self._render(adapted, to_engine_values(list(tools)) if tools else None, answer)
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, answer: bool) -> str:
-        return self._template.render(messages=messages, tools=tools, add_generation_prompt=answer, **self._variables)
+        # Left out where there are none: a template may ask whether they are defined.
+        known = self._variables if tools is None else {**self._variables, "tools": tools}
+        return self._template.render(messages=messages, add_generation_prompt=answer, **known)
 
     @cached_property
     def _template(self) -> Template:
@@ -158,6 +155,12 @@ class EngineTemplate:
     def takes_system_message(self) -> bool:
         """Whether the template writes it: Gemma's refuses it, and others leave it out."""
         return PROBE in self._try([{"role": "system", "content": PROBE}, ASKED], None)
+
+    @cached_property
+    def takes_parts_alone(self) -> bool:
+        """Whether the template reads contents as lists of parts, and no texts."""
+        parts = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+        return PROBE not in self._try([{"role": "user", "content": PROBE}], None) and PROBE in self._try(parts, None)
 
     @cached_property
     def takes_objects(self) -> bool:

@@ -95,6 +95,17 @@ def detect_column_layout(columns: Collection[str]) -> Layout | None:
     return next((layout for layout, keys in LAYOUT_KEYS.items() if all(key in columns for key in keys)), None)
 
 
+def has_asked_context(columns: Collection[str]) -> bool:
+    """Whether records with these columns may ask more than their instruction says."""
+    has_instructions = detect_column_layout(columns) is Layout.INSTRUCTION
+    return has_instructions and any(key in columns for key in OPTIONAL_KEYS[Layout.INSTRUCTION])
+
+
+def depends_on_rendering(columns: Collection[str]) -> bool:
+    """Whether the ways to render a record (`recipes.contracts.rendering`) may differ for records with these columns."""
+    return detect_column_layout(columns) is Layout.MESSAGES or has_asked_context(columns)
+
+
 def read_text_columns(columns: Collection[str]) -> set[str]:
     """Of the columns of a table those that hold texts, whatever their cells look like: what its records' layout reads."""
     layout = detect_column_layout(columns)
@@ -119,9 +130,16 @@ def instruction_messages(row: Mapping[str, Any]) -> list[Message]:
 
 def find_unread(row: Mapping[str, Any], layout: Layout | None) -> set[str]:
     """What of a record reads like a part of it, and no model is shown."""
-    if layout in (Layout.COMPLETION, Layout.PREFERENCE):  # texts are read as they are: no chat template puts it before them
-        return {"system"} if isinstance(system := row.get("system"), str) and system.strip() else set()
-    return find_unread_keys(row) if layout is Layout.MESSAGES else set()
+    if layout not in (Layout.COMPLETION, Layout.PREFERENCE, Layout.MESSAGES):
+        return set()
+    found = find_unread_keys(row) if layout is Layout.MESSAGES else set()
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        # Texts are read as they are, without a message before them, and a conversation may have its own.
+        first = normalize_conversation(row).messages[0] if layout is Layout.MESSAGES else None
+        if first is None or first["content"] != system:
+            found.add("system")
+    return found
 
 
 def require_one_layout(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:
@@ -148,7 +166,7 @@ def read_question(row: Mapping[str, Any], layout: Layout) -> str:
         asked = (message["content"] for message in row["messages"] if message["role"] == "user")
         return next(asked, None) or str(row["messages"][0].get("content") or "")
     if layout is Layout.INSTRUCTION:
-        return read_instruction(row)
+        return "\n".join(message["content"] for message in instruction_messages(row)[:-1])
     return str(row[LAYOUT_KEYS[layout][0]])
 
 

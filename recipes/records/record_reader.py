@@ -10,7 +10,7 @@ from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from recipes.records.conversation import UnfitRecord, read_weight
-from recipes.records.record_layouts import KEY_COLUMN, LAYOUT_KEYS, Layout, detect_layout, read_question
+from recipes.records.record_layouts import KEY_COLUMN, LAYOUT_KEYS, Layout, detect_layout, read_instruction, read_question
 from recipes.storage.artifact_store import Store
 from recipes.storage.locations import BrokenArtifact
 from recipes.storage.manifest import Artifact, FileRecord
@@ -59,7 +59,7 @@ class Record:
     @property
     def instruction(self) -> str:
         """What is asked."""
-        return read_question(self.row, self.layout)
+        return read_instruction(self.row) if self.layout is Layout.INSTRUCTION else read_question(self.row, self.layout)
 
     @property
     def answer(self) -> str:
@@ -74,7 +74,7 @@ class Record:
     def key(self) -> str:
         """The word by which an answer is judged, of any JSON value, such as a number; without one it is the answer."""
         key = self.row.get(KEY_COLUMN)
-        return self.answer if key is None else str(key)
+        return self.answer if key is None or str(key).strip() == "" else str(key)
 
 
 def parse_record(row: Mapping[str, Any]) -> Record:

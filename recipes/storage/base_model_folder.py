@@ -42,7 +42,7 @@ def find_folder_problem(folder: Path) -> str | None:
     """What a model folder lacks that training or its end would fail for; none where it has everything."""
     weights = sorted(folder.glob("*.safetensors"))
     index = folder / WEIGHTS_INDEX
-    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
     missing = sorted({*REQUIRED_FILES, *named} - {file.name for file in folder.iterdir()})
     if missing or not weights:
         return f"has no {missing[0] if missing else 'safetensors file'} in {folder}"

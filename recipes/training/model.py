@@ -92,7 +92,7 @@ def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
 
 def check_parallel_layout(folder: Path, recipe: Recipe) -> None:
     if recipe.model_parallel_size > 1:
-        shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
+        shape = Architecture.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         if problem := parallel_layout.find_tensor_parallel_problem(recipe, shape) or parallel_layout.find_pipeline_problem(
             recipe, shape
         ):

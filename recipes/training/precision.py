@@ -33,7 +33,7 @@ def select_compute_dtype(dtype_name: str, device: torch.device | None = None) ->
     """The type to compute in where a recipe wants that one; on that device, or on this machine's."""
     found: torch.dtype = getattr(torch, dtype_name)
     on_gpu = (device or select_compute_device()).type == "cuda"
-    is_supported = on_gpu or cpu_supports_dtype(dtype_name, CPUINFO.read_text() if CPUINFO.is_file() else "")
+    is_supported = on_gpu or cpu_supports_dtype(dtype_name, CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else "")
     return found if is_supported else torch.float32
 
 

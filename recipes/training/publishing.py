@@ -149,7 +149,7 @@ def normalize_adapter_config(folder: Path, base_uri: str) -> None:
     """The configuration that PEFT wrote, without what differs from machine to machine."""
     (folder / "README.md").unlink(missing_ok=True)
     file = folder / ADAPTER_CONFIG
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base_uri
     config["target_modules"] = sorted(config["target_modules"])  # a set in the library: its order differs by process
-    file.write_text(json.dumps(config, indent=2, sort_keys=True))
+    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

@@ -28,7 +28,7 @@ from resources.metadata.datasets import DatasetVersion
 def base_model_shape(recipe: Recipe, store: Store) -> Architecture | None:
     """The shape, or none where nobody has stated it, or it is of a family that is not known here.
 
-    A folder is looked into: whoever names one may (`api.routes.v1.job_submission.allow_base_model`).
+    A folder is looked into: whoever names one may (`resources.jobs.submission.allow_base_model`).
     """
     uri = recipe.base_model.artifact_uri
     if uri is None:

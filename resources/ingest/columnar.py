@@ -1,7 +1,8 @@
 """Read Parquet and Arrow files as JSON rows without loss."""
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -9,16 +10,21 @@ import msgspec
 
 from resources.ingest.column_schema import MAX_COLUMNS
 from resources.ingest.decompression_bomb import EXPANSION_MESSAGE, exceeds_expansion_limit
+from resources.ingest.json_lines import parse_value
 from resources.ingest.magic_bytes import MAX_MAGIC_BYTES, detect_other_format
 from resources.ingest.memory_sizes import IPC_MAGIC, max_batch_rows, min_group_size, uncompressed_size
-from resources.ingest.problems import Problem, first_error_line
+from resources.ingest.problems import EMPTY, Problem, first_error_line
 
 # The values of an Arrow column as JSON has them, without a loss that nobody is told of.
 #
 # Numbers, texts, booleans, lists and structs are JSON's own. Decimals are texts with all their digits; dates, times and
 # timestamps are texts as RFC 3339 has them, durations as ISO 8601, down to microseconds; binary values are base64; a map
-# is an array of [key, value]; dictionaries are what they stand for. What has no such form is refused by the name of its
-# column: NaN and infinity, nanoseconds that are not whole microseconds, unions, intervals, extension types.
+# is an array of [key, value]; dictionaries are what they stand for; JSON is what it says, and a UUID a text. What has no
+# such form is refused by the name of its column: NaN and infinity, nanoseconds that are not whole microseconds, unions,
+# intervals, other extension types.
+#
+# Within a struct, null says that there is no such key: all structs of a column have the keys of all. In the columns of a
+# conversation, a map whose keys are texts is an object, as the arguments of a call are.
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +39,8 @@ def unsupported_reason(type: "pa.DataType") -> str | None:
             return "which has no form in JSON: write a column for each of its types"
         children = [type.value_type] if types.is_dictionary(type) else [type.field(i).type for i in range(type.num_fields)]
         return next(filter(None, map(unsupported_reason, children)), None)
+    if extension_name(type) in (JSON_EXTENSION, UUID_EXTENSION):
+        return None
     known: tuple[Callable[[Any], bool], ...] = (
         types.is_null,
         types.is_boolean,
@@ -54,6 +62,72 @@ def unsupported_reason(type: "pa.DataType") -> str | None:
     return None if any(is_kind(type) for is_kind in known) else "which has no form in JSON: write it as a text"
 
 
+JSON_EXTENSION, UUID_EXTENSION = "arrow.json", "arrow.uuid"
+CONVERSATION_COLUMNS = ("messages", "tools")
+Convert = Callable[[Any], Any]
+
+
+def extension_name(type: "pa.DataType") -> str | None:
+    import pyarrow as pa
+
+    return str(type.extension_name) if isinstance(type, pa.BaseExtensionType) else None
+
+
+def make_converter(type: "pa.DataType", *, is_conversation: bool) -> Convert | None:
+    """What turns a value of Python into that of JSON; None where it is that already.
+
+    The converter raises ValueError: a text that should be JSON is none.
+    """
+    from pyarrow import types
+
+    if extension_name(type) == JSON_EXTENSION:
+        return parse_json_text
+    if types.is_dictionary(type):
+        return make_converter(type.value_type, is_conversation=is_conversation)
+    if types.is_struct(type):
+        fields = {field.name: make_converter(field.type, is_conversation=is_conversation) for field in type.fields}
+        return partial(convert_struct, fields)
+    if types.is_map(type):
+        is_object = is_conversation and is_text(type.key_type)
+        return partial(convert_map, make_converter(type.item_type, is_conversation=is_conversation), is_object)
+    if types.is_nested(type):
+        item = make_converter(type.value_type, is_conversation=is_conversation)
+        return None if item is None else partial(convert_list, item)
+    return None
+
+
+def convert_struct(fields: Mapping[str, Convert | None], value: Any) -> Any:
+    if value is None:
+        return None
+    found = {}
+    for key, held in value.items():
+        if held is not None:
+            convert = fields[key]
+            found[key] = held if convert is None else convert(held)
+    return found
+
+
+def convert_map(item: Convert | None, is_object: bool, value: Any) -> Any:
+    if value is None:
+        return None
+    pairs = [[key, held if item is None else item(held)] for key, held in value]
+    return dict(pairs) if is_object else pairs
+
+
+def convert_list(item: Convert, value: Any) -> Any:
+    return None if value is None else [item(held) for held in value]
+
+
+def parse_json_text(text: str | None) -> Any:
+    """Raises ValueError: the text is no JSON, or has a key twice."""
+    if text is None:
+        return None
+    found = parse_value(text.encode())
+    if isinstance(found, Problem):
+        raise ValueError(found.reason)
+    return found
+
+
 def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
     """The values of a column as JSON has them, or no values and what is wrong."""
     import pyarrow as pa
@@ -64,6 +138,9 @@ def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
         target = to_microseconds(column.type)
         exact = column if target == column.type else column.cast(target)
         values: list[Any] = msgspec.to_builtins(exact.to_pylist())
+        convert = make_converter(column.type, is_conversation=name in CONVERSATION_COLUMNS)
+        if convert is not None:
+            values = [convert(value) for value in values]
     except pa.ArrowInvalid:
         return [], f"has nanoseconds in column '{name}', and only microseconds have a form: round them, or write a text"
     except (ValueError, OverflowError, TypeError, LookupError) as error:  # no zone of that name is known
@@ -252,7 +329,7 @@ def read_rows(schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]") -> Itera
             if not reported_columns:
                 yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     if not count:
-        yield Problem("is empty: a dataset needs at least one record")
+        yield EMPTY
 
 
 def find_column_problems(schema: "pa.Schema") -> Iterator[Problem]:

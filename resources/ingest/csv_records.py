@@ -1,8 +1,9 @@
 """CSV (RFC 4180): the first line names the columns, and a column has the type that all its values have, in all files.
 
 Files are read twice, since the last value may be the one that is no number. A column is a boolean, an integer or a number
-only if nothing is lost by it: `007` and numbers of more digits than a double holds stay texts. An empty cell is null in a
-column that has a type, and an empty text in one of texts.
+only if nothing is lost by it: `007` and numbers of more digits than a double holds stay texts. So do the columns that a
+model reads as texts, whatever stands in them. An empty cell is null in a column that has a type, and an empty text in one
+of texts.
 """
 
 import csv
@@ -14,9 +15,10 @@ from enum import Enum
 from typing import Any, BinaryIO, TextIO
 
 from recipes.contracts.quantities import pluralize
+from recipes.records.record_layouts import read_text_columns
 from resources.ingest.column_schema import MAX_COLUMNS
 from resources.ingest.json_lines import MAX_LINE_BYTES
-from resources.ingest.problems import CHANGED_WHILE_READ, Problem
+from resources.ingest.problems import CHANGED_WHILE_READ, EMPTY, Problem
 
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
 NUMBER = re.compile(r"-?(?P<digits>(0|[1-9]\d*)(\.\d+)?)([eE][-+]?\d{1,2})?", re.ASCII)
@@ -88,8 +90,9 @@ def read_csv_kinds(stream: BinaryIO, report: Callable[[Problem], None]) -> dict[
                 if kinds[index] is not Kind.TEXT:
                     kinds[index] = join_kinds(kinds[index], cell_kind(cell))
     if not problems and not count:
-        report(Problem("is empty: a dataset needs at least one record"))
-    return dict(zip(header or (), kinds, strict=True))
+        report(EMPTY)
+    texts = read_text_columns(header or ())
+    return {name: Kind.TEXT if name in texts else kind for name, kind in zip(header or (), kinds, strict=True)}
 
 
 def read_csv(stream: BinaryIO, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any] | Problem]:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from recipes.contracts.dataset_formats import Format
-from recipes.records.fingerprint import encode_canonical_line
+from recipes.records.fingerprint import encode_stored_line
 from resources.errors import invalid
 from resources.ingest.columnar import read_arrow, read_parquet
 from resources.ingest.csv_records import Kind, read_csv
 from resources.ingest.decompression_bomb import COLUMN_NAMES_MESSAGE, EXPANSION_MESSAGE, exceeds_expansion_limit
 from resources.ingest.json_lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_json_lines, split_lines
-from resources.ingest.problems import Problem
+from resources.ingest.problems import EMPTY, Problem
 from resources.ingest.raw_file import DamagedFile, TeeStream, bytes_read, decompress
 
 # Text: each line that holds something is a record with the one column `text`.
@@ -31,7 +31,7 @@ def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         except UnicodeDecodeError:
             yield Problem("not UTF-8", f"line {number}")
     if is_empty:
-        yield Problem("is empty: a dataset needs at least one record")
+        yield EMPTY
 
 
 def parse_format(name: str) -> Format:
@@ -43,11 +43,11 @@ def parse_format(name: str) -> Format:
 
 
 Item = tuple[dict[str, Any], bytes] | Problem
-"""A record with its canonical line, or in its place what is wrong with it."""
+"""A record with its stored line, or in its place what is wrong with it."""
 
 
 def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> Iterator[Item]:
-    """The records of a file, each with its canonical line, and in their place what is wrong with it. Nothing is read twice
+    """The records of a file, each with its stored line, and in their place what is wrong with it. Nothing is read twice
     but what needs seeking.
 
     Args:
@@ -60,24 +60,22 @@ def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> 
         case Format.JSONL:
             yield from read_json_lines(decompress(file))
         case Format.TEXT:
-            yield from add_canonical_lines(read_text(decompress(file)))
+            yield from add_stored_lines(read_text(decompress(file)))
         case Format.CSV:
             opened = decompress(file)
             # As many names as cells: what a wide table has in common with a file that swells.
             yield from limit_expansion(
-                add_canonical_lines(read_csv(opened, kinds)), lambda: bytes_read(opened), COLUMN_NAMES_MESSAGE
+                add_stored_lines(read_csv(opened, kinds)), lambda: bytes_read(opened), COLUMN_NAMES_MESSAGE
             )
         case Format.PARQUET:
-            yield from limit_expansion(
-                add_canonical_lines(read_parquet(file.reopen())), lambda: file.size, EXPANSION_MESSAGE
-            )
+            yield from limit_expansion(add_stored_lines(read_parquet(file.reopen())), lambda: file.size, EXPANSION_MESSAGE)
         case Format.ARROW:
-            yield from limit_expansion(add_canonical_lines(read_arrow(file.reopen())), lambda: file.size, EXPANSION_MESSAGE)
+            yield from limit_expansion(add_stored_lines(read_arrow(file.reopen())), lambda: file.size, EXPANSION_MESSAGE)
 
 
-def add_canonical_lines(rows: Iterator[dict[str, Any] | Problem]) -> Iterator[Item]:
+def add_stored_lines(rows: Iterator[dict[str, Any] | Problem]) -> Iterator[Item]:
     for row in rows:
-        yield row if isinstance(row, Problem) else (row, encode_canonical_line(row))
+        yield row if isinstance(row, Problem) else (row, encode_stored_line(row))
 
 
 def limit_expansion(items: Iterator[Item], size: Callable[[], int], words: str) -> Iterator[Item]:

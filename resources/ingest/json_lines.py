@@ -7,9 +7,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from recipes.records.fingerprint import encode_stored_line
+from recipes.records.fingerprint import encode_in_order, encode_stored_line
 from recipes.storage.manifest import canonical_json
-from resources.ingest.problems import Problem
+from resources.ingest.problems import EMPTY, Problem
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
@@ -56,7 +56,7 @@ def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] |
         is_empty = False
         yield Problem(found, f"line {number}") if isinstance(found, str) else found
     if is_empty:
-        yield Problem("is empty: a dataset needs at least one record")
+        yield EMPTY
 
 
 def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
@@ -71,6 +71,18 @@ def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
     # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
     problem = find_repeated_key(raw) if raw.count(b'"') != line.count(b'"') or ESCAPED_QUOTE in raw else None
     return (row, line) if problem is None else problem
+
+
+def parse_value(raw: bytes) -> Any:
+    """The value that a text of JSON stands for, whatever it is; or a Problem."""
+    try:
+        found = decode(raw)
+    except (ValueError, RecursionError):
+        return Problem(describe_bad_line(raw))
+    problem = (
+        find_repeated_key(raw) if raw.count(b'"') != encode_in_order(found).count(b'"') or ESCAPED_QUOTE in raw else None
+    )
+    return found if problem is None else Problem(problem)
 
 
 def is_document(first: bytes) -> bool:

@@ -15,6 +15,8 @@ class Problem:
     where: str = ""
 
 
+EMPTY = Problem("is empty: a dataset needs at least one record")
+"""Of a whole file: among others that hold records it is a part that nothing was written to."""
 CHANGED_WHILE_READ = Problem("was changed while it was read: leave it as it is until its version is made")
 
 

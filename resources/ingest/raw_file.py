@@ -37,6 +37,12 @@ class TeeStream(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def is_empty(self) -> bool:
+        """Whether the file has no byte; nothing may have been read of it yet."""
+        is_empty = not self._stream.read(1)
+        self._stream.seek(0)
+        return is_empty
+
     def drain(self) -> None:
         """Keep what nobody has read yet."""
         while not self._all_kept and (data := self._stream.read(BLOCK_BYTES)):

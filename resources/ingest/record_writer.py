@@ -1,19 +1,21 @@
 """Check all records of raw files and store them in one streaming pass."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from recipes.contracts.dataset_formats import Format
-from recipes.records.fingerprint import fingerprint_record
+from recipes.contracts.dataset_formats import Format, partition_columns
+from recipes.records.conversation import find_unread_keys
+from recipes.records.fingerprint import encode_stored_line, fingerprint_record
 from recipes.records.record_index import RECORDS, SegmentBuilder, index_file_name
 from recipes.storage.manifest import Chunk, FileRecord
 from resources.ingest.column_schema import MAX_COLUMNS, SchemaCounter, TooManyColumns
 from resources.ingest.csv_records import Kind, join_kinds, read_csv_kinds
-from resources.ingest.formats import read_records
-from resources.ingest.problems import CHANGED_WHILE_READ, Problem, Problems
+from resources.ingest.formats import Item, read_records
+from resources.ingest.problems import CHANGED_WHILE_READ, EMPTY, Problem, Problems
 from resources.ingest.raw_file import DamagedFile, TeeStream, UnclosedStream, decompress
 from resources.ingest.source_files import SourceFile
 from resources.object_store.chunk_upload import ChunkedFile, ChunkStore
@@ -54,7 +56,8 @@ class RecordIndexFile:
 #
 # A line is JSON with sorted keys, no spaces, UTF-8, the shortest form of each number, and ends with a newline. Equal
 # records are equal bytes, so the hash of all lines is the identity of a dataset's content, whatever files and format they
-# came in.
+# came in. Only inside the arguments of tool calls and the parameters of tools, keys have the order of the file: a model
+# reads them in it, and so records that differ in it are others.
 
 MAX_FILE_BYTES = 256 << 20
 """A file of records is full with the record that reaches this size."""
@@ -70,10 +73,12 @@ class RecordWriter:
         self._written: list[FileRecord] = []
         self._index = RecordIndexFile(chunks)
         self.schema = SchemaCounter()
+        self.unread: Counter[str] = Counter()
 
     def add(self, row: dict[str, Any], line: bytes) -> None:
-        """Take a record and its canonical line."""
+        """Take a record and its stored line."""
         self.schema.count(row)
+        self.unread.update(find_unread_keys(row))
         self._index.add(row, line)
         self._lines.append(line)
         self._length += len(line) + 1
@@ -112,13 +117,14 @@ class RecordWriter:
 # and the same rows in files that were cut elsewhere were other content.
 
 
-def infer_column_types(files: Sequence[SourceFile], problems: Problems) -> Mapping[str, Kind]:
-    """Column -> type. All that is wrong with the files is added to `problems`."""
+def infer_column_types(files: Sequence[SourceFile], problems: Problems, empty: set[str]) -> Mapping[str, Kind]:
+    """Column -> type. All that is wrong with the files is added to `problems`, those without a record to `empty`."""
     found: dict[str, Kind] = {}
     for file in files:
+        report = partial(report_problem, file, problems, empty)
         with file.open() as stream:
             try:
-                kinds = read_csv_kinds(decompress(UnclosedStream(stream)), partial(problems.add, file.name))
+                kinds = read_csv_kinds(decompress(UnclosedStream(stream)), report)
             except DamagedFile as damage:
                 problems.add(file.name, Problem(str(damage)))
                 continue
@@ -139,7 +145,11 @@ def infer_column_types(files: Sequence[SourceFile], problems: Problems) -> Mappi
 
 @dataclass(frozen=True)
 class Content:
-    """What was read and stored of the files."""
+    """What was read and stored of the files.
+
+    `empty` are the paths of those without a record, `unread` how many records have a key inside messages or tools that no
+    model is shown.
+    """
 
     source: tuple[FileRecord, ...]
     records: tuple[FileRecord, ...]
@@ -148,13 +158,23 @@ class Content:
     num_records: int
     schema: Mapping[str, str]
     counts: Mapping[str, Mapping[str, int]]
+    empty: tuple[str, ...] = ()
+    unread: Mapping[str, int] = field(default_factory=dict)
+
+
+def report_problem(file: SourceFile, problems: Problems, empty: set[str], problem: Problem) -> None:
+    """A part without a record is no problem as long as another has one."""
+    if problem is EMPTY:
+        empty.add(file.path)
+    else:
+        problems.add(file.name, problem)
 
 
 def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) -> Content:
     """Check and store all files. Raises on bad records, naming the first few and how many there are."""
-    problems = Problems()
+    problems, empty = Problems(), set[str]()
     states = [file.state() for file in files]
-    kinds = infer_column_types(files, problems) if format is Format.CSV else {}
+    kinds = infer_column_types(files, problems, empty) if format is Format.CSV else {}
     if problems.count:
         raise problems.refusal()
     records = RecordWriter(chunks)
@@ -166,16 +186,18 @@ def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkSt
             if not problems.count:  # what will be refused need not be stored
                 raw.write(data)
 
+        partition = partition_columns(file.path)
         with file.open() as stream:
             recorded = TeeStream(stream, keep)
+            items = iter(()) if file.path in empty else read_part(recorded, format, kinds, is_only=len(files) == 1)
             try:
-                for number, item in enumerate(read_records(recorded, format, kinds), start=1):
+                for number, item in enumerate(items, start=1):
                     if isinstance(item, Problem):
-                        problems.add(file.name, item)
+                        report_problem(file, problems, empty, item)
                     elif not problems.count:
                         try:
-                            records.add(*item)
-                        except TooManyColumns as problem:
+                            records.add(*(add_partition(item, partition) if partition else item))
+                        except (TooManyColumns, PartitionConflict) as problem:
                             problems.add(file.name, Problem(str(problem), f"record {number}"))
             except DamagedFile as damage:
                 problems.add(file.name, Problem(str(damage)))
@@ -185,8 +207,43 @@ def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkSt
             problems.add(file.name, CHANGED_WHILE_READ)
         if not problems.count:
             source.append(raw.close())
+    if len(empty) == len(files):
+        for file in files:
+            problems.add(file.name, EMPTY)
     if problems.count:
         raise problems.refusal()
     written, index, sha256 = records.close()
     schema = records.schema
-    return Content(tuple(source), written, index, sha256, schema.records, schema.schema(), schema.counts())
+    return Content(
+        source=tuple(source),
+        records=written,
+        index=index,
+        sha256=sha256,
+        num_records=schema.records,
+        schema=schema.schema(),
+        counts=schema.counts(),
+        empty=tuple(sorted(empty)),
+        unread=dict(records.unread),
+    )
+
+
+def read_part(file: TeeStream, format: Format, kinds: Mapping[str, Kind], *, is_only: bool) -> Iterator[Item]:
+    """The records of a file. One of several to which no byte was written is empty in every format."""
+    if not is_only and file.is_empty():
+        yield EMPTY
+    else:
+        yield from read_records(file, format, kinds)
+
+
+class PartitionConflict(Exception):
+    """A record has another value than its folder says."""
+
+
+def add_partition(item: tuple[dict[str, Any], bytes], partition: Mapping[str, str | None]) -> tuple[dict[str, Any], bytes]:
+    """A record with the columns that its file's folders say. Raises PartitionConflict."""
+    row, _ = item
+    for key, value in partition.items():
+        if row.get(key, value) != value and str(row[key]) != value:
+            raise PartitionConflict(f"has another '{key}' than its folder, '{key}={value}': rename the column or the folder")
+    whole = {**partition, **row}
+    return whole, encode_stored_line(whole)

@@ -10,13 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 
-from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
+from recipes.contracts.dataset_formats import ENDINGS, JSON_ENDING, Format, has_format
 from recipes.contracts.job import StoreAddress
 from recipes.records.sql_query import BadQuery, ConnectionRefused, iterate_query_lines
 from recipes.storage.buckets import open_bucket, translate_store_errors
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.ingest.kafka_address import KAFKA_SCHEME, is_topic_allowed, parse_topic_address
-from resources.ingest.source_files import SourceFile, local_files
+from resources.ingest.source_files import FolderFiles, SourceFile, local_files, select_source_files
 from resources.settings.sections import QueryDatabase
 from resources.settings.settings import Settings
 
@@ -160,11 +160,13 @@ def list_files(settings: Settings, address: str, format: Format) -> list[SourceF
         keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
     if key and is_object(bucket, key, address):
         return [SourceFile(key.rpartition("/")[2], object_opener(bucket, key, address))]
-    found_keys = [each for each in keys if has_format(each, format)]
-    if not found_keys:
-        raise invalid(f"there is no *{ENDINGS[format][0]} file at {address}")
     prefix = f"{key}/" if key else ""
-    return [SourceFile(each.removeprefix(prefix), object_opener(bucket, each, address)) for each in found_keys]
+    within = [each.removeprefix(prefix) for each in keys]
+    if not any(has_format(each, format) or each.endswith(JSON_ENDING) for each in within):
+        raise invalid(f"there is no *{ENDINGS[format][0]} file at {address}")
+    selected = select_source_files(within, format, address.rstrip("/"))
+    files = (SourceFile(each, object_opener(bucket, f"{prefix}{each}", address)) for each in selected.chosen)
+    return FolderFiles(files, selected.skipped)
 
 
 def open_topic_source(settings: Settings, address: str, format: Format) -> SourceFile:

@@ -1,13 +1,15 @@
 """Where raw files come from. Each can be opened, and then read from any position."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
+from recipes.contracts.dataset_formats import ENDINGS, Format, MixedSplits, SelectedFiles, select_files, walk_files
 from resources.errors import invalid
+from resources.ingest.problems import MAX_SHOWN
 
 FileState = tuple[int, int, int] | None
 
@@ -53,18 +55,37 @@ def local_file(name: str, path: Path) -> SourceFile:
     return SourceFile(checked_file_name(name), opened, state)
 
 
+class FolderFiles(list[SourceFile]):
+    """The files of a folder that are read; `skipped` are the paths of others that look like it."""
+
+    def __init__(self, files: Iterable[SourceFile], skipped: Sequence[str] = ()) -> None:
+        super().__init__(files)
+        self.skipped = tuple(skipped)
+
+
 def local_files(path: Path, format: Format) -> list[SourceFile]:
     """The files that `--path` means: one file, whatever it is called, or all of that format in a folder."""
     if path.is_file():
         return [local_file(path.name, path)]
     if not path.is_dir():
         raise invalid(f"there is no file or folder {path.name}: check --path")
-    found = sorted(file for file in path.rglob("*") if has_format(file.name, format) and not file.is_dir())
-    if not found:
-        raise invalid(f"folder {path.name} holds no *{ENDINGS[format][0]} file")
-    if unread := [file for file in found if not file.is_file()]:
-        raise invalid(f"{unread[0].relative_to(path)} is a link to nothing, or no regular file: correct or remove it")
-    return [local_file(file.relative_to(path).as_posix(), file) for file in found]
+    selected = select_source_files(walk_files(path), format, path.name)
+    if unread := [name for name in selected.chosen if not (path / name).is_file()]:
+        raise invalid(f"{unread[0]} is a link to nothing, or no regular file: correct or remove it")
+    return FolderFiles((local_file(name, path / name) for name in selected.chosen), selected.skipped)
+
+
+def select_source_files(paths: Iterable[str], format: Format, folder: str) -> SelectedFiles:
+    """The files of a folder that are read. Raises 400: there is none, or they are those of several splits."""
+    try:
+        selected = select_files(paths, format)
+    except MixedSplits as mixed:
+        command = shlex.join(["hanzo-ml", "dataset", "create", "--name", "NAME", "--path", f"{folder}/{mixed.first}"])
+        raise invalid(f"folder {folder} is no dataset: {mixed.advice(command)}") from None
+    if not selected.chosen:
+        skipped = f" that is read ({', '.join(selected.skipped[:MAX_SHOWN])} is not)" if selected.skipped else ""
+        raise invalid(f"folder {folder} holds no *{ENDINGS[format][0]} file{skipped}")
+    return selected
 
 
 def checked_file_name(name: str) -> str:

@@ -1,5 +1,6 @@
 """Create a dataset version: check and store its files, then commit its row."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from recipes.contracts.dataset_formats import MixedSplits, is_hidden, refuse_mixed_split_folders
 from recipes.records.record_index import build_index_manifest, index_uri
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, Manifest
@@ -14,7 +16,7 @@ from resources.errors import invalid
 from resources.ingest.formats import parse_format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.record_writer import Content, check_and_store
-from resources.ingest.source_files import SourceFile, local_files
+from resources.ingest.source_files import FolderFiles, SourceFile, local_files
 from resources.lineage.edges import record_artifact
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, dataset_folder, new_id
@@ -51,10 +53,30 @@ def create_version(
     return create_from_files(database, store, request, local_files(path, parse_format(format)))
 
 
+@dataclass(frozen=True)
+class Ingested:
+    """The version of some files, and whether it is new: equal content is the version it was.
+
+    `skipped` are the paths of files that were left out as hidden or without a record; `unread` says how many records have a
+    key inside messages or tools that no model is shown.
+    """
+
+    version: DatasetVersion
+    is_new: bool
+    skipped: Sequence[str]
+    unread: Mapping[str, int]
+
+
 def create_from_files(
     database: Database, store: Store, request: NewVersion, files: Sequence[SourceFile]
 ) -> tuple[DatasetVersion, bool]:
-    """Make a version of files. Returns it, and whether it is new: equal content is the version it was.
+    """`ingest_files`: the version, and whether it is new."""
+    made = ingest_files(database, store, request, files)
+    return made.version, made.is_new
+
+
+def ingest_files(database: Database, store: Store, request: NewVersion, files: Sequence[SourceFile]) -> Ingested:
+    """Make a version of files.
 
     Raises:
         HanzoError: bad name, format, file or record; nothing was stored.
@@ -64,6 +86,7 @@ def create_from_files(
     checked_dataset_metadata(request.metadata or {})
     format = parse_format(request.format)
     refuse_duplicate_names(files)
+    files, left_out = leave_out_hidden(files)
     origins = tuple(file.origin for file in files if file.origin)
     place = dataset_folder(request.organization, request.name)
     claims = ChunkClaims(database, request.organization, place)
@@ -73,13 +96,29 @@ def create_from_files(
     try:
         with open_chunk_store(store, claims, holder, place) as chunks:
             content = check_and_store(files, format, chunks)
-        version, is_new = Publication(database, store, claims, request, content, origins).commit(holder)
+        skipped = sorted([*left_out, *content.empty])
+        version, is_new = Publication(database, store, claims, request, content, origins, skipped).commit(holder)
     except BaseException:
         claims.release(store, holder)
         raise
     if not is_new:
         claims.release(store, holder)
-    return version, is_new
+    return Ingested(version, is_new, skipped, content.unread)
+
+
+def leave_out_hidden(files: Sequence[SourceFile]) -> tuple[Sequence[SourceFile], list[str]]:
+    """The files that are read of several, and the paths of the hidden ones. Raises 400: they are those of several splits."""
+    skipped = list(files.skipped) if isinstance(files, FolderFiles) else []
+    hidden = [file.path for file in files if is_hidden(file.path)]
+    if len(files) > 1 and len(hidden) < len(files):
+        files, skipped = [file for file in files if not is_hidden(file.path)], [*skipped, *hidden]
+    if len(files) > 1:
+        try:
+            refuse_mixed_split_folders(file.path for file in files)
+        except MixedSplits as mixed:
+            command = shlex.join(["hanzo-ml", "dataset", "create", "--name", "NAME", "--path", mixed.first])
+            raise invalid(f"this is no dataset: {mixed.advice(command)}") from None
+    return files, skipped
 
 
 def refuse_duplicate_names(files: Sequence[SourceFile]) -> None:
@@ -98,6 +137,7 @@ class Publication:
     request: NewVersion
     content: Content
     origins: Sequence[str]
+    skipped: Sequence[str] = ()
 
     def commit(self, holder: str) -> tuple[DatasetVersion, bool]:
         """Manifests under the next number, then the row, in one short transaction. The id of the version is `holder`.
@@ -178,6 +218,8 @@ class Publication:
                 "parent_datasets": list(self.request.parents),
                 "transform": self.request.transform,
                 **self._origin_facts(),
+                **({"skipped": list(self.skipped)} if self.skipped else {}),
+                **({"unread": dict(sorted(self.content.unread.items()))} if self.content.unread else {}),
             },
             content_sha256=self.content.sha256,
             artifact=artifact,

@@ -16,14 +16,12 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from recipes.contracts.job import Job, Program
 from recipes.contracts.quantities import parse_duration
-from recipes.storage import uris
 from resources.jobs.job_tokens import GRACE_SECONDS, TOKEN_PREFIX, TOKEN_VARIABLE, hash_token
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
-from resources.metadata.registry.model_names import folder_organization
+from resources.metadata.ownership import find_file_organization
 from resources.metadata.tables import cluster_jobs, job_tokens, jobs
 from resources.metadata.tables import program_tokens as table
-from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def find_program(connection: Connection, token: str) -> ProgramGrant | None:
     return ProgramGrant(
         job_id=row.job_id,
         program=Program(row.program),
-        organization=row.organization or output_organization(job),
+        organization=row.organization or output_organization(connection, job),
         user_id=row.user_id or "",
         job=job,
         generation=row.generation,
@@ -105,15 +103,10 @@ def find_program(connection: Connection, token: str) -> ProgramGrant | None:
     )
 
 
-def output_organization(job: Job) -> str:
-    """The organization in whose folder a job's outputs lie, for jobs without a row in `jobs`."""
-    for uri in (*job.outputs.values(), job.result_uri):
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        parts = key.split("/")
-        below = parts[1:] if parts[0] == "datasets" else parts
-        if (bucket, parts[0]) == (uris.PRODUCT_BUCKET, "datasets") or bucket == uris.MODELS_BUCKET:
-            return folder_organization(below) or DEFAULT_ORGANIZATION
-    return DEFAULT_ORGANIZATION
+def output_organization(connection: Connection, job: Job) -> str:
+    """Whose a job's outputs are, for jobs without a row in `jobs`; empty where they belong to no run, dataset or model."""
+    owners = (find_file_organization(connection, uri) for uri in (*job.outputs.values(), job.result_uri))
+    return next(filter(None, owners), "")
 
 
 def _expiry(job: Job) -> int:

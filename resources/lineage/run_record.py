@@ -96,7 +96,7 @@ def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Art
         return found
     with tempfile.TemporaryDirectory() as scratch:
         text = json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True)
-        (Path(scratch) / RECORD_FILE).write_text(text)
+        (Path(scratch) / RECORD_FILE).write_text(text, encoding="utf-8")
         facts: dict[str, JsonValue] = {
             "run_id": record.run_id,
             "recipe": record.recipe.name,
@@ -176,7 +176,7 @@ def write_command_record(store: Store, job: JobRecord, inputs: Mapping[str, Arti
         for role, each in inputs.items()
     }
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "command.json").write_text(json.dumps(masked, indent=1, sort_keys=True))
+        (Path(scratch) / "command.json").write_text(json.dumps(masked, indent=1, sort_keys=True), encoding="utf-8")
         return store.publish(Path(scratch), uri, "run", inputs=used, facts=facts)
 
 

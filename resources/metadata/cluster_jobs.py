@@ -64,6 +64,10 @@ class ClusterJob:
         return self.phase is Phase.PENDING and self.admitted_at is None
 
     @property
+    def state(self) -> "JobState":
+        return JobState(self.phase, self.detail, self.reason, self.attempt, self.queue_position, self.admitted_at)
+
+    @property
     def observation(self) -> Observation:
         return Observation(self.phase, self.attempt, self.detail, self.reason)
 

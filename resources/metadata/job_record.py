@@ -117,3 +117,26 @@ class JobRecord:
     def trained(self) -> Artifact:
         """What training left, an adapter or weights. Raises KeyError of a job that is not trained."""
         return self.artifact(find_trained_role(self.artifacts))
+
+
+UNSUBMITTED = "0" * 32
+"""Stands for the id of a job that is only checked: ids are made when jobs are submitted."""
+
+
+def unsubmitted_job(name: str, type: str, config: Mapping[str, Any], user: str, organization: str) -> JobRecord:
+    """A job as it would be queued."""
+    return JobRecord(
+        id=UNSUBMITTED,
+        name=name,
+        type=type,
+        status="queued",
+        config=config,
+        user_id=user,
+        organization=organization,
+        submitted_at=0,
+        started_at=None,
+        ended_at=None,
+        reason="",
+        artifacts={},
+        evaluation=None,
+    )

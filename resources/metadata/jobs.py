@@ -158,8 +158,8 @@ class Jobs:
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
     def list_failed_or_cancelled(self, since: int, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs with a run that failed or were cancelled since a time in milliseconds, of every organization."""
-        ended = (table.c.status.in_(("failed", "cancelled")), table.c.type.in_(TRACKED_TYPES), table.c.ended_at >= since)
+        """All jobs that failed or were cancelled since a time in milliseconds, of every organization."""
+        ended = (table.c.status.in_(("failed", "cancelled")), table.c.ended_at >= since)
         return [JobRecord(**row) for row in connection.execute(select(table).where(*ended)).mappings()]
 
     def running(self, type: str, connection: Connection) -> Sequence[JobRecord]:

@@ -115,13 +115,18 @@ def _with_organization(kind: ObjectKind) -> tuple[FromClause, *tuple[Column[str]
 
 
 def file_organization(database: Database, uri: str) -> str:
+    """As `find_file_organization`."""
+    with database.read() as connection:
+        return find_file_organization(connection, uri)
+
+
+def find_file_organization(connection: Connection, uri: str) -> str:
     """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
     match uri.removeprefix("s3://").split("/"):
         case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", owner, *_]:
             run_query = select(runs.c.organization).where(runs.c.id == owner)
             model_query = select(experiments.c.organization).join(logged_models).where(logged_models.c.id == owner)
-            with database.read() as connection:
-                return connection.execute(run_query.union_all(model_query)).scalar() or ""
+            return connection.execute(run_query.union_all(model_query)).scalar() or ""
         case [uris.PRODUCT_BUCKET, "artifacts", folder, *_]:
             return uris.parse_organization(folder) or ""
         case [uris.PRODUCT_BUCKET, "datasets", *below] | [uris.MODELS_BUCKET, *below]:

@@ -1,6 +1,8 @@
 """Check and make a program's writes: to its own outputs, by its newest attempt."""
 
 import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from recipes.contracts.job import Job, Program
 from recipes.storage import uris
@@ -10,30 +12,50 @@ from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import JobAttempts
 from resources.object_store.attempt_fence import check_attempt, hold_attempt
-from resources.object_store.program_scope import ProgramScope
+from resources.object_store.program_scope import ProgramScope, normalize_uri, program_scope
 
 
-def check_write(scope: ProgramScope, store: Store, database: Database, grant: ProgramGrant, uri: str, attempt: int) -> None:
-    """Raises HanzoError: 403 for what is no output, 409 for an older attempt and for what is never written again."""
-    scope.check_write(uri, attempt)
-    scope.check_create(uri, store)
-    if not scope.is_own_log(uri, attempt):
-        check_attempt(database, grant, attempt)
+@dataclass(frozen=True)
+class ProgramWrites:
+    """Writes of one attempt of a program."""
 
+    store: Store
+    database: Database
+    grant: ProgramGrant
+    attempt: int
 
-def commit(
-    scope: ProgramScope, store: Store, database: Database, grant: ProgramGrant, uri: str, data: bytes, attempt: int
-) -> None:
-    """Store an object that goes through this server. The manifest of a new checkpoint is recorded as progress."""
-    if scope.is_own_log(uri, attempt):
-        store.put_bytes(uri, data)
-        return
-    with hold_attempt(database, grant, attempt):
-        # Metadata is added to manifests that are there already.
-        is_new_checkpoint = is_checkpoint_manifest(grant.job, uri) and not store.exists(uri)
-        store.put_bytes(uri, data)
-    if is_new_checkpoint:
-        JobAttempts(database).record_checkpoint(JobRef(grant.job_id, grant.program), attempt)
+    @property
+    def scope(self) -> ProgramScope:
+        return program_scope(self.grant.job)
+
+    def check(self, uri: str) -> str:
+        """The URI in its one form.
+
+        Raises:
+            HanzoError: 403 for what is no output, 409 for an older attempt and for what is never written again.
+        """
+        uri, scope = normalize_uri(self.store, uri), self.scope
+        scope.check_write(uri, self.attempt)
+        scope.check_create(uri, self.store)
+        if not scope.is_own_log(uri, self.attempt):
+            check_attempt(self.database, self.grant, self.attempt)
+        return uri
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep a newer attempt from being claimed. Raises HanzoError: 409 for an older attempt."""
+        return hold_attempt(self.database, self.grant, self.attempt)
+
+    def commit(self, uri: str, data: bytes) -> None:
+        """Store an object that goes through this server. The manifest of a new checkpoint is recorded as progress."""
+        if self.scope.is_own_log(uri, self.attempt):
+            self.store.put_bytes(uri, data)
+            return
+        with self.hold():
+            # Metadata is added to manifests that are there already.
+            is_new_checkpoint = is_checkpoint_manifest(self.grant.job, uri) and not self.store.exists(uri)
+            self.store.put_bytes(uri, data)
+        if is_new_checkpoint:
+            JobAttempts(self.database).record_checkpoint(JobRef(self.grant.job_id, self.grant.program), self.attempt)
 
 
 def is_checkpoint_manifest(job: Job, uri: str) -> bool:

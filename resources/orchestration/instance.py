@@ -5,6 +5,7 @@ By Dagster's own command: to import Dagster costs a second and 100 MB.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,17 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
             "begins in PostgreSQL"
         )
         console.print(line, soft_wrap=True)
+    refuse_unreadable_address(home)
     prepare_instance(settings, sqlite_storage_config(home), MarkerFile(home / "migrated.json"), console, ("migrate",))
+
+
+def refuse_unreadable_address(home: Path) -> None:
+    """Raises BadConfiguration of a path that Dagster's SQLite storage, which puts it into an address, would not find."""
+    if found := re.search(r"\?|%[0-9A-Fa-f]{2}", str(home)):
+        raise BadConfiguration(
+            f"the state folder {home.parent} has {found[0]!r} in its path, which Dagster reads as part of an address: "
+            "set HANZO_ML_HOME to another folder"
+        )
 
 
 def prepare_instance(
@@ -64,7 +75,7 @@ def prepare_instance(
 ) -> None:
     """Configure the instance, and let Dagster's own `commands` bring its storage to this release unless it is there."""
     home, max_parallel_jobs = settings.dagster_home, max_running_jobs(settings.scheduler)
-    config = render_instance_config((SOURCE / DAGSTER_FILE).read_text(), storage, max_parallel_jobs)
+    config = render_instance_config((SOURCE / DAGSTER_FILE).read_text(encoding="utf-8"), storage, max_parallel_jobs)
     if settings.scheduler.backend == KUBERNETES:
         config |= kubernetes_instance(settings)
     # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
@@ -90,7 +101,7 @@ class MarkerFile:
     path: Path
 
     def read(self) -> Mapping[str, Any]:
-        recorded = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        recorded = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
         return {"dagster": recorded} if isinstance(recorded, str) else dict(recorded)  # of a release before this one
 
     def write(self, document: Mapping[str, Any]) -> None:

@@ -4,7 +4,10 @@ Run workers are pods, their output goes to the object store, and Kueue is the on
 pools are off, but for runs launched in the UI, whose pods exist while their jobs wait.
 """
 
+import hashlib
 from typing import Any
+
+from sqlalchemy.engine import make_url
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.pod_manifest import USER_ID
@@ -26,6 +29,8 @@ JOB_TTL_SECONDS = 3600
 """How long an ended run pod keeps its log."""
 START_SECONDS = 24 * 3600
 """Dagster fails a run that takes longer to start, even if its pod only waits for an image."""
+INSTALLATION_LABEL = "ml.hanzo.ai/installation"
+"""Label of run workers: other installations may keep theirs in the same namespace."""
 NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -48,8 +53,8 @@ def kubernetes_instance(settings: Settings) -> dict[str, Any]:
             "config": launcher_config(settings),
         },
         "compute_logs": {
-            "module": "dagster_aws.s3.compute_log_manager",
-            "class": "S3ComputeLogManager",
+            "module": "resources.orchestration.compute_logs",
+            "class": "ObjectStoreLogManager",
             "config": compute_log_config(settings, settings.storage.endpoint),
         },
         "concurrency": {
@@ -68,6 +73,12 @@ def kubernetes_instance(settings: Settings) -> dict[str, Any]:
             "free_slots_after_run_end_seconds": 10,
         },
     }
+
+
+def installation_id(settings: Settings) -> str:
+    """Short name of the database that holds the instance. Its password may change."""
+    url = make_url(settings.database_url)
+    return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()[:12]
 
 
 def launcher_config(settings: Settings) -> dict[str, Any]:
@@ -99,6 +110,7 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
         ),
     ]
     return {
+        "labels": {INSTALLATION_LABEL: installation_id(settings)},
         "job_namespace": pods.namespace,
         "job_image": pods.image or scheduler.default_image,
         "image_pull_policy": "IfNotPresent",

@@ -28,7 +28,6 @@ SNAPSHOT_SECONDS = 5.0
 REQUEST_SECONDS = 10
 """Timeout of a request: a check must not hold up those of other runs."""
 NOT_FOUND, CONFLICT = 404, 409
-RUN_WORKERS = "app.kubernetes.io/component=run_worker"
 RUN_LABEL, JOB_LABEL = "dagster/run-id", "batch.kubernetes.io/job-name"
 
 
@@ -46,7 +45,10 @@ class Workers:
 
 
 class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore[misc]
-    """Launches each run as a Kubernetes Job of one pod that is never restarted. Configuration: that of dagster-k8s."""
+    """Launches each run as a Kubernetes Job of one pod that is never restarted.
+
+    Configuration: that of dagster-k8s, whose `labels` are those of one installation's workers alone.
+    """
 
     _listed: Workers | None = None
 
@@ -117,13 +119,15 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
 
     def remove_leftovers(self, is_over: Callable[[str], bool]) -> list[str]:
         """Remove workers that are still there although their run, given by its id, is over. Returns these runs."""
+        if not self.labels:  # nothing says whose the workers of this namespace are
+            return []
         try:
             workers = self._list_workers()
             leftovers = [
                 run_id
                 for name, job in workers.jobs.items()
                 if (not has_ended(job) or has_living_pods(workers.pods.get(name, ())))
-                and (run_id := (job.metadata.labels or {}).get(RUN_LABEL))
+                and (run_id := self._find_run_id(job))
                 and is_over(run_id)
             ]
             for run_id in leftovers:
@@ -161,10 +165,10 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
 
     def _list_workers(self) -> Workers:
         jobs = self._api_client.batch_api.list_namespaced_job(
-            self.job_namespace, label_selector=RUN_WORKERS, _request_timeout=REQUEST_SECONDS
+            self.job_namespace, label_selector=self._worker_selector, _request_timeout=REQUEST_SECONDS
         ).items
         pods: dict[str, list[V1Pod]] = defaultdict(list)
-        for pod in self._list_pods(RUN_WORKERS):
+        for pod in self._list_pods(self._worker_selector):
             pods[pod.metadata.labels.get(JOB_LABEL, "")].append(pod)
         return Workers({job.metadata.name: job for job in jobs}, pods)
 
@@ -178,6 +182,16 @@ class KubernetesRunLauncher(K8sRunLauncher, RecoverableWorkers):  # type: ignore
         with suppressed_not_found():
             return self._api_client.batch_api.read_namespaced_job(name, self.job_namespace, _request_timeout=REQUEST_SECONDS)
         return None
+
+    @property
+    def _worker_selector(self) -> str:
+        """Labels of this installation's workers alone: a run that is unknown here may be another installation's."""
+        return ",".join(f"{key}={value}" for key, value in self.labels.items())
+
+    def _find_run_id(self, job: V1Job) -> str | None:
+        """The run of a worker's Job; None for a Job that no launcher of this release made."""
+        run_id = (job.metadata.labels or {}).get(RUN_LABEL)
+        return run_id if run_id and self._job_name(run_id) == job.metadata.name else None
 
     def _job_name(self, run_id: str) -> str:
         return str(get_job_name_from_run_id(run_id))

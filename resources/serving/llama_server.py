@@ -30,7 +30,7 @@ def main() -> None:
 
     die_with_parent(arguments.parent)
     # llama.cpp logs to standard output too: only the address may reach the pipe, which is read once.
-    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         server = xllamacpp.Server(server_parameters(arguments))

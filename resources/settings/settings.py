@@ -139,7 +139,11 @@ class Settings(Section):
 
     @property
     def database_url(self) -> str:
-        return self.database.url.get_secret_value() if self.database.url else f"sqlite:///{self.home / 'hanzo-ml.db'}"
+        if self.database.url:
+            return self.database.url.get_secret_value()
+        # SQLAlchemy decodes the path of an address, and ends it at a question mark.
+        path = str(self.home / "hanzo-ml.db").replace("%", "%25").replace("?", "%3F")
+        return f"sqlite:///{path}"
 
     @property
     def store(self) -> StoreAddress:

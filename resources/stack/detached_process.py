@@ -101,7 +101,7 @@ def start_detached(
 def read_pid(folder: Path) -> int | None:
     """The process id, once the process has written it whole."""
     try:
-        text = (folder / PID_FILE).read_text()
+        text = (folder / PID_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     return int(text) if text.endswith("\n") else None
@@ -165,7 +165,7 @@ def write_atomic(path: Path, text: str) -> None:
     leaves a name without what it names, unless that is on the disk before.
     """
     scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w") as file:
+    with scratch.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -217,7 +217,7 @@ def is_ready(service: Service) -> bool:
 
 def read_service_log(folder: Path) -> str:
     log = folder / LOG_FILE
-    return log.read_text(errors="replace") if log.is_file() else ""
+    return log.read_text(errors="replace", encoding="utf-8") if log.is_file() else ""
 
 
 def down(settings: Settings, console: Console) -> None:

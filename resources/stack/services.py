@@ -123,6 +123,7 @@ def service_environment(settings: Settings) -> dict[str, str]:
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
         "PYTHONPATH": python_path(os.environ),
+        "PYTHONUTF8": "1",  # libraries read and write files in the encoding of the locale
         **proxy_exemptions(os.environ),
         # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
         **settings.storage.variables,

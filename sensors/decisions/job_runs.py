@@ -4,6 +4,9 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from resources.metadata.jobs import PREPARATION, JobRecord
+
 PARTITION_TAG, RUN_KEY_TAG, PRIORITY_TAG = "dagster/partition", "dagster/run_key", "dagster/priority"
 IN_PROGRESS = [
     dg.DagsterRunStatus.QUEUED,
@@ -14,14 +17,19 @@ IN_PROGRESS = [
 UNFINISHED = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
-def has_no_unfinished_run(instance: dg.DagsterInstance, job_id: str) -> bool:
+def job_tag(job: JobRecord) -> str:
+    """The run tag with the job's id. A preparation has no partition."""
+    return PREPARATION_TAG if job.type == PREPARATION else PARTITION_TAG
+
+
+def has_no_unfinished_run(instance: dg.DagsterInstance, job_id: str, tag: str = PARTITION_TAG) -> bool:
     """Whether no run works for a job any more."""
-    return not instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job_id}, statuses=UNFINISHED), limit=1)
+    return not instance.get_runs(dg.RunsFilter(tags={tag: job_id}, statuses=UNFINISHED), limit=1)
 
 
-def newest_run(instance: dg.DagsterInstance, job_id: str, resumed_at: int) -> dg.DagsterRun | None:
+def newest_run(instance: dg.DagsterInstance, job_id: str, resumed_at: int, tag: str = PARTITION_TAG) -> dg.DagsterRun | None:
     """The newest, where it is of the time since the job was resumed last, in milliseconds; 0 where it never was."""
-    records = instance.get_run_records(dg.RunsFilter(tags={PARTITION_TAG: job_id}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={tag: job_id}), limit=1)
     return next((record.dagster_run for record in records if begin_time(record) >= to_datetime(resumed_at)), None)
 
 

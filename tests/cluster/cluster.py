@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -84,7 +85,8 @@ class Cluster:
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda number: self._start_node(number, gpus, images), range(1, nodes + 1)))
             for name in ("jobset", "kueue"):
-                self.kubectl("apply", "--server-side", f"--filename={self.cache.manifests(name)}")
+                manifests = configure_kueue(self.cache.manifests(name).read_text())
+                self.kubectl("apply", "--server-side", "--filename=-", document=manifests)
             self.s3.create_buckets()
             self.postgres.wait_until_ready()
             for name in ("jobset", "kueue"):
@@ -146,6 +148,11 @@ class Cluster:
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
+    def require_nodes(self, count: int) -> None:
+        """Start the nodes that are missing for a test that needs more than usual."""
+        for number in range(len(self.nodes) + 1, count + 1):
+            self.add_node(number)
+
     def add_node(self, number: int, gpus: int = GPUS) -> Node:
         """Start another node, or one that was killed."""
         self._node(number).connect(list(self.nodes.values()))
@@ -159,23 +166,27 @@ class Cluster:
         """End all processes of a node at once. Its Node object stays, as where a machine loses power."""
         self.nodes[name].kill()
 
-    def start_kwok(self) -> None:
+    def start_kwok(self, run_seconds: float = 1) -> None:
         """Have kwok pretend to be the nodes of `add_fake_nodes`, and to run their pods.
 
-        A pod of a Job completes after 1 to 5 s, or as its annotation `pod-complete.stage.kwok.x-k8s.io/delay` says.
+        A pod of a Job completes after `run_seconds` and up to 5 s more, or as its annotation
+        `pod-complete.stage.kwok.x-k8s.io/delay` says.
         """
+        config = self.state / "kwok.yaml"
+        config.write_text(yaml.safe_dump_all(read_stages(self.cache.manifests("kwok"), run_seconds)))
         arguments = [
             f"--kubeconfig={self.kubeconfig}",
-            f"--config={self.cache.manifests('kwok')}",
+            f"--config={config}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+            "--node-lease-duration-seconds=10",  # renewed four times as often: a busy machine must not lose them
         ]
         processes.start("kwok", self.command(self.cache.program("kwok"), *arguments), self.state)
 
-    def add_fake_nodes(self, count: int, gpus: int = GPUS) -> None:
+    def add_fake_nodes(self, count: int, gpus: int = GPUS, run_seconds: float = 1, taint: str = FAKE) -> None:
         """Nodes without a machine, whose pods only pretend to run. The taint keeps pods away that do not tolerate it."""
-        if processes.pid("kwok", self.state) is None:
-            self.start_kwok()
+        self.stop_kwok()
+        self.start_kwok(run_seconds)
         capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
         self.apply(
             *(
@@ -183,7 +194,7 @@ class Cluster:
                     "apiVersion": "v1",
                     "kind": "Node",
                     "metadata": {"name": f"fake-{number}", "annotations": {FAKE: "fake"}, "labels": {"type": "fake"}},
-                    "spec": {"taints": [{"key": FAKE, "value": "fake", "effect": "NoSchedule"}]},
+                    "spec": {"taints": [{"key": taint, "value": "fake", "effect": "NoSchedule"}]},
                     "status": {"capacity": capacity, "allocatable": capacity},
                 }
                 for number in range(1, count + 1)
@@ -192,6 +203,11 @@ class Cluster:
 
     def remove_fake_nodes(self) -> None:
         self.kubectl("delete", "nodes", "--selector=type=fake")
+        self.stop_kwok()
+
+    def stop_kwok(self) -> None:
+        pid = processes.pid("kwok", self.state)
+        processes.kill([] if pid is None else [pid])
 
     def _node(self, number: int) -> Node:
         return Node(self.namespace, number, self.control_plane, self.cache)
@@ -258,6 +274,21 @@ def default_state() -> Path:
     if given := os.environ.get("HANZO_ML_TEST_CLUSTER"):
         return Path(given)
     return Path(tempfile.gettempdir()) / f"hanzo-ml-cluster-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+
+
+def configure_kueue(manifests: str) -> str:
+    """Have Kueue reconcile several JobSets at a time, as it does with Jobs: one by one, hundreds take minutes."""
+    return re.sub(r"^( +)Job\.batch: (\d+)$", r"\g<0>\n\1JobSet.jobset.x-k8s.io: \2", manifests, flags=re.MULTILINE)
+
+
+def read_stages(manifests: Path, run_seconds: float) -> list[dict[str, Any]]:
+    """What kwok does to nodes and pods, with the time that a pod of a Job takes."""
+    stages: list[dict[str, Any]] = list(yaml.safe_load_all(manifests.read_text()))
+    for stage in stages:
+        if stage["metadata"]["name"] == "pod-complete":
+            shortest = round(run_seconds * 1000)
+            stage["spec"]["delay"] |= {"durationMilliseconds": shortest, "jitterDurationMilliseconds": shortest + 5000}
+    return stages
 
 
 def mount_dependencies(node: Node, folder: Path) -> None:

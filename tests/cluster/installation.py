@@ -70,7 +70,7 @@ class Installation:
         self.cluster.kubectl("apply", "--server-side", "--filename=-", document=rendered)
         for program in ("api", "controller"):
             self.start(program)
-        wait_until(self.is_ready, 60, lambda: f"the API is not ready:\n{self.log('api')}")
+        wait_until(self.is_ready, ENDS_WITHIN, lambda: f"the API is not ready:\n{self.log('api')}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,6 +104,10 @@ class Installation:
                 stderr=log,
             )
 
+    @property
+    def running(self) -> set[str]:
+        return set(self._processes)
+
     def kill(self, program: str) -> None:
         process = self._processes.pop(program)
         process.kill()
@@ -120,9 +124,11 @@ class Installation:
 
     def wait_for(self, job: JobKey, *phases: Phase, within: float = ENDS_WITHIN) -> Observation:
         """Wait until a submitted job is in one of these phases. Raises AssertionError where it ends otherwise."""
-        ended = (Phase.SUCCEEDED, Phase.FAILED)
-        wait_until(lambda: self.observe(job).phase in (*phases, *ended), within, lambda: self.describe(job))
-        seen = self.observe(job)
+        awaited = {*phases, Phase.SUCCEEDED, Phase.FAILED}
+        deadline = time.monotonic() + within
+        while (seen := self.observe(job)).phase not in awaited:
+            assert time.monotonic() < deadline, self.describe(job)
+            time.sleep(0.3)
         assert seen.phase in phases, self.describe(job)
         return seen
 

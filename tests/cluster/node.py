@@ -118,9 +118,13 @@ class Node:
         socket = self.folder / "containerd.sock"
         self._wait_for(socket, "containerd")
         for image in images:
-            self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", "import", image)
+            self._ctr("import", image)
         for program in ("kube-proxy", "kube-router", "kubelet"):
             self.start_program(program)
+
+    def tag_image(self, image: str, name: str) -> None:
+        """Have an image under another name as well."""
+        self._ctr("tag", "--force", image, name)
 
     def kill(self) -> None:
         """End all its processes at once, and remove what it has on the machine. Started again, it has an empty disk."""
@@ -128,6 +132,10 @@ class Node:
         cgroups.remove(self.namespace)
         network.detach_node(self._cluster, self.namespace, self.number)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ctr(self, *arguments: str | Path) -> None:
+        socket = self.folder / "containerd.sock"
+        self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", *arguments)
 
     def start_program(self, name: str) -> None:
         """Start containerd, kubelet, kube-proxy or kube-router."""

@@ -1,24 +1,51 @@
-"""Dagster on a real cluster: jobs wait without run pods, and no job is lost or doubled with the pod that supervises it."""
+"""Dagster on a real cluster: jobs wait without run pods, and no job is lost or doubled with the pod that supervises it.
+
+The whole chain, from records to a registered version, is launched and cancelled by the requests that the UI makes.
+"""
 
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
-import psutil
+import httpx
 import pytest
 from dagster._core.events import JobFailureData, RunFailureReason
 
-from resources.compute.base import Phase
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Program
+from recipes.contracts.recipe import Recipe
+from recipes.export.base_model import resolve_base_model
+from recipes.storage.base_model_folder import hash_model_folder
+from resources.compute.base import JobRef, Phase
+from resources.ingest.version_creation import create_version
 from resources.metadata.job_record import JobRecord
+from resources.metadata.registry.version_lifecycle import Registry
 from tests.cluster.cluster import Cluster
-from tests.cluster.dagster_installation import DagsterInstallation
+from tests.cluster.dagster_installation import SETTINGS_MAP, DagsterInstallation, kill_worker, measure_worker
 from tests.cluster.installation import wait_until
+from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 QUOTA = 8
 REPLACED_WITHIN = 120.0
 MEMORY_BYTES = 250_000_000
+TINY = {
+    "base_dtype": "float32",
+    "lora_rank": 4,
+    "lora_dropout": 0.0,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "sequence_length": 64,
+    "max_steps": 4,
+    "eval_steps": 4,
+    "hardware": {"cpu": 1, "memory": "2Gi"},
+    "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
+    "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
+}
+"""A training by two pods."""
 OUTAGE_SECONDS = 25
 """Dagster's run monitor checks a run every 10 s."""
 
@@ -65,9 +92,7 @@ def test_queued_job_waits_without_a_run_pod_and_starts_at_admission(house: Dagst
 
 def test_run_worker_stays_within_its_memory_limit(house: DagsterInstallation) -> None:
     job, run = started(house, "memory", 600)
-    processes = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
-    workers = [info for info in processes if run.run_id in " ".join(info["cmdline"] or ())]
-    assert 0 < max(info["memory_info"].rss for info in workers) < MEMORY_BYTES
+    assert 0 < measure_worker(run.run_id) < MEMORY_BYTES
     end(house, job)
 
 
@@ -122,6 +147,117 @@ def test_run_terminated_in_dagster_cancels_its_job_and_its_gang(house: DagsterIn
     house.wait_for(job, Phase.FAILED)
     house.wait_for_status(job, "cancelled")
     wait_until(lambda: not house.gang_pods(job) and not house.run_pods(run), 60, lambda: house.describe_runs(job))
+
+
+def test_run_pod_that_starts_after_its_run_was_given_up_supervises_nothing(house: DagsterInstallation) -> None:
+    """Its pod is held by a ConfigMap that is missing for a while, as Dagster's run monitor gives the run up."""
+    house.cluster.kubectl("delete", "configmap", SETTINGS_MAP, f"--namespace={house.name}")
+    job = house.submit_loop("late", 30)
+    wait_until(lambda: bool(house.run_pods()), 120, lambda: house.describe_runs(job))
+    (late,) = house.runs(job)
+    (pod,) = house.run_pods(late)
+    given_up = JobFailureData(error=None, failure_reason=RunFailureReason.START_TIMEOUT)
+    house.instance.report_run_failed(late, "it took too long to start", given_up)
+    house.apply_settings()
+    house.wait_for_status(job, "completed")
+    supervisors = [run for run in house.runs(job) if "STEP_START" in house.event_types(run)]
+    assert len(supervisors) == 1 and supervisors[0].run_id != late.run_id
+    (attempt,) = house.attempts.list(job)
+    assert attempt.reason is ExitReason.COMPLETED
+    name = pod["metadata"]["name"]
+    wait_until(lambda: name not in [each["metadata"]["name"] for each in house.run_pods()], 120, lambda: name)
+
+
+@pytest.fixture
+def held_queue(house: DagsterInstallation) -> Iterator[None]:
+    """No job is admitted meanwhile."""
+    house.stop_queue("Hold")
+    yield
+    house.stop_queue("None")
+
+
+@pytest.mark.usefixtures("held_queue")
+def test_program_of_a_cancelled_run_whose_worker_was_lost_is_cancelled(house: DagsterInstallation, tmp_path: Path) -> None:
+    """A program that checks a dataset works for no job: only its run says that nobody wants it any more."""
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"instruction": "Who keeps the lamp?", "answer": "She does."}\n')
+    create_version(house.database, house.store, name="small", path=records, user="ann", organization="default")
+    wait_until(lambda: house.programs(Program.VALIDATE) != [], 120, lambda: house.log("daemon"))
+    (row,) = house.programs(Program.VALIDATE)
+    program = JobRef(row.job_id, row.program)
+    (run,) = house.instance.get_runs(dg.RunsFilter(tags={"hanzo_ml/validate": program.id}))
+    kill_worker(run.run_id)
+    house.instance.run_coordinator.cancel_run(run.run_id)
+    assert house.observe(program).phase is Phase.PENDING
+    ended = house.wait_for(program, Phase.FAILED)
+    assert ended.reason is ExitReason.CANCELLED
+    found = house.instance.get_run_by_id(run.run_id)
+    assert found is not None and found.status is dg.DagsterRunStatus.CANCELED
+
+
+@pytest.fixture
+def base_model(house: DagsterInstallation, tmp_path: Path) -> dict[str, str]:
+    """A tiny model in the object store, as a recipe names it."""
+    folder = make_tiny_model(tmp_path / "model")
+    reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
+    resolve_base_model(
+        Recipe.named("smollm2-135m-lora").changed({"base_model": reference}).base_model, house.store, tmp_path
+    )
+    return reference
+
+
+def test_chain_that_is_launched_in_the_ui_ends_in_a_registered_version(
+    house: DagsterInstallation, base_model: dict[str, str]
+) -> None:
+    house.start_ui()
+    dataset = house.launch([["datasets", "ellarin", step] for step in ("version", "train", "validation", "test")])
+    peaks = {"dataset": house.wait_for_end(dataset)}
+
+    house.add_partition("sandbox-runs", "chain")
+    config: dict[str, Any] = {"name": "chain", "dataset": "ellarin", "parameters": TINY | {"base_model": base_model}}
+    training = house.launch([["models", "sandbox", "checkpoint"]], "chain", config)
+    peaks["training"] = house.wait_for_end(training)
+    assert "train is running" in house.messages(training)
+    stdout, stderr = house.download_logs(training)
+    assert "step 4/4 loss" in stdout and "STEP_START" in stderr
+    (event,) = [event for event in house.read_events("job.started") if event.key == "chain"]
+    assert len(set(event.payload["node_ids"])) == 2 and event.payload["gpu_ids"] == []
+
+    wait_until(lambda: house.find_evaluation("chain") is not None, 60, lambda: house.log("daemon"))
+    peaks["evaluation"] = house.wait_for_end(str(house.find_evaluation("chain")))
+    with house.database.read() as connection:
+        (version,) = Registry(house.database).list_by_run("default", "chain", connection)
+    assert version.stage == "staging" and "gguf" in version.artifacts
+    print("peak memory of run workers:", {name: f"{peak / 1e6:.0f} MB" for name, peak in peaks.items()})
+    assert min(peaks.values()) > 0 and max(peaks.values()) < MEMORY_BYTES
+
+    house.add_partition("sandbox-runs", "cancelled")
+    endless = config | {"name": "cancelled", "parameters": config["parameters"] | {"max_steps": 100_000}}
+    cancelled = house.launch([["models", "sandbox", "checkpoint"]], "cancelled", endless)
+    job = JobRef("cancelled", Program.TRAIN)
+    wait_until(lambda: house.jobs.find(job) is not None, 120, lambda: house.messages(cancelled))
+    house.wait_for(job, Phase.RUNNING)
+    house.terminate(cancelled)
+    house.wait_for_end(cancelled, "CANCELED")
+    assert house.wait_for(job, Phase.FAILED).reason is ExitReason.CANCELLED
+    wait_until(lambda: house.records.read("cancelled").status == "cancelled", 60, lambda: house.messages(cancelled))
+
+
+def test_page_of_a_failed_run_says_why_its_job_failed(house: DagsterInstallation) -> None:
+    house.start_ui()
+    job = house.submit_command("failing", "import sys; print('on the way', flush=True); sys.exit(3)")
+    house.wait_for_status(job, "failed")
+    (run,) = house.runs(job)
+    (failure,) = [event for event in house.run_events(run.run_id) if event["__typename"] == "ExecutionStepFailureEvent"]
+    assert "the command exited with 3" in failure["error"]["message"]
+    entries = {entry["label"]: entry.get("text") for entry in failure["failureMetadata"]["metadataEntries"]}
+    assert entries["hanzo_ml/exit_reason"] == "program_error"
+    assert "command has failed: the command exited with 3" in house.messages(run.run_id)
+    stdout, _ = house.download_logs(run.run_id)
+    assert "on the way" in stdout
+    page = house.messages(run.run_id)
+    (address,) = [word for word in page.split() if word.startswith("http") and word.endswith("/logs")]
+    assert "on the way" in httpx.get(address, params={"follow": "false"}, trust_env=False).raise_for_status().text
 
 
 @pytest.mark.cluster_slow

@@ -98,6 +98,7 @@ def test_gang_with_a_killed_rank_restarts_whole_from_its_checkpoint(
     kill_rank(installation, job)
     installation.wait_for(job, Phase.SUCCEEDED)
     attempts = installation.attempts.list(job)
+    assert all(attempt.saved_at is not None for attempt in attempts)
     assert len(attempts) == 2
     trained = trainings.trained(job)
     assert (trained.resumed_from or 0) >= 10

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from api.routes.v1.job_submission import NewJob
 from hanzo_ml.cli import main as command_line
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dry_run import training as dry_run
@@ -21,8 +20,10 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.job_manifest import render
 from resources.ingest.version_creation import create_version
+from resources.jobs.submission import NewJob
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.job_record import UNSUBMITTED
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 from tests.migrated_database import migrate
@@ -75,7 +76,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def printed(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """The module in this process: starting Python once more for each test would take most of the time."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(document)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"job": document, "note": "No server answers."})))
     main()
     return capsys.readouterr().out
 
@@ -113,10 +114,8 @@ def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     text = run(**changed)
     control_plane = ControlPlane()
     config = NewJob.model_validate(ASSISTANT | changed).model_dump(mode="json", exclude_none=True)
-    control_plane.jobs.submit(
-        name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=dry_run.PLACEHOLDER_JOB_ID
-    )
-    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), dry_run.PLACEHOLDER_JOB_ID, control_plane)
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=UNSUBMITTED)
+    plan = make_training_plan(dry_run.load_definition("ellarin-assistant"), UNSUBMITTED, control_plane)
     job = training_job(plan, control_plane)
     control_plane.database.close()
     assert list(yaml.safe_load_all(text)) == render(job, control_plane.settings.scheduler)
@@ -199,10 +198,3 @@ def test_the_command_line_asks_for_yaml_or_json_not_both(
     with pytest.raises(SystemExit) as end:
         command_line()
     assert end.value.code == 1 and "leave out --json" in capsys.readouterr().err
-
-
-def test_it_takes_what_the_api_takes() -> None:
-    def fields(model: Any) -> dict[str, Any]:
-        return {name: (field.annotation, field.default) for name, field in model.model_fields.items()}
-
-    assert fields(dry_run.Submission) == fields(NewJob)

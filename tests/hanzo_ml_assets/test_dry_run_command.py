@@ -66,3 +66,26 @@ def test_what_is_wrong_is_one_line(folder: Path) -> None:
     done = dry_run(folder, "name: x\ncommand: [python]\nresorces: {gpus: 1}\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: job: unknown key 'resorces': did you mean 'resources'?\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("schedule: {max_duration: 0s}", "schedule.max_duration"),
+        ("env: {KEY: '********'}", "env.KEY is the mask"),
+        ("distributed: {num_nodes: 3, gpus_per_node: 8}", "asks for 24 GPUs, and the quota of your organization is 8"),
+    ],
+)
+def test_what_a_server_would_refuse_is_refused_without_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    (folder / "config.yaml").write_text("scheduler: {quotas: {default: {max_gpus: 8}}}")
+    monkeypatch.setenv("HANZO_ML_CONFIG", str(folder / "config.yaml"))
+    done = dry_run(folder, f"name: x\ncommand: [python]\n{line}\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
+def test_it_says_that_no_server_was_asked(folder: Path) -> None:
+    done = dry_run(folder, "name: x\ncommand: [python]\n")
+    assert "\n# No server answers at http://127.0.0.1:" in done.stdout and "permissions and quotas" in done.stdout

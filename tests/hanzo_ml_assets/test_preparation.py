@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.datasets import SPLITS
+from hanzo_ml_assets.datasets import SPLITS, split_job
 from hanzo_ml_assets.definition_schema import DatasetDefinition, Preparation
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, newest_source_version, preparation_job
@@ -223,3 +223,23 @@ def test_a_preparation_whose_machine_failed_is_not_failed_by_it(
         assert plane.jobs.read(asked.id).status == "running"
         assert job.execute_in_process(instance=instance, asset_selection=steps, tags=tags).success
     assert plane.jobs.read(asked.id).status == "completed"
+
+
+def test_what_is_read_in_another_way_gets_another_place(plane: ControlPlane) -> None:
+    """Splits and preparations of records that are read as before stay where they are."""
+    definition = DatasetDefinition(name="d")
+    known = plane.datasets.read("d@1", "default")
+
+    def labels(**columns: str) -> tuple[str, str]:
+        version = replace(known, schema=columns)
+        split = split_job(definition, version, plane).result_uri
+        derivation = Derivation(version, "d", PrepareParameters(), "ann")
+        return split, preparation_job(derivation, None, plane, Preparation()).result_uri
+
+    before = labels(**known.schema)
+    asked = labels(instruction="string", answer="string", input="string?")
+    told = labels(messages="array")
+    assert [old == new for old, new in zip(before, asked, strict=True)] == [False, False]
+    assert [old == new for old, new in zip(before, told, strict=True)] == [True, False]
+    label = hashlib.sha256(canonical_json(["lines of the version", definition.split.model_dump(mode="json")])).hexdigest()
+    assert f"/{label[:12]}/" in before[0]

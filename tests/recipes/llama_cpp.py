@@ -44,8 +44,9 @@ class LlamaCpp:
     def tokenize(self, text: str) -> list[int]:
         return list(self.post("/tokenize", {"content": text, "add_special": True})["tokens"])
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        return str(self.post("/apply-template", {"messages": messages})["prompt"])
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        body = {"messages": messages, **({"tools": tools} if tools else {})}
+        return str(self.post("/apply-template", body)["prompt"])
 
     def next_logprobs(self, tokens: list[int], vocabulary: int) -> dict[int, float]:
         """Log-probability of every token of the vocabulary as the next one."""

@@ -146,6 +146,13 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(share: float) -> None
         SplitParameters(validation=share, test=0.5)
 
 
+@pytest.mark.parametrize("key", ["input", "system"])
+def test_records_of_one_instruction_differ_by_what_stands_beside_it(key: str) -> None:
+    rows = [{"instruction": "Translate.", key: f"word {n}", "answer": "x"} for n in range(12)]
+    splits = split(rows, SplitParameters())
+    assert {name: len(found) for name, found in splits.items()} == {"train": 10, "validation": 1, "test": 1}
+
+
 def test_equal_questions_do_not_count_as_many_records() -> None:
     rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
     with pytest.raises(BadConfiguration, match=r"^1 distinct record cannot fill three splits"):

@@ -6,6 +6,8 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.definition_schema import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.supervisor import program_tags
 from hanzo_ml_assets.training import DATASET_METADATA, RECIPE_METADATA
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
 from recipes.contracts.command_job import CommandJob
@@ -15,9 +17,12 @@ from resources.compute.base import Compute, JobKey, JobRef, Observation, Phase
 from resources.jobs.command import submit_command
 from resources.metadata.cluster_jobs import ClusterJobs, JobState
 from resources.metadata.job_record import ResumeHistory
+from resources.metadata.jobs import PREPARATION
 from resources.metadata.outbox import now_ms
+from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.resources.compute.kubernetes.jobs import a_job
 from tests.sensors.test_decisions import MODEL, House, house, repository
 from tests.sensors.test_job_quota import set_quotas
 
@@ -259,3 +264,86 @@ def test_resumed_cluster_job_waits_for_the_end_of_what_is_being_cancelled(house:
     assert reason(house, job) == "waits until what ran before it was resumed has ended"
     rows.set_state(rows.get(key), JobState(Phase.FAILED, "cancelled", attempt=1))
     assert tick(house) == [] and rows.get(key).generation == 2
+
+
+# Programs that work for no job, such as an evaluation, whose run was cancelled after its worker had died.
+
+
+def evaluation(house: House, *runs: dg.DagsterRunStatus) -> JobRef:
+    """An evaluation that runs on the cluster, and the runs that followed it, oldest first."""
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    key, rows = JobRef("evaluate-job-1", Program.EVALUATE), ClusterJobs(house.plane.database)
+    house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
+    rows.set_state(rows.get(key), JobState(Phase.RUNNING, attempt=1, admitted_at=now_ms()))
+    for status in runs:
+        house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=status, tags=program_tags(key)))
+    return key
+
+
+STARTED, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE
+CANCELING, CANCELED = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
+
+
+@pytest.mark.parametrize(
+    ("runs", "wanted"),
+    [
+        ((CANCELED,), "cancel"),
+        ((FAILURE, CANCELED), "cancel"),
+        ((CANCELING,), "run"),
+        ((FAILURE,), "run"),
+        ((CANCELED, FAILURE), "run"),
+        ((STARTED, CANCELED), "run"),
+        ((), "run"),
+    ],
+)
+def test_evaluation_ends_with_its_cancelled_run_and_only_then(
+    house: House, runs: tuple[dg.DagsterRunStatus, ...], wanted: str
+) -> None:
+    key = evaluation(house, *runs)
+    house.tick(stop_cancelled_jobs)
+    assert ClusterJobs(house.plane.database).get(key).wanted == wanted
+
+
+def test_training_that_was_submitted_again_is_not_ended_by_its_earlier_cancelled_run(house: House) -> None:
+    """It waits in the queue without a run; its job says whether it is wanted."""
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    job, rows = submit(house), ClusterJobs(house.plane.database)
+    key = JobRef(job, Program.COMMAND)
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags=program_tags(key)))
+    tick(house)
+    house.tick(stop_cancelled_jobs)
+    assert rows.get(key).wanted == "run"
+
+
+def preparation(house: House) -> JobRef:
+    """A preparation that somebody submitted, and that runs on the cluster."""
+    set_quotas(house, "scheduler: {backend: kubernetes}")
+    key = JobRef("prepare-1", Program.PREPARE)
+    house.plane.jobs.submit(
+        name="small",
+        config={"dataset": "d"},
+        user="ann",
+        organization="default",
+        id=key.id,
+        type=PREPARATION,
+        status="running",
+    )
+    house.plane.compute.submit(a_job(id=key.id, program=key.program, store=house.plane.settings.store, tracking=None))
+    return key
+
+
+def test_cancelled_preparation_ends_whose_worker_was_lost(house: House) -> None:
+    key = preparation(house)
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=FAILURE, tags={PREPARATION_TAG: key.id}))
+    house.tick(stop_cancelled_jobs)
+    assert ClusterJobs(house.plane.database).get(key).wanted == "run"
+    house.plane.jobs.cancel(key.id)
+    house.tick(stop_cancelled_jobs)
+    assert ClusterJobs(house.plane.database).get(key).wanted == "cancel"
+
+
+def test_preparation_is_cancelled_whose_run_was_terminated_in_dagster(house: House) -> None:
+    key = preparation(house)
+    house.instance.add_run(dg.DagsterRun(job_name="__ASSET_JOB", status=CANCELED, tags={PREPARATION_TAG: key.id}))
+    house.tick(cancel_terminated_jobs)
+    assert house.plane.jobs.read(key.id).status == "cancelled"

@@ -132,7 +132,7 @@ def snake_case(name: str) -> str:
 
 @cache
 def schema() -> GraphQLSchema:
-    built = build_schema((Path(__file__).parent / "schema.graphql").read_text())
+    built = build_schema((Path(__file__).parent / "schema.graphql").read_text(encoding="utf-8"))
     # JavaScript has no integers of 64 bits.
     cast(GraphQLScalarType, built.type_map["LongString"]).serialize = str  # type: ignore[assignment, method-assign]
     return built

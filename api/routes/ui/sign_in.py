@@ -71,7 +71,7 @@ def page(status: int) -> Response:
 @functools.cache
 def _page() -> tuple[str, str]:
     """The page, and the policy that lets run nothing but its own script."""
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     hashes = {
         tag: base64.b64encode(hashlib.sha256(re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)[0].encode()).digest()).decode()
         for tag in ("script", "style")

@@ -42,7 +42,11 @@ def index() -> Response:
     folder = build_folder()
     if folder is None:
         return PlainTextResponse(MISSING)
-    page = (folder / "index.html").read_text().replace("<head>", f'<head><script src="{FIRST_VISIT}"></script>', 1)
+    page = (
+        (folder / "index.html")
+        .read_text(encoding="utf-8")
+        .replace("<head>", f'<head><script src="{FIRST_VISIT}"></script>', 1)
+    )
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "same-origin"}
     return HTMLResponse(page, headers=headers)
 

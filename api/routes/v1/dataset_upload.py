@@ -100,13 +100,17 @@ def create_version(
     database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     # numpy is a part of a server's start that it need not wait for.
-    from resources.ingest.version_creation import create_from_files
+    from resources.ingest.version_creation import ingest_files
 
-    version, is_new = create_from_files(database, store, wanted, files)
-    made: NewDatasetVersion = {**version_json(database, version), "created": is_new}
-    if is_new:
+    found = ingest_files(database, store, wanted, files)
+    made = cast(NewDatasetVersion, {**version_json(database, found.version), "created": found.is_new})
+    if found.skipped:
+        made["skipped"] = list(found.skipped)
+    if found.unread:
+        made["unread"] = dict(found.unread)
+    if found.is_new:
         return json_response(made, 201)
-    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": find_unapplied_fields(wanted, version)}))
+    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": find_unapplied_fields(wanted, found.version)}))
 
 
 async def spool_body(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:

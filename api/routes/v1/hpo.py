@@ -10,15 +10,6 @@ from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
 from api.idempotency import IdempotencyKey, sweep_id_from_key
 from api.json_bodies import TypedResponse, json_response
-from api.routes.v1.job_submission import (
-    allow_base_model,
-    allow_image,
-    allow_pod_settings,
-    find_recipe,
-    refuse_unreadable_base,
-    refuse_zero_durations,
-    with_parameters,
-)
 from api.routing import Router
 from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
 from api.schemas.v1.sweeps import Sweeps as SweepsPage
@@ -34,6 +25,15 @@ from resources.hpo.sweep_validation import check_recipe, check_sweep
 from resources.hpo.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.hpo.trial_job import build_trial_job, parse_schedule
 from resources.jobs.sandbox import SANDBOX
+from resources.jobs.submission import (
+    allow_base_model,
+    allow_image,
+    allow_pod_settings,
+    find_recipe,
+    refuse_unreadable_base,
+    refuse_zero_durations,
+    with_parameters,
+)
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_names import checked_model_name

@@ -7,14 +7,6 @@ from typing_extensions import TypedDict
 from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerDep, DatabaseDep, SettingsDep, StoreDep
 from api.json_bodies import TypedResponse, json_response
-from api.routes.v1.job_submission import (
-    DEFAULT_RECIPE,
-    NewJob,
-    allow_base_model,
-    find_recipe,
-    refuse_incomplete,
-    with_parameters,
-)
 from api.routing import Router
 from recipes.contracts.recipe import Recipe
 from recipes.planning.hardware_fit import HardwareFit, describe_disk_usage, describe_hardware
@@ -27,6 +19,14 @@ from resources.estimate.job_estimate import COMPUTE_OPTIMAL_TOKENS_PER_PARAMETER
 from resources.estimate.job_estimate import estimate_job as estimate
 from resources.estimate.past_runs import find_past_runs, newest_run_params
 from resources.jobs.sandbox import SANDBOX
+from resources.jobs.submission import (
+    DEFAULT_RECIPE,
+    NewJob,
+    allow_base_model,
+    find_recipe,
+    refuse_incomplete,
+    with_parameters,
+)
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 

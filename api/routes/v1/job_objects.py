@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -27,9 +27,8 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import ObjectReplaced
 from recipes.storage.signed_urls import SignedRequest
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
-from resources.object_store.attempt_fence import hold_attempt
-from resources.object_store.program_scope import normalize_uri, program_scope
-from resources.object_store.program_writes import check_write, commit
+from resources.object_store.program_scope import normalize_uri
+from resources.object_store.program_writes import ProgramWrites
 
 router = Router("/v1/jobs/{job_id}/programs/{program}/objects", tag="v1")
 
@@ -44,6 +43,15 @@ Attempt = Annotated[
 ]
 
 
+async def program_writes(
+    grant: ProgramGrantDep, store: StoreDep, database: DatabaseDep, attempt: Attempt = 0
+) -> ProgramWrites:
+    return ProgramWrites(store, database, grant, attempt)
+
+
+ProgramWritesDep = Annotated[ProgramWrites, Depends(program_writes)]
+
+
 @router.post("/addresses", PROGRAM, audit=Audit.NOTED)
 def sign(
     body: schemas.AddressesBody,
@@ -51,20 +59,16 @@ def sign(
     store: StoreDep,
     transfers: SignedTransfersDep,
     scopes: ProgramScopesDep,
-    database: DatabaseDep,
-    attempt: Attempt = 0,
+    program: ProgramWritesDep,
 ) -> TypedResponse[schemas.SignedAddresses]:
     """Addresses to read and to write whole objects. Whether they exist is not checked."""
     reads = [normalize_uri(store, uri) for uri in body.reads]
     for uri in reads:
         scopes.check_read(grant.job, uri)
-    scope = program_scope(grant.job)
-    for new in body.writes:
-        check_write(scope, store, database, grant, normalize_uri(store, new.uri), attempt)
+    wanted = [(program.check(new.uri), new) for new in body.writes]
     writes: list[schemas.SignedAddress | None] = []
-    for new in body.writes:
-        uri = normalize_uri(store, new.uri)
-        if scope.is_committed(uri):
+    for uri, new in wanted:
+        if program.scope.is_committed(uri):
             writes.append(None)
         elif transfers.is_available:
             writes.append(signed(transfers.put_request(uri, new.sha256, WRITE_SECONDS)))
@@ -113,14 +117,10 @@ def list_objects(
 
 
 @router.post("/delete", PROGRAM, audit=Audit.COUNTED)
-def delete(
-    body: schemas.DeleteBody, grant: ProgramGrantDep, store: StoreDep, database: DatabaseDep, attempt: Attempt = 0
-) -> TypedResponse[schemas.WrittenObjects]:
+def delete(body: schemas.DeleteBody, store: StoreDep, program: ProgramWritesDep) -> TypedResponse[schemas.WrittenObjects]:
     """Delete objects, if they are there, in the order of the request."""
-    scope, uris = program_scope(grant.job), [normalize_uri(store, uri) for uri in body.uris]
-    for uri in uris:
-        check_write(scope, store, database, grant, uri, attempt)
-    with hold_attempt(database, grant, attempt):
+    uris = [program.check(uri) for uri in body.uris]
+    with program.hold():
         for uri in uris:
             store.remove(uri)
     return json_response(schemas.WrittenObjects(uris=uris))
@@ -132,14 +132,13 @@ def copy(
     grant: ProgramGrantDep,
     store: StoreDep,
     scopes: ProgramScopesDep,
-    database: DatabaseDep,
-    attempt: Attempt = 0,
+    program: ProgramWritesDep,
 ) -> TypedResponse[schemas.WrittenObjects]:
     """Copy an object within the store: its bytes do not pass here."""
-    source, uri = normalize_uri(store, body.source), normalize_uri(store, body.uri)
+    source = normalize_uri(store, body.source)
     scopes.check_read(grant.job, source)
-    check_write(program_scope(grant.job), store, database, grant, uri, attempt)
-    with hold_attempt(database, grant, attempt):
+    uri = program.check(body.uri)
+    with program.hold():
         try:
             store.copy(source, uri)
         except FileNotFoundError:
@@ -150,16 +149,13 @@ def copy(
 @router.put("/content", PROGRAM, audit=Audit.COUNTED, streams_body=True)
 async def put_content(
     request: Request,
-    grant: ProgramGrantDep,
     store: StoreDep,
-    database: DatabaseDep,
+    program: ProgramWritesDep,
     uri: Annotated[str, Query(min_length=1, max_length=4096)],
     sha256: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="of the body; nothing else is stored")],
-    attempt: Attempt = 0,
 ) -> TypedResponse[schemas.WrittenObjects]:
     """Commit an object: its bytes are checked, and stored as long as no newer attempt has begun."""
-    uri, scope = normalize_uri(store, uri), program_scope(grant.job)
-    await run_in_threadpool(check_write, scope, store, database, grant, uri, attempt)
+    uri = await run_in_threadpool(program.check, uri)
     size = int(request.headers.get("content-length") or -1)
     if size < 0 or (size > MAX_COMMIT_BYTES and store.local_path(uri) is None):
         raise invalid(f"{uri}: send a body of at most {MAX_COMMIT_BYTES} bytes with a Content-Length, or use uploads")
@@ -167,7 +163,7 @@ async def put_content(
         await store.put_stream(uri, verified(request.stream(), sha256, uri), size)
     else:
         data = b"".join([chunk async for chunk in verified(request.stream(), sha256, uri)])
-        await run_in_threadpool(commit, scope, store, database, grant, uri, data, attempt)
+        await run_in_threadpool(program.commit, uri, data)
     return json_response(schemas.WrittenObjects(uris=[uri]))
 
 

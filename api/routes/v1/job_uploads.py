@@ -2,69 +2,49 @@
 
 from contextlib import suppress
 
-from api.auth.program_tokens import ProgramGrantDep
-from api.dependencies import DatabaseDep, SignedTransfersDep, StoreDep
+from api.dependencies import SignedTransfersDep, StoreDep
 from api.json_bodies import TypedResponse, json_response
-from api.routes.v1.job_objects import WRITE_SECONDS, Attempt, signed
+from api.routes.v1.job_objects import WRITE_SECONDS, ProgramWritesDep, signed
 from api.routing import PROGRAM, Audit, Router
 from api.schemas.v1 import job_objects as schemas
 from recipes.storage.artifact_store import Store
 from recipes.storage.signed_urls import SignedTransfers, UploadedPart, UploadRefused, multipart_etag
 from resources.errors import conflict, invalid, not_found
-from resources.jobs.program_tokens import ProgramGrant
-from resources.metadata.database import Database
-from resources.object_store.attempt_fence import hold_attempt
-from resources.object_store.program_scope import normalize_uri, program_scope
-from resources.object_store.program_writes import check_write
+from resources.object_store.program_scope import normalize_uri
+from resources.object_store.program_writes import ProgramWrites
 
 router = Router("/v1/jobs/{job_id}/programs/{program}/objects/uploads", tag="v1")
 
 
 @router.post("", PROGRAM, audit=Audit.NOTED)
 def begin_upload(
-    body: schemas.UploadBody,
-    grant: ProgramGrantDep,
-    store: StoreDep,
-    transfers: SignedTransfersDep,
-    database: DatabaseDep,
-    attempt: Attempt = 0,
+    body: schemas.UploadBody, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.ObjectUpload]:
     """Begin an upload in parts. Nobody sees the object before the upload is complete."""
-    uri, scope = normalize_uri(store, body.uri), program_scope(grant.job)
-    check_write(scope, store, database, grant, uri, attempt)
-    if scope.is_committed(uri) or not transfers.is_available:
+    uri = program.check(body.uri)
+    if program.scope.is_committed(uri) or not transfers.is_available:
         return json_response(schemas.ObjectUpload(upload_id=None))
     return json_response(schemas.ObjectUpload(upload_id=transfers.begin_with_checksums(uri)))
 
 
 @router.post("/parts", PROGRAM, audit=Audit.NOTED)
 def sign_parts(
-    body: schemas.PartsBody,
-    grant: ProgramGrantDep,
-    store: StoreDep,
-    transfers: SignedTransfersDep,
-    database: DatabaseDep,
-    attempt: Attempt = 0,
+    body: schemas.PartsBody, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.PartAddresses]:
     """Addresses to upload parts."""
-    uri = check_upload(body.uri, grant, store, transfers, database, attempt)
+    uri = check_upload(body.uri, program, transfers)
     requests = (transfers.part_request(uri, body.upload_id, part.number, part.sha256, WRITE_SECONDS) for part in body.parts)
     return json_response(schemas.PartAddresses(parts=[signed(request) for request in requests]))
 
 
 @router.post("/complete", PROGRAM, audit=Audit.COUNTED)
 def complete_upload(
-    body: schemas.CompleteBody,
-    grant: ProgramGrantDep,
-    store: StoreDep,
-    transfers: SignedTransfersDep,
-    database: DatabaseDep,
-    attempt: Attempt = 0,
+    body: schemas.CompleteBody, store: StoreDep, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.WrittenObjects]:
     """Make one object of the parts. Repeating a call whose answer was lost succeeds."""
-    uri = check_upload(body.uri, grant, store, transfers, database, attempt)
+    uri = check_upload(body.uri, program, transfers)
     parts = [UploadedPart(part.number, part.etag, part.sha256) for part in body.parts]
-    with hold_attempt(database, grant, attempt):
+    with program.hold():
         try:
             transfers.complete(uri, body.upload_id, parts)
         except UploadRefused:
@@ -77,24 +57,21 @@ def complete_upload(
 
 @router.post("/abort", PROGRAM, audit=Audit.NOTED)
 def abort_upload(
-    body: schemas.AbortBody, grant: ProgramGrantDep, store: StoreDep, transfers: SignedTransfersDep, attempt: Attempt = 0
+    body: schemas.AbortBody, store: StoreDep, transfers: SignedTransfersDep, program: ProgramWritesDep
 ) -> TypedResponse[schemas.WrittenObjects]:
-    """Drop the parts that arrived."""
+    """Drop the parts that arrived, also of an older attempt."""
     uri = normalize_uri(store, body.uri)
-    program_scope(grant.job).check_write(uri, attempt)
+    program.scope.check_write(uri, program.attempt)
     if transfers.is_available:
         with suppress(FileNotFoundError):
             transfers.abort(uri, body.upload_id)
     return json_response(schemas.WrittenObjects(uris=[uri]))
 
 
-def check_upload(
-    uri: str, grant: ProgramGrant, store: Store, transfers: SignedTransfers, database: Database, attempt: int
-) -> str:
-    """The URI of an upload in its one form. Raises HanzoError as `check_write` does."""
-    uri, scope = normalize_uri(store, uri), program_scope(grant.job)
-    check_write(scope, store, database, grant, uri, attempt)
-    if scope.is_committed(uri) or not transfers.is_available:
+def check_upload(uri: str, program: ProgramWrites, transfers: SignedTransfers) -> str:
+    """The URI of an upload in its one form. Raises HanzoError as `ProgramWrites.check` does."""
+    uri = program.check(uri)
+    if program.scope.is_committed(uri) or not transfers.is_available:
         raise conflict(f"{uri} is not uploaded in parts: send it whole with PUT content")
     return uri
 

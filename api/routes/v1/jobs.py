@@ -15,19 +15,19 @@ from api.dependencies import CallerDep, ComputeDep, DatabaseDep, FromOwnUserDep,
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobIdFromKey
 from api.json_bodies import Deleted, TypedResponse, json_response
-from api.routes.v1.job_submission import NewJob, allow_pod_settings, queue_job, refuse_masks, refuse_zero_durations
-from api.routing import Router
+from api.routing import AlsoAnswers, Router
 from api.schemas.v1.jobs import Job, JobWithLogs, job_json, job_with_logs_json
 from api.schemas.v1.jobs import Jobs as JobsPage
 from recipes.contracts.command_job import CommandJob
+from recipes.storage.artifact_store import Store
 from resources.compute.base import Compute, JobKey
-from resources.errors import ErrorCode, HanzoError
-from resources.jobs.command import submit_command
+from resources.jobs.command import stored_config, submit_command
 from resources.jobs.resume import Wish, resume_job
+from resources.jobs.submission import NewJob, Submitter, allow_command, check_command, check_training, queue_training
 from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
-from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, Jobs
-from resources.scheduling.quotas import apply_quota, count_gpus, refuse_impossible_job
+from resources.metadata.job_record import UNSUBMITTED, unsubmitted_job
+from resources.metadata.jobs import COMMAND, ENDED_STATUSES, MAX_PAGE, TRAINING, Jobs
 from resources.settings.settings import Settings
 
 # The log of a job's program, read from the compute backend: its end, or all of it, followed while it grows.
@@ -92,7 +92,13 @@ Submission = Annotated[
 """A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
 
 
-@router.post("", Permission.JOBS_SUBMIT, creates_model=True, status_code=201)
+@router.post(
+    "",
+    Permission.JOBS_SUBMIT,
+    creates_model=True,
+    status_code=201,
+    also=AlsoAnswers(200, "Checked with dry_run, and not queued", Job),
+)
 def submit(
     body: Submission,
     database: DatabaseDep,
@@ -101,52 +107,37 @@ def submit(
     caller: CallerDep,
     from_own_user: FromOwnUserDep,
     new_job_id: JobIdFromKey,
+    dry_run: bool = False,
 ) -> TypedResponse[Job]:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
     one that its organization's quota has no room for, whatever else runs.
 
     One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
-    whatever the body says.
+    whatever the body says. With `dry_run` it is checked in the same way and answered with 200, and nothing is queued.
     """
+    submitter = Submitter(caller.user_id, caller.organization, from_own_user)
+    if dry_run:
+        return json_response(checked_job_json(body, database, store, settings, submitter))
     if known := Jobs(database).find_by_id(new_job_id):
         return json_response(job_json(known), 201)
     if isinstance(body, CommandJob):
-        quota = settings.scheduler.quotas.get(caller.organization)
-        allow_command(settings, from_own_user)
-        refuse_masks(body.env)
-        allow_pod_settings(settings, body.pod)
-        refuse_zero_durations(body.schedule)
-        refuse_impossible_job(quota, count_gpus(body.resources, body.distributed))
-        body = body.model_copy(update={"schedule": apply_quota(body.schedule, quota)})
+        body = check_command(body, settings, submitter)
         job = submit_command(database, store, body, caller.user_id, caller.organization, new_job_id)
     else:
-        job = queue_job(body, database, store, settings, caller, new_job_id, from_own_user=from_own_user)
+        job = queue_training(body, database, store, settings, submitter, new_job_id)
     return json_response(job_json(job), 201)
 
 
-def allow_command(settings: Settings, from_own_user: bool) -> None:
-    """On this machine a command has the rights of the user who started this server, so it is accepted from that user alone.
-
-    On a cluster it has those of its pod. Pods of all organizations share a namespace and its network: the operator decides
-    whether people who sign in may submit commands.
-
-    Raises:
-        HanzoError: people sign in here, or somebody else sent it.
-    """
-    if settings.scheduler.backend == "kubernetes" and settings.auth.verify_tokens and settings.scheduler.user_commands:
-        return
-    if settings.auth.verify_tokens:
-        raise HanzoError(
-            ErrorCode.PERMISSION_DENIED,
-            "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
-            "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
-        )
-    if not from_own_user:
-        raise HanzoError(
-            ErrorCode.PERMISSION_DENIED,
-            "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
-            "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
-        )
+def checked_job_json(
+    body: NewJob | CommandJob, database: Database, store: Store, settings: Settings, submitter: Submitter
+) -> Job:
+    """The job that would be queued, under the id 0. Raises HanzoError where it would be refused."""
+    if isinstance(body, CommandJob):
+        kind, config = COMMAND, stored_config(check_command(body, settings, submitter), UNSUBMITTED)
+    else:
+        kind, config = TRAINING, dict(check_training(body, database, store, settings, submitter))
+    job = unsubmitted_job(body.name, kind, config, submitter.user_id, submitter.organization)
+    return job_json(job)
 
 
 @router.get("", Permission.JOBS_READ)

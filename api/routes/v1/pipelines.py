@@ -9,11 +9,11 @@ from api.auth.permissions import Permission
 from api.dependencies import CallerDep, DatabaseDep, FromOwnUserDep, SettingsDep, StoreDep
 from api.idempotency import JobIdFromKey
 from api.json_bodies import TypedResponse, json_response
-from api.routes.v1.job_submission import NewJob, queue_job
 from api.routing import Router
 from api.schemas.v1.jobs import PipelineRun, job_json
 from recipes.contracts.recipe import Recipe
 from resources.errors import invalid
+from resources.jobs.submission import NewJob, Submitter, queue_training
 from resources.metadata.jobs import Jobs
 
 router = Router("/v1/pipelines", tag="v1", alias_prefix="/api/v1/pipelines")
@@ -51,7 +51,8 @@ def run(
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
     known = Jobs(database).find_by_id(new_job_id)
-    job = known or queue_job(as_job(body), database, store, settings, caller, new_job_id, from_own_user=from_own_user)
+    submitter = Submitter(caller.user_id, caller.organization, from_own_user)
+    job = known or queue_training(as_job(body), database, store, settings, submitter, new_job_id)
     return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
 
 

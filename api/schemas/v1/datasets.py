@@ -37,11 +37,16 @@ class Splits(TypedDict):
 
 
 class DatasetOrigin(TypedDict):
-    """`origins` are addresses at which the raw files could be had, of a version that was fetched."""
+    """`origins` are addresses at which the raw files could be had, of a version that was fetched.
+
+    `skipped` and `unread` are as they were told when the version was made.
+    """
 
     parent_datasets: list[str]
     transform: Any
     origins: NotRequired[list[str]]
+    skipped: NotRequired[list[str]]
+    unread: NotRequired[dict[str, int]]
 
 
 class CheckStanding(TypedDict):
@@ -81,7 +86,13 @@ class DatasetVersions(TypedDict):
 
 
 class NewDatasetVersion(DatasetVersion):
+    """`skipped` are files that were left out as hidden or without a record; `unread` counts the records that have a key
+    inside messages or tools which no model is shown.
+    """
+
     created: bool
+    skipped: NotRequired[list[str]]
+    unread: NotRequired[dict[str, int]]
 
 
 class NotTaken(TypedDict):

@@ -40,7 +40,7 @@ class FrozenTokenizer(FrozenModel):
     eos: int
     padding: int
     fingerprint: str
-    rendering: Rendering
+    rendering: Rendering = CURRENT_RENDERING
 
 
 def read_frozen_tokenizer(folder: Path) -> FrozenTokenizer:
@@ -52,13 +52,7 @@ def read_frozen_tokenizer(folder: Path) -> FrozenTokenizer:
 # The library takes a second to load one, and with torch three and 250 MB; every worker would pay that.
 
 
-def export_tokenizer(
-    parameters: TokenizeParameters,
-    address: StoreAddress,
-    cache: Path,
-    folder: Path,
-    rendering: Rendering = CURRENT_RENDERING,
-) -> None:
+def export_tokenizer(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
     """Write a tokenizer's two files into `folder`, if they are not there.
 
     Raises:
@@ -69,20 +63,17 @@ def export_tokenizer(
             load_tokenizer(parameters.tokenizer, resolve_source(parameters.tokenizer, Store(address), cache)),
             folder,
             parameters,
-            rendering,
         )
 
 
-def export_without_torch(
-    parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path, rendering: Rendering
-) -> None:
+def export_without_torch(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
     """`export_tokenizer` in a process that does nothing else after it."""
     resolve_source(parameters.tokenizer, Store(address), cache)
     if "torch" not in sys.modules:
         # No tokenizer needs it, and transformers takes twice as long where it finds it.
         sys.modules["torch"] = None  # type: ignore[assignment]  # which is how Python is told that there is no such module
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the user that there is none
-    export_tokenizer(parameters, address, cache, folder, rendering)
+    export_tokenizer(parameters, address, cache, folder)
 
 
 def write_tokenizer_files(

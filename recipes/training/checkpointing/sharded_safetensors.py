@@ -160,7 +160,7 @@ def consolidate_weights(rows: ShardedTensors, model: PreTrainedModel, folder: Pa
     if split.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), **split.metadata}
         index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_safetensors(weights: Mapping[str, torch.Tensor], rows: ShardedTensors, file: Path) -> None:

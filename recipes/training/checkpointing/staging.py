@@ -28,15 +28,15 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own: Path = OWN_
     free = read_field(meminfo, "MemAvailable:") * 1024
     for version, limit, used, cached in CGROUP_FILES:
         for group in enclosing_cgroups(cgroup / version, cgroup_path(own, version)):
-            if (group / limit).is_file() and (most := (group / limit).read_text().strip()).isdigit():
+            if (group / limit).is_file() and (most := (group / limit).read_text(encoding="utf-8").strip()).isdigit():
                 files = sum(read_field(group / "memory.stat", name) for name in cached)
-                free = min(free, max(0, int(most) - int((group / used).read_text()) + files))
+                free = min(free, max(0, int(most) - int((group / used).read_text(encoding="utf-8")) + files))
     return free
 
 
 def cgroup_path(own: Path, controller: str) -> str:
     """Of this process's group, below the root; the root's where it is in none, or nothing says."""
-    lines = (line.split(":", 2) for line in own.read_text().splitlines()) if own.is_file() else ()
+    lines = (line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()) if own.is_file() else ()
     return next((path for _, controllers, path in lines if controller in controllers.split(",")), "/")
 
 
@@ -50,7 +50,7 @@ def enclosing_cgroups(root: Path, path: str) -> Iterator[Path]:
 
 def read_field(file: Path, name: str) -> int:
     """The number behind a name at the beginning of a line; 0 where there is none."""
-    lines = (line.split() for line in file.read_text().splitlines())
+    lines = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
     return next((int(words[1]) for words in lines if words and words[0] == name), 0)
 
 

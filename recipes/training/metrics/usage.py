@@ -133,7 +133,7 @@ class TokenCost:
 def token_cost(recipe: Recipe, model: Path) -> TokenCost:
     """Of a recipe with the base model in that folder."""
     try:
-        shape = Architecture.from_config(json.loads((model / "config.json").read_text()))
+        shape = Architecture.from_config(json.loads((model / "config.json").read_text(encoding="utf-8")))
         flops = estimate_flops_per_token(recipe, shape, recomputed=False)
     except BadConfiguration:  # a family, or an adapter's target, that is not known here
         flops = None

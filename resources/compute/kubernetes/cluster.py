@@ -13,6 +13,8 @@ Item = dict[str, Any]
 """An object of the cluster as its JSON."""
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
+MAX_CONNECTIONS = 32
+"""Kept open: a watch of each kind, and requests."""
 CHUNK_ITEMS = 500
 """Items per page of a list."""
 
@@ -157,7 +159,7 @@ class Cluster:
             answer = self._request("GET", kind.path(namespace), query={**selectors, **page})
             items += answer["items"]
             if not (following := answer["metadata"].get("continue")):
-                return items, str(answer["metadata"]["resourceVersion"])
+                return items, read_version(answer)
             page = {"limit": CHUNK_ITEMS, "continue": following}
 
     def watch(
@@ -251,6 +253,14 @@ def translate_errors() -> Iterator[None]:
         raise ClusterUnavailable(f"the API server does not answer: {error}") from None
 
 
+def read_version(listing: Item) -> str:
+    """Where to watch from. Raises ClusterUnavailable: a server that is just starting, or a proxy, left it out."""
+    version = listing["metadata"].get("resourceVersion")
+    if not version:
+        raise ClusterUnavailable("a list came without a resource version")
+    return str(version)
+
+
 def as_text(body: Any) -> str:
     return body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
 
@@ -279,6 +289,9 @@ def open_cluster(kubeconfig: str | None = None) -> Cluster:
         else:
             config.load_kube_config(kubeconfig, client_configuration=configuration)
     except config.ConfigException as problem:
-        raise ClusterError(f"{problem}: run as a pod, or set scheduler.kubeconfig to a file") from None
+        given = f"kubeconfig {kubeconfig} cannot be used: " if kubeconfig else ""
+        words = str(problem).rstrip(".")
+        raise ClusterError(f"{given}{words}: run as a pod, or set scheduler.kubeconfig to a file") from None
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
     configuration.retries = False  # the controller repeats what failed, at its own pace
     return Cluster(client.ApiClient(configuration))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from recipes.contracts.exit_reason import ExitReason
 from resources.compute.kubernetes.exits import Exit, explain_gang, explain_pod, pods_started_with
-from resources.compute.kubernetes.phases import Snapshot
+from resources.compute.kubernetes.phases import DELETED_GANG, Snapshot
 from resources.compute.kubernetes.states import PodState
 from resources.metadata.cluster_jobs import CANCEL
 from resources.metadata.job_attempts import VAGUE_REASONS, Attempt
@@ -83,7 +83,7 @@ def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
     if first is not None and first.generation < job.generation:
         return Exit(ExitReason.PREEMPTED, f"generation {job.generation} has replaced it")
     if gang is None or gang.deleting:
-        return Exit(ExitReason.KILLED, "somebody deleted the objects of the job in the cluster")
+        return Exit(ExitReason.KILLED, DELETED_GANG)
     if gang.suspended:
         return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or "its nodes were needed for another job")
     if first is None:

@@ -5,9 +5,9 @@ watches no Secrets, and needs no permission to read them.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from recipes.contracts.job import Job
 from resources.compute.kubernetes.cluster import (
     CONFIG_MAP,
     COSCHEDULING_GROUP,
@@ -27,10 +27,9 @@ from resources.compute.kubernetes.cluster import (
     find_kind,
 )
 from resources.compute.kubernetes.gang import DIGEST_ANNOTATION, GENERATION_ANNOTATION
-from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.phases import INVALID_CHILD
 from resources.compute.kubernetes.states import GangState
-from resources.compute.kubernetes.token_secret import token_name
+from resources.compute.kubernetes.token_secret import KEY, token_name
 from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -48,37 +47,43 @@ GANG_KINDS: dict[str, tuple[Kind, ...]] = {
 """What each gang backend creates for a job: first what owns its pods."""
 
 
-def create_objects(
-    cluster: Cluster,
-    job: Job,
-    scheduler: Scheduler,
-    generation: int,
-    used_seconds: float,
-    create_secret: Callable[[Item], None],
-) -> Sequence[Item]:
-    """Create what a generation of a job lacks (idempotent). Returns its objects as the cluster has them, but for Secrets.
+@dataclass(frozen=True)
+class Created:
+    """The objects of a generation as the cluster has them, but for its Secret; `secret_existed`: that keeps its token."""
+
+    items: Sequence[Item]
+    secret_existed: bool
+
+
+def create_objects(cluster: Cluster, items: Sequence[Item], token: str) -> Created:
+    """Create what a generation of a job lacks of its rendered objects (idempotent).
 
     Nothing is created where the API server would refuse the pods' Job.
 
-    Args:
-        create_secret: fills in the token.
-
     Raises:
-        BadConfiguration: the job cannot be rendered with these settings.
         InvalidObject: an object is refused, or its name belongs to other work.
         RequestDenied: the installation does not allow it.
         ClusterUnavailable: no answer, or an object of that name is still being deleted.
     """
-    items, found = render(job, scheduler, generation, used_seconds), []
+    found, secret_existed = [], False
     for item in items:
         if item["kind"] == JOB_SET.name:
             check_child(cluster, item)
     for item in items:
         if item["kind"] == SECRET.name:
-            create_secret(item)
+            secret_existed = not create_secret(cluster, item, token)
         else:
             found.append(create_or_attach(cluster, item))
-    return found
+    return Created(found, secret_existed)
+
+
+def create_secret(cluster: Cluster, item: Item, token: str) -> bool:
+    """Create the Secret with a token of the job. Returns False where one exists: it stays, because pods have read it."""
+    try:
+        cluster.create(item | {"stringData": {KEY: token}})
+    except AlreadyExists:
+        return False
+    return True
 
 
 def check_child(cluster: Cluster, job_set: Item) -> None:

@@ -30,16 +30,19 @@ class ClusterState:
     """What the mirrors hold.
 
     Args:
-        gangs: by namespace and name.
+        gangs, deleted_gangs: by namespace and name; of those that were deleted the last state.
         workloads: by the uid of the gang that owns them.
         pods, deleted_pods: by namespace and name of their job.
+        queue_words: what the first of each queue waits for, in Kueue's words, by namespace and name of the queue.
         config_maps: of jobs, in all generations, by namespace and name.
         nodes: names of those that exist; `lost_nodes` of those do not answer.
     """
 
     gangs: Mapping[tuple[str, str], GangState]
+    deleted_gangs: Mapping[tuple[str, str], GangState]
     workloads: Mapping[str, WorkloadState]
     queue_positions: Mapping[str, int]
+    queue_words: Mapping[tuple[str, str], str]
     pods: Mapping[tuple[str, str], Sequence[PodState]]
     deleted_pods: Mapping[tuple[str, str], Sequence[PodState]]
     config_maps: Mapping[tuple[str, str], Item]
@@ -92,10 +95,18 @@ class ClusterView:
     def read(self) -> ClusterState:
         workloads = [read_workload(item) for item in self.workloads.items()] if self.workloads else []
         nodes = self.nodes.items()
+        queues = sort_queues(workloads)
         return ClusterState(
             gangs={place(item): read_gang(item) for item in self.gangs.items()},
+            deleted_gangs={place(item): read_gang(item) for item in self.gangs.deleted()},
             workloads={found.owner: found for found in workloads},
-            queue_positions=number_queues(workloads),
+            queue_positions={
+                workload.uid: place for queue in queues.values() for place, workload in enumerate(queue, start=1)
+            },
+            queue_words={
+                name: next((workload.waits_for for workload in queue if workload.waits_for), "")
+                for name, queue in queues.items()
+            },
             pods=by_job(self.pods.items()),
             deleted_pods=by_job(self.pods.deleted()),
             config_maps={place(item): item for item in self.config_maps.items()},
@@ -114,14 +125,12 @@ def by_job(items: Sequence[Item]) -> dict[tuple[str, str], list[PodState]]:
     return dict(found)
 
 
-def number_queues(workloads: Sequence[WorkloadState]) -> dict[str, int]:
-    """Places in the queue, from 1, of all workloads that wait, by uid."""
+def sort_queues(workloads: Sequence[WorkloadState]) -> dict[tuple[str, str], list[WorkloadState]]:
+    """All workloads that wait, by their queue and in its order."""
     queues: dict[tuple[str, str], list[WorkloadState]] = defaultdict(list)
     for workload in workloads:
         if not workload.holds_quota and not workload.finished:
             queues[workload.queue].append(workload)
-    return {
-        workload.uid: place
-        for queue in queues.values()
-        for place, workload in enumerate(sorted(queue, key=lambda waiting: waiting.order), start=1)
-    }
+    for queue in queues.values():
+        queue.sort(key=lambda waiting: waiting.order)
+    return dict(queues)

@@ -87,5 +87,5 @@ class Admission:
                 if time.time() - ticket.stat().st_mtime > TICKET_SECONDS:
                     ticket.unlink()
                 else:
-                    since[ticket.name] = int(ticket.read_text())
+                    since[ticket.name] = int(ticket.read_text(encoding="utf-8"))
         return not since or min(since, key=lambda name: (since[name], name)) == self._ticket(job).name

@@ -69,7 +69,7 @@ VMSTAT = Path("/proc/vmstat")
 
 def memory_kills(vmstat: Path = VMSTAT) -> int:
     """Number of out-of-memory kills since boot; 0 where the kernel does not report it (before Linux 4.13)."""
-    counts = dict(line.split() for line in vmstat.read_text().splitlines()) if vmstat.is_file() else {}
+    counts = dict(line.split() for line in vmstat.read_text(encoding="utf-8").splitlines()) if vmstat.is_file() else {}
     return int(counts.get("oom_kill", 0))
 
 
@@ -87,7 +87,7 @@ def record_memory_kills(work: Path) -> None:
 def record_kill(work: Path) -> ExitDocument:
     """The exit document of an attempt that was killed before it could write one. After OOM, recovery is asked for."""
     counted = work / MEMORY_KILLS_FILE
-    if not counted.is_file() or memory_kills() <= int(counted.read_text()):
+    if not counted.is_file() or memory_kills() <= int(counted.read_text(encoding="utf-8")):
         return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
     (work / OUT_OF_MEMORY_FILE).touch()
     return record_exit(work, ExitReason.OOM_KILLED, KILL_MESSAGES[ExitReason.OOM_KILLED])

@@ -48,7 +48,7 @@ def work_folder(jobs: Path, job: JobKey) -> Path:
 
 
 def read_number(path: Path) -> int:
-    return int(path.read_text()) if path.is_file() else 0
+    return int(path.read_text(encoding="utf-8")) if path.is_file() else 0
 
 
 def last_sign(work: Path) -> float:
@@ -83,7 +83,7 @@ def record_start(work: Path, start: float) -> None:
 
 
 def read_start(work: Path) -> float:
-    return float((work / TIME_START_FILE).read_text())
+    return float((work / TIME_START_FILE).read_text(encoding="utf-8"))
 
 
 def is_time_over(job: Job, work: Path) -> bool:
@@ -102,7 +102,7 @@ def follow_clock_change(work: Path) -> None:
         return
     offset = clock_offset()
     try:
-        last = json.loads((work / CLOCK_FILE).read_text())
+        last = json.loads((work / CLOCK_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:  # started by an earlier release
         last = {}
     known = last.get("boot") == boot_id()
@@ -119,4 +119,4 @@ def clock_offset() -> float:
 
 def boot_id() -> str:
     """Identifies a boot of this machine: the monotonic clock starts with it."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.is_file() else ""
+    return BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.is_file() else ""

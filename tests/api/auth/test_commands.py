@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from api.routes.v1.job_submission import allow_base_model, allow_image
 from recipes.contracts.recipe import Recipe
+from resources.jobs.submission import allow_base_model, allow_image
 from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 

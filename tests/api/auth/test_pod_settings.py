@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from api.routes.v1.job_submission import allow_pod_settings, allow_variables
 from api.routes.v1.jobs import allow_command
 from recipes.contracts.pod_settings import PodSettings
 from resources.errors import HanzoError
+from resources.jobs.submission import allow_pod_settings, allow_variables
 from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,29 @@ def test_a_file_whose_name_is_no_text_is_refused_before_anything_is_sent(tmp_pat
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
     with pytest.raises(Refused, match="is not allowed: rename it, in UTF-8"):
         list_local_files(tmp_path, "jsonl")
+
+
+def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(tmp_path: Path) -> None:
+    folder = tmp_path / "saved set"
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "data.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(Refused) as refused:
+        list_local_files(folder, "jsonl", "mine")
+    command = f"hanzo-ml dataset create --name mine --path '{folder}/train'"
+    assert f"`{command}`" in str(refused.value)
+    assert list_local_files(Path(shlex.split(command)[-1]), "jsonl")[0] == [folder / "train" / "data.jsonl"]
+
+
+def test_skipped_files_and_keys_that_no_model_is_shown_are_listed(server: ServerProcess, tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "refusal": "no"}]}
+    (tmp_path / "a.ndjson").write_text(json.dumps(row) + "\n")
+    (tmp_path / "._a.ndjson").write_text("")
+    (tmp_path / "b.ndjson").write_text("")
+    words = ["dataset", "create", "--name", "listed", "--path", str(tmp_path)]
+    environment = {**os.environ, "HANZO_ML_TRACKING_URI": server.url}
+    for _ in ("created", "is there already"):
+        command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *words]
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+        assert "skipped, as hidden, empty or no records: ._a.ndjson, b.ndjson" in done.stdout
+        assert "not rendered, as the serving engine drops it: messages.refusal (in 1)" in done.stdout

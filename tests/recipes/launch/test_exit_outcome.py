@@ -4,6 +4,7 @@ import pytest
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from recipes.launch.exit_outcome import ProgramEnd, choose_verdict, classify_end
+from recipes.platform_errors import classify_output
 
 R = ExitReason
 
@@ -87,3 +88,31 @@ def test_gang_that_was_asked_to_stop_is_preempted_unless_it_failed_by_itself(
     ends: dict[int, ExitDocument | None], lost: dict[int, str], reason: ExitReason
 ) -> None:
     assert choose_verdict(ends, lost, leader=0, was_asked_to_stop=True).reason is reason
+
+
+def test_verdict_of_a_preempted_gang_says_what_the_first_node_saved() -> None:
+    killed = document(R.PREEMPTED, "asked to stop, and ended before it had saved: the program was killed (SIGTERM)")
+    saved = document(R.PREEMPTED, "preempted: checkpoint 11 holds everything")
+    assert choose_verdict({1: killed, 0: saved}, {}, leader=0, was_asked_to_stop=True) == saved
+
+
+PEER_ERRORS = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:554] Connection closed by peer [10.244.1.7]:38211",
+    "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2021, remote process exited or there was a network error",
+    "DistNetworkError: failed to recv, got 0 bytes",
+)
+
+
+@pytest.mark.parametrize("message", PEER_ERRORS)
+def test_a_program_that_lost_its_peer_is_started_again(message: str) -> None:
+    """The rank of node 0 was killed, its launcher reported nothing in time, and the job ended for good."""
+    end = ExitDocument(code=1, message=message, reason=classify_output(message))
+    verdict = choose_verdict({1: end, 0: None}, {}, leader=0, was_asked_to_stop=False)
+    assert verdict.reason.restarts and verdict.reason.counts
+
+
+def test_the_error_of_a_program_explains_that_others_lost_it() -> None:
+    lost = ExitDocument(code=1, message=PEER_ERRORS[0], reason=classify_output(PEER_ERRORS[0]))
+    own = ExitDocument(code=1, message="ValueError: bad label", reason=ExitReason.PROGRAM_ERROR)
+    verdict = choose_verdict({0: lost, 1: own}, {}, leader=0, was_asked_to_stop=False)
+    assert (verdict.reason, verdict.message) == (ExitReason.PROGRAM_ERROR, "node 1: ValueError: bad label")

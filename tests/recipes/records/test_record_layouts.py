@@ -22,6 +22,12 @@ ANSWERED = {"role": "assistant", "content": "She."}
     ("row", "layout", "asked", "text"),
     [
         ({"instruction": "Who?", "answer": "She.", "key": 1}, Layout.INSTRUCTION, "Who?", "Who?\nShe."),
+        (
+            {"instruction": "Who?", "input": "Her?", "answer": "She."},
+            Layout.INSTRUCTION,
+            "Who?\n\nHer?",
+            "Who?\n\nHer?\nShe.",
+        ),
         ({"prompt": "Who?", "completion": "She."}, Layout.COMPLETION, "Who?", "Who?\nShe."),
         ({"prompt": "Who?", "chosen": "She.", "rejected": "He."}, Layout.PREFERENCE, "Who?", "Who?\nShe.\nHe."),
         ({"messages": [{"role": "system", "content": "Be brief."}, ASKED, ANSWERED]}, Layout.MESSAGES, "Who?", None),
@@ -46,6 +52,7 @@ def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, aske
         ({"prompt": "a", "chosen": [ANSWERED], "rejected": "b"}, "'chosen' is a list: a pair has texts, so write"),
         ({"text": ["a"]}, "'text' is a list: make it a text"),
         ({"instruction": "", "answer": "x"}, "'instruction' must be a text that is not empty"),
+        ({"instruction": "a", "input": 5, "answer": "b"}, "'input' must be a text, or be left out"),
         ({"text": 5}, "'text' must be a text that is not empty"),
         ({"messages": []}, "'messages' must be a list that is not empty"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 needs a role, one of system, user, assistant, tool"),

@@ -23,6 +23,7 @@ from recipes.contracts.dataset_formats import Format
 from recipes.contracts.job import StoreAddress
 from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
+from resources.datasets.diff import diff_versions
 from resources.errors import HanzoError
 from resources.ingest.column_schema import SchemaCounter
 from resources.ingest.columnar import read_arrow, read_parquet
@@ -469,3 +470,155 @@ def test_rows_are_read_by_their_bytes_and_not_by_their_number(tmp_path: Path, wr
         tracemalloc.stop()
     assert count == WIDE_ROWS
     assert used < 64 << 20, f"{used} bytes of {WIDE_ROWS * len(WIDE)}"
+
+
+CALLS = [{"where": "Lund", "day": None}, {"left": 1, "right": 2}]
+SCHEMA = {"type": "object", "properties": {"where": {"type": "string"}, "day": {"type": "number"}}}
+
+
+def conversation(arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+    return {"tools": [tool], "messages": messages}
+
+
+def stored_lines(place: Place, path: Path, format: str) -> list[str]:
+    version, _ = place.create(path, format=format, name=path.name.replace(".", "-"))
+    return [line.decode().strip() for line in iterate_record_lines(place.store, version.artifact)]
+
+
+def test_arguments_and_parameters_keep_the_order_of_the_file_and_all_else_is_sorted(place: Place) -> None:
+    (place.folder / "raw").write_text(json.dumps(conversation(CALLS[0])) + "\n")
+    (line,) = stored_lines(place, place.folder / "raw", "jsonl")
+    assert line.startswith('{"messages":[{"content":"q","role":"user"},')
+    assert '"function":{"arguments":{"where":"Lund","day":null},"name":"f"},"type":"function"' in line
+    assert '"parameters":{"type":"object","properties":{"where":{"type":"string"},"day":{"type":"number"}}}' in line
+
+
+def test_records_that_differ_in_the_order_of_arguments_are_two_versions_of_equal_fingerprints(place: Place) -> None:
+    first, _ = place.create(json.dumps(conversation({"a": 1, "b": 2})) + "\n")
+    other, is_new = place.create(json.dumps(conversation({"b": 2, "a": 1})) + "\n")
+    assert is_new and other.content_sha256 != first.content_sha256
+    difference = diff_versions(place.store, first, other)
+    assert (difference.added, difference.removed) == (0, 0)
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow", "json columns"])
+def test_nulls_that_a_table_adds_inside_structs_are_dropped(place: Place, format: str) -> None:
+    rows = [conversation({"where": "Lund", "day": 2}), conversation({"left": 1, "right": 2})]
+    (place.folder / "lines").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = pa.Table.from_pylist(rows)
+    if format == "json columns":
+        columns = {name: pa.array([json.dumps(row[name]) for row in rows], pa.json_()) for name in ("messages", "tools")}
+        table = pa.table(columns)
+    if format == "arrow":
+        with pa.ipc.new_file(place.folder / "table", table.schema) as out:
+            out.write_table(table)
+    else:
+        pq.write_table(table, place.folder / "table")
+    read = "arrow" if format == "arrow" else "parquet"
+    assert stored_lines(place, place.folder / "table", read) == stored_lines(place, place.folder / "lines", "jsonl")
+
+
+def test_a_map_is_an_object_in_a_conversation(place: Place) -> None:
+    function = pa.struct([("name", pa.string()), ("arguments", pa.map_(pa.string(), pa.string()))])
+    call = pa.struct([("type", pa.string()), ("function", function)])
+    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))])
+    row = conversation({"where": "Lund", "day": None})
+    asked, answered = row["messages"]
+    called = {"type": "function", "function": {"name": "f", "arguments": [("where", "Lund"), ("day", None)]}}
+    column = pa.array([[asked, {**answered, "tool_calls": [called]}]], pa.list_(message))
+    pq.write_table(pa.table({"messages": column, "pairs": column}), place.folder / "raw")
+    (found,) = records(place, place.folder / "raw", "parquet")
+    assert found["messages"] == row["messages"]
+    assert found["pairs"][1]["tool_calls"][0]["function"]["arguments"] == [["where", "Lund"], ["day", None]]
+
+
+def test_json_and_uuid_columns_are_what_they_say(place: Place) -> None:
+    given = ['{"b": 1, "a": null}', "[1.5]", '"x"', None]
+    table = pa.table({"x": pa.array(given, pa.json_()), "id": pa.array([b"0" * 16, None, None, None], pa.uuid())})
+    pq.write_table(table, place.folder / "raw")
+    found = records(place, place.folder / "raw", "parquet")
+    assert [row["x"] for row in found] == [{"b": 1, "a": None}, [1.5], "x", None]
+    assert [row["id"] for row in found] == ["30303030-3030-3030-3030-303030303030", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("{", "not JSON"), ('{"a": 1, "a": 2}', "repeated key 'a'"), ("NaN", "not finite")]
+)
+def test_a_json_column_that_holds_none_is_refused(place: Place, text: str, reason: str) -> None:
+    pq.write_table(pa.table({"x": pa.array([text], pa.json_())}), place.folder / "raw")
+    message = place.refusal(place.folder / "raw", format="parquet")
+    assert "column 'x'" in message and reason in message
+
+
+@pytest.mark.parametrize("answers", [["1", "2"], ["true", "false"], ["1.50", ""]])
+def test_columns_of_a_layout_are_texts_in_csv(place: Place, answers: list[str]) -> None:
+    lines = [f"q{number},{answer},{answer},7\n" for number, answer in enumerate(answers)]
+    (place.folder / "raw").write_text("instruction,answer,key,score\n" + "".join(lines))
+    found = records(place, place.folder / "raw", "csv")
+    assert [(row["answer"], row["key"], row["score"]) for row in found] == [(answer, answer, 7) for answer in answers]
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "csv"])
+def test_partitions_are_columns(place: Place, format: str) -> None:
+    folder = place.folder / "many"
+    for name, number in (("year=01/lang=de", 1), ("year=02/lang=f%20r", 2), ("year=02/lang=__HIVE_DEFAULT_PARTITION__", 3)):
+        (folder / name).mkdir(parents=True)
+        path = folder / name / f"part-0.{format}"
+        if format == "parquet":
+            pq.write_table(pa.table({"n": [number]}), path)
+        else:
+            path.write_text(f"n\n{number}\n" if format == "csv" else f'{{"n":{number}}}\n')
+    assert records(place, folder, format) == [
+        {"year": "01", "lang": "de", "n": 1},
+        {"year": "02", "lang": None, "n": 3},
+        {"year": "02", "lang": "f r", "n": 2},
+    ]
+    (folder / "year=02" / "odd.jsonl").write_text('{"year": 3}\n')
+    if format == "jsonl":
+        with pytest.raises(HanzoError, match=r"odd\.jsonl, record 1: has another 'year' than its folder, 'year=02'"):
+            place.create(folder)
+
+
+def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(place: Place) -> None:
+    folder = place.folder / "saved"
+    for split in ("train", "test", "odd"):
+        (folder / split).mkdir(parents=True)
+        pq.write_table(pa.table({"text": ["a"]}), folder / split / "data.parquet")
+    command = "`hanzo-ml dataset create --name NAME --path saved/train`"
+    assert command in place.refusal(folder, format="parquet")
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test", "odd"]}')
+    assert "it holds the splits odd, test, train," in place.refusal(folder, format="parquet")
+    assert records(place, folder / "train", "parquet") == [{"text": "a"}]
+
+
+def test_hidden_files_are_skipped_and_listed_and_json_is_read_where_nothing_else_is(place: Place) -> None:
+    folder = place.folder / "many"
+    (folder / ".cache").mkdir(parents=True)
+    for name, content in {
+        "a.ndjson": '{"n": 1}\n',
+        "._a.ndjson": "\0",
+        ".cache/b.jsonl": '{"n": 7}\n',
+        "notes.json": '{"n": 8}\n',
+        "state.json": "{}",
+    }.items():
+        (folder / name).write_text(content)
+    (folder / "c.json.gz").write_bytes(gzip.compress(b'{"n": 2}\n'))
+    version, _ = place.create(folder)
+    assert version.num_records == 2
+    assert version.lineage["skipped"] == ["._a.ndjson", ".cache/b.jsonl", "notes.json"]
+    plain = place.folder / "plain"
+    plain.mkdir()
+    (plain / "notes.json").write_text('{"n": 8}\n')
+    (plain / "dataset_info.json").write_text("{}")
+    assert records(place, plain, "jsonl") == [{"n": 8}]
+
+
+def test_keys_that_no_model_is_shown_are_told_of_a_version(place: Place) -> None:
+    row = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "refusal": "x", "audio": None}]
+    }
+    version, _ = place.create(json.dumps(row) + "\n")
+    assert version.lineage["unread"] == {"messages.refusal": 1}

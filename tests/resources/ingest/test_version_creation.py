@@ -128,12 +128,16 @@ def test_an_empty_file_is_refused(place: Place, content: str) -> None:
     assert "raw.jsonl is empty: a dataset needs at least one record" in place.refusal(content)
 
 
-def test_one_empty_file_among_others_is_refused(place: Place, tmp_path: Path) -> None:
+def test_empty_parts_are_skipped_and_listed_unless_all_are(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
-    (folder / "a.jsonl").write_text(GOOD)
     (folder / "b.jsonl").write_text("")
-    assert "b.jsonl is empty" in place.refusal(folder)
+    (folder / "c.jsonl").write_text("\n \n")
+    assert "b.jsonl is empty: a dataset needs at least one record; c.jsonl is empty" in place.refusal(folder)
+    (folder / "a.jsonl").write_text(GOOD)
+    version, _ = place.create(folder)
+    assert version.lineage["skipped"] == ["b.jsonl", "c.jsonl"]
+    assert version.num_records == len(GOOD.splitlines())
 
 
 def test_what_is_not_there_is_refused_by_name(place: Place, tmp_path: Path) -> None:

@@ -57,6 +57,27 @@ def test_token_identifies_program_and_its_document(database: Database, credentia
     assert find(database, token + "x") is None
 
 
+@pytest.mark.parametrize(
+    ("output", "organization"),
+    [
+        ("s3://hanzo-ml/runs/job-1/evaluation", "acme"),
+        ("s3://hanzo-ml/datasets/@rival/d/1/splits/s/train", "rival"),
+        ("s3://hanzo-models/@acme%20%26%20co/m/1/safetensors", "acme & co"),
+        ("s3://hanzo-models/m/1/safetensors", "default"),
+        ("s3://hanzo-ml/runs/nobodys/evaluation", ""),
+    ],
+)
+def test_programs_without_a_job_of_their_own_belong_to_the_owner_of_their_outputs(
+    database: Database, credentials: ClusterCredentials, output: str, organization: str
+) -> None:
+    Jobs(database).submit(name="j", config={"dataset": "c@1"}, user="ann", organization="acme", id="job-1")
+    made = {"id": "evaluate-job-1", "program": Program.EVALUATE, "outputs": {"made": output}}
+    job = PREPARE.model_copy(update={**made, "result_uri": f"{output}.json"})
+    submit_program(database, job)
+    grant = find(database, issue(credentials, job))
+    assert grant is not None and grant.organization == organization
+
+
 def test_token_of_job_with_tracking_is_a_job_token_too(database: Database, credentials: ClusterCredentials) -> None:
     Jobs(database).submit(name="j", config={"dataset": "c@1"}, user="ann", organization="acme", id="job-1")
     submit_program(database, TRAIN)

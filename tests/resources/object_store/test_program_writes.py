@@ -9,8 +9,7 @@ from recipes.storage.artifact_store import Store
 from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import JobAttempts
-from resources.object_store.program_scope import program_scope
-from resources.object_store.program_writes import commit
+from resources.object_store.program_writes import ProgramWrites
 from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.cluster_rows import claim_attempt, submit_program
 from tests.resources.metadata.conftest import database, database_url
@@ -62,7 +61,7 @@ def test_metadata_that_is_added_to_a_checkpoint_is_no_progress(database: Databas
 
 def write(database: Database, job: Job, uri: str, attempt: int) -> None:
     grant = ProgramGrant(job.id, job.program, "default", "", job, 1, "run")
-    commit(program_scope(job), Store(job.store), database, grant, uri, b"{}", attempt)
+    ProgramWrites(Store(job.store), database, grant, attempt).commit(uri, b"{}")
 
 
 def saved_at(database: Database, job: Job, attempt: int) -> int | None:

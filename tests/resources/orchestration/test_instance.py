@@ -4,8 +4,10 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from recipes.contracts.job import BadConfiguration
 from resources.compute.local.capacity import GPU_POOL, max_running_jobs
 from resources.orchestration.instance import migrate_dagster
 from resources.settings.settings import Settings
@@ -23,3 +25,10 @@ def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Pa
         migrate_dagster(settings, Console())
         assert reader.read() == "as: it was\n"
     assert "run_launcher" in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "what?"])
+def test_a_state_folder_that_dagster_would_not_find_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / name)})
+    with pytest.raises(BadConfiguration, match="set HANZO_ML_HOME to another folder"):
+        migrate_dagster(settings, Console())

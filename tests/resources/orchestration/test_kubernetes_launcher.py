@@ -12,7 +12,7 @@ from dagster._core.launcher import LaunchRunContext, WorkerStatus
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 
 from resources.orchestration import kubernetes_launcher
-from resources.orchestration.kubernetes_instance import kubernetes_instance
+from resources.orchestration.kubernetes_instance import INSTALLATION_LABEL, kubernetes_instance
 from resources.orchestration.kubernetes_launcher import KubernetesRunLauncher
 from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.sections import RunPods
@@ -82,6 +82,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr(kubernetes_launcher, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr("sensors.recover_run_workers.LAUNCH_TIME", timedelta(0))
     monkeypatch.setattr("sensors.recover_run_workers.EXIT_TIME", timedelta(0))
+    monkeypatch.setattr("sensors.recover_run_workers.CANCEL_TIME", timedelta(0))
     monkeypatch.setattr("dagster_k8s.client.time.sleep", lambda seconds: None)
     with job_api(tmp_path) as (api, kubeconfig):
         house = House(tmp_path, api, kubeconfig)
@@ -175,6 +176,30 @@ def test_worker_of_a_run_that_is_over_is_removed_and_never_starts_later(house: H
     house.instance.report_run_failed(run)
     house.recover()
     assert set(house.api.objects["jobs"]) == {name(other)} and house.api.objects["pods"] == {}
+
+
+def test_cancelled_run_whose_worker_is_gone_has_ended(house: House) -> None:
+    lost, alive = house.launch(), house.launch()
+    for run in (lost, alive):
+        house.api.add_pod(name(run), f"pod-of-{run.run_id}")
+        house.instance.report_run_canceling(run)
+    house.api.objects["jobs"].pop(name(lost))
+    house.api.objects["pods"].pop(f"pod-of-{lost.run_id}")
+    house.recover()
+    assert house.status(lost) == dg.DagsterRunStatus.CANCELED
+    assert house.status(alive) == dg.DagsterRunStatus.CANCELING
+
+
+def test_worker_of_another_installation_in_the_same_namespace_is_left_alone(house: House) -> None:
+    """Its run is unknown here, as is one that was deleted."""
+    deleted = house.launch(dg.DagsterRunStatus.STARTING)
+    other = house.launch()
+    labels = house.job(other)["metadata"]["labels"]
+    labels[INSTALLATION_LABEL] = "another"
+    for run in (deleted, other):
+        house.instance.delete_run(run.run_id)
+    house.recover()
+    assert set(house.api.objects["jobs"]) == {name(other)}
 
 
 def test_cancelled_run_whose_worker_never_started_is_cancelled_at_once(house: House) -> None:

@@ -13,8 +13,10 @@ from unittest.mock import patch
 
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from recipes.contracts.job import BadConfiguration
+from resources.metadata.database import Database
 from resources.settings import settings
 from resources.settings.document import home_folder_error
 from resources.settings.settings import Settings
@@ -325,3 +327,14 @@ def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, ho
 )
 def test_what_the_system_refuses_of_the_state_folder_says_what_to_do(refused: OSError, told: str) -> None:
     assert str(home_folder_error(refused)).startswith(told)
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "what?", "100%", "#1", "ü b"])
+def test_the_state_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    settings = load(tmp_path / name)
+    database = Database(settings.database_url)
+    settings.home.mkdir()
+    database.migrate()
+    database.close()
+    assert (tmp_path / name / "hanzo-ml.db").is_file()
+    assert settings.is_own_database(make_url(settings.database_url))

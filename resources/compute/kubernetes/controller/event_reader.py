@@ -3,9 +3,11 @@
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from resources.compute.kubernetes.cluster import EVENT, Cluster, ClusterError
+from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.phases import Snapshot, find_hold
 from resources.compute.kubernetes.states import ObjectEvent, read_event
 from resources.metadata.cluster_jobs import GenerationKey
@@ -16,30 +18,55 @@ INTERVAL_SECONDS = 3.0
 """Between two requests for the events of one job."""
 MAX_HELD_PODS = 3
 """Of a job, whose events are read."""
+MAX_GANGS = 16
+"""Whose events are read in one pass: those that have waited longest."""
 
 
 @dataclass(frozen=True)
 class SeenEvents:
     at: float
-    events: Sequence[ObjectEvent]
+    events: Sequence[ObjectEvent] = ()
+
+
+NOT_SEEN = SeenEvents(at=float("-inf"))
 
 
 class EventReader:
     """Reads the events of gangs that hold their nodes and do not run."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, requests: Requests) -> None:
         self._cluster = cluster
+        self._requests = requests
         self._seen: dict[GenerationKey, SeenEvents] = {}
 
-    def read(self, snapshot: Snapshot) -> Sequence[ObjectEvent]:
-        """Events since the newest attempt ended, oldest first; none of a gang that nothing holds."""
-        gang, key = snapshot.gang, snapshot.job.generation_key
-        if gang is None or find_hold(snapshot) is None:
-            self._seen.pop(key, None)
-            return ()
-        seen = self._seen.get(key)
-        if seen is not None and time.monotonic() - seen.at < INTERVAL_SECONDS:
-            return seen.events
+    def add_events(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """The snapshots with their events since the newest attempt ended, oldest first, where something holds the gang."""
+        held = [snapshot for snapshot in snapshots if find_hold(snapshot) is not None]
+        self.forget({snapshot.job.generation_key for snapshot in held})
+        before = time.monotonic() - INTERVAL_SECONDS
+        due = sorted((found for found in held if self._seen_at(found) <= before), key=self._seen_at)[:MAX_GANGS]
+        for snapshot, found in zip(due, self._requests.run([partial(self._read, each) for each in due]), strict=True):
+            if isinstance(found, ClusterError):  # they only explain: the rest of the pass goes on
+                log.warning("events of %s cannot be read: %s", snapshot.job.name, found)
+                found = ()
+            self._seen[snapshot.job.generation_key] = SeenEvents(time.monotonic(), found)
+        return [replace(snapshot, events=self._find(snapshot).events) for snapshot in snapshots]
+
+    def forget(self, active: Collection[GenerationKey]) -> None:
+        """Drop what is cached of all other jobs."""
+        for key in self._seen.keys() - active:
+            del self._seen[key]
+
+    def _find(self, snapshot: Snapshot) -> SeenEvents:
+        return self._seen.get(snapshot.job.generation_key, NOT_SEEN)
+
+    def _seen_at(self, snapshot: Snapshot) -> float:
+        return self._find(snapshot).at
+
+    def _read(self, snapshot: Snapshot) -> Sequence[ObjectEvent]:
+        """Raises ClusterError."""
+        gang = snapshot.gang
+        assert gang is not None  # nothing else is held
         held = [pod for pod in snapshot.current_pods if not pod.running and not pod.has_ended]
         names = [pod.name for pod in held[:MAX_HELD_PODS]]
         if len(snapshot.current_pods) < snapshot.limits.nodes:
@@ -47,19 +74,8 @@ class EventReader:
         found = [event for name in names for event in self._list(gang.namespace, name)]
         since = max((pod.scheduled_at for pod in held), default=0)
         since = max(since, (snapshot.newest and snapshot.newest.ended_at) or 0) - 1000
-        current = sorted((one for one in found if one.last_seen >= since), key=lambda one: one.last_seen)
-        self._seen[key] = SeenEvents(time.monotonic(), current)
-        return current
-
-    def forget(self, active: Collection[GenerationKey]) -> None:
-        """Drop what is cached of all other jobs."""
-        for key in self._seen.keys() - active:
-            del self._seen[key]
+        return sorted((one for one in found if one.last_seen >= since), key=lambda one: one.last_seen)
 
     def _list(self, namespace: str, name: str) -> list[ObjectEvent]:
-        try:
-            items, _ = self._cluster.list(EVENT, namespace, fieldSelector=f"involvedObject.name={name}")
-        except ClusterError as problem:  # they only explain: the rest of the pass goes on
-            log.warning("events of %s cannot be read: %s", name, problem)
-            return []
+        items, _ = self._cluster.list(EVENT, namespace, fieldSelector=f"involvedObject.name={name}")
         return [read_event(item) for item in items]

@@ -98,7 +98,7 @@ def lead(url: str, connect_seconds: int, lock_file: Path, stopped: threading.Eve
         LeadershipLost: `stopped` was set before; by the database in use, that its session has ended.
     """
     if make_url(url).get_backend_name() == "sqlite":
-        with lock_file.open("w") as file:
+        with lock_file.open("w", encoding="utf-8") as file:
             wait_for(lambda: lock(file), stopped)
             database = Database(url, connect_seconds)
             try:

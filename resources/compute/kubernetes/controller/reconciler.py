@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +18,7 @@ from resources.compute.kubernetes.controller.event_reader import EventReader
 from resources.compute.kubernetes.controller.garbage_collection import GarbageCollector
 from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked
 from resources.compute.kubernetes.controller.priority_classes import PriorityClasses
+from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.endings import Ending, find_endings
 from resources.compute.kubernetes.gang import object_name
 from resources.compute.kubernetes.generations import is_stuck, next_generation
@@ -48,10 +50,12 @@ class Reconciler:
         self._jobs = ClusterJobs(database)
         self._attempts = JobAttempts(database)
         self._credentials = credentials
-        self._events = EventReader(cluster)
+        self._requests = Requests()
+        self._events = EventReader(cluster, self._requests)
         self._priority_classes = PriorityClasses(cluster)
-        self._creator = Creator(cluster, view, scheduler, credentials)
-        self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials)
+        self._creator = Creator(cluster, view, scheduler, credentials, self._requests)
+        self._garbage_collector = GarbageCollector(cluster, scheduler, self._jobs, credentials, self._requests)
+        self._gangs_to_delete: list[GangState] = []
         self._limits: dict[GenerationKey, Limits] = {}
         self._renewed_at: float | None = None
         self._metered_at: float | None = None
@@ -65,25 +69,34 @@ class Reconciler:
         state = self._view.read()  # before the rows: what a pod reported before it ended is then among them
         jobs = self._jobs.active()
         attempts = self._attempts.list_active()
+        self._gangs_to_delete = []  # a pass that failed left what it had decided
         self._creator.begin_pass()
         again = False
-        for job in jobs:
-            try:
-                again |= self._reconcile_job(job, state, attempts.get((job.job_id, job.program), ()))
-            except (ClusterError, RowLocked) as problem:
-                log.warning("%s %s: %s", job.program, job.job_id, problem)
-            except (SQLAlchemyError, LeadershipLost):
-                raise
-            except Exception:  # what this release cannot read of one job must not stop the others
-                log.exception("%s %s cannot be reconciled", job.program, job.job_id)
+        for snapshot in self._events.add_events(self._take_snapshots(state, jobs, attempts)):
+            with self._log_problems(snapshot.job):
+                again |= self._reconcile_job(snapshot, state)
+        again |= self._creator.is_exhausted
+        self._carry_out()
         self._garbage_collector.collect(state, jobs)
         self._renew_credentials(jobs)
         self._meter_gpus()
         self._forget(jobs)
-        return again or self._creator.is_exhausted
+        return again
 
-    def _reconcile_job(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> bool:
-        snapshot = self._take_snapshot(job, state, attempts)
+    @contextmanager
+    def _log_problems(self, job: ClusterJob) -> Iterator[None]:
+        """What goes wrong with one job must not stop the others, unless it is the database that does not answer."""
+        try:
+            yield
+        except (ClusterError, RowLocked) as problem:
+            log.warning("%s %s: %s", job.program, job.job_id, problem)
+        except (SQLAlchemyError, LeadershipLost):
+            raise
+        except Exception:  # such as a document that this release cannot read
+            log.exception("%s %s cannot be reconciled", job.program, job.job_id)
+
+    def _reconcile_job(self, snapshot: Snapshot, state: ClusterState) -> bool:
+        job = snapshot.job
         recorded = [self._record(job, ending, snapshot.limits.nodes) for ending in find_endings(snapshot)]
         if any(recorded):
             return True  # decided from what is written then
@@ -91,15 +104,38 @@ class Reconciler:
             return True
         decided = decide_state(snapshot)
         end, gang = find_end(snapshot), snapshot.gang
+        is_planned = False
         if end is not None:
             if end.waits_for_pods and end.is_lasting and gang is not None and not gang.deleting:
-                self._delete_gang(gang)
+                self._gangs_to_delete.append(gang)
         elif gang is not None and needs_recreation(snapshot):
-            self._delete_gang(gang)
+            self._gangs_to_delete.append(gang)
         elif gang is None or object_place(job) not in state.config_maps:
-            decided = self._creator.create(self._jobs.document(job), snapshot, decided)
-        self._write(job, decided)
+            planned = self._creator.plan(self._jobs.document(job), snapshot, decided)
+            decided, is_planned = planned or decided, planned is None
+        if not is_planned:
+            self._write(job, decided)
         return False
+
+    def _carry_out(self) -> None:
+        """The requests that were decided on, several at a time."""
+        gangs = self._gangs_to_delete
+        calls = [partial(delete_gang, self._cluster, gang, self._scheduler) for gang in gangs]
+        for gang, result in zip(gangs, self._requests.run(calls), strict=True):
+            if isinstance(result, ClusterError):  # the next pass tries again
+                log.warning("deleting %s: %s", gang.name, result)
+        for job, state in self._creator.create_planned():
+            with self._log_problems(job):
+                self._write(job, state)
+
+    def _take_snapshots(
+        self, state: ClusterState, jobs: Sequence[ClusterJob], attempts: Mapping[tuple[str, str], Sequence[Attempt]]
+    ) -> list[Snapshot]:
+        snapshots = []
+        for job in jobs:
+            with self._log_problems(job):
+                snapshots.append(self._take_snapshot(job, state, attempts.get((job.job_id, job.program), ())))
+        return snapshots
 
     def _take_snapshot(self, job: ClusterJob, state: ClusterState, attempts: Sequence[Attempt]) -> Snapshot:
         gang = state.gangs.get(object_place(job))
@@ -111,13 +147,15 @@ class Reconciler:
             now=now_ms(),
             attempts=[attempt for attempt in attempts if attempt.started_at >= job.created_at],
             gang=gang,
+            deleted_gang=state.deleted_gangs.get(object_place(job)),
             workload=workload,
             queue_position=state.queue_positions.get(workload.uid) if workload else None,
+            queue_words=state.queue_words.get(workload.queue, "") if workload else "",
             pods=pods,
             deleted_pods=state.deleted_pods.get((job.namespace, job.name), ()),
             lost_nodes=frozenset(pod.node for pod in pods if state.is_lost(pod)),
         )
-        return replace(snapshot, events=self._events.read(snapshot), queue_problem=self._priority_classes.explain(snapshot))
+        return replace(snapshot, queue_problem=self._priority_classes.explain(snapshot))
 
     def _find_limits(self, job: ClusterJob) -> Limits:
         key = job.generation_key
@@ -156,15 +194,11 @@ class Reconciler:
         return True
 
     def _write(self, job: ClusterJob, state: JobState) -> None:
-        before = JobState(job.phase, job.detail, job.reason, job.attempt, job.queue_position, job.admitted_at)
-        if state == before:
+        if state == job.state:
             return
         self._jobs.set_state(job, state)
         if state.phase is not job.phase:
             log.info("%s %s: %s %s", job.program, job.job_id, state.phase, state.detail)
-
-    def _delete_gang(self, gang: GangState) -> None:
-        delete_gang(self._cluster, gang, self._scheduler)
 
     def _renew_credentials(self, jobs: Sequence[ClusterJob]) -> None:
         """Keep tokens valid however long a job waits."""
@@ -188,7 +222,6 @@ class Reconciler:
         active = {job.generation_key for job in jobs}
         for key in self._limits.keys() - active:
             del self._limits[key]
-        self._events.forget(active)
         self._creator.forget(active)
 
 

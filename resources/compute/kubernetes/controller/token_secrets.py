@@ -1,41 +1,42 @@
-"""Secrets with the tokens of programs: one token for each, however often its creation is tried."""
+"""Tokens of programs: one for each Secret, however often its creation is tried."""
 
-import logging
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from recipes.contracts.job import Job
-from resources.compute.kubernetes.cluster import AlreadyExists, Cluster, Item
-from resources.compute.kubernetes.token_secret import KEY
 from resources.jobs.job_tokens import TOKEN_VARIABLE
 from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import GenerationKey
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class IssuedToken:
+    """`was_tried`: an earlier request may have created the Secret with it."""
+
+    token: str
+    was_tried: bool = False
 
 
 class TokenSecrets:
-    def __init__(self, cluster: Cluster, credentials: ClusterCredentials) -> None:
-        self._cluster = cluster
+    def __init__(self, credentials: ClusterCredentials) -> None:
         self._credentials = credentials
-        self._issued: dict[GenerationKey, str] = {}
-        """Tokens of Secrets whose creation failed, or may have: the next attempt uses the same."""
+        self._issued: dict[GenerationKey, IssuedToken] = {}
 
-    def create(self, key: GenerationKey, item: Item, job: Job) -> None:
-        """Create a Secret with a token. One that exists stays: pods have read it, and its token is renewed.
+    def issue(self, key: GenerationKey, job: Job) -> str:
+        """The token that the Secret of a generation is created with; the same one until `settle`."""
+        if key not in self._issued:
+            self._issued[key] = IssuedToken(self._credentials.issue(job)[TOKEN_VARIABLE])
+        return self._issued[key].token
 
-        Raises:
-            ClusterError: as `Cluster.create` does.
-        """
-        is_new = key not in self._issued
-        if is_new:
-            self._issued[key] = self._credentials.issue(job)[TOKEN_VARIABLE]
-        try:
-            self._cluster.create(item | {"stringData": {KEY: self._issued[key]}})
-        except AlreadyExists:
-            log.info("Secret %s exists, its token stays", item["metadata"]["name"])
-            if is_new:
-                self._credentials.withdraw(self._issued[key])
-        del self._issued[key]
+    def keep(self, key: GenerationKey) -> None:
+        """The creation failed, or may have: the next attempt uses the same token."""
+        self._issued[key] = replace(self._issued[key], was_tried=True)
+
+    def settle(self, key: GenerationKey, *, is_used: bool) -> None:
+        """The creation is over. A token that no Secret holds is withdrawn."""
+        issued = self._issued.pop(key)
+        if not is_used and not issued.was_tried:
+            self._credentials.withdraw(issued.token)
 
     def forget(self, active: Collection[GenerationKey]) -> None:
         """Drop what is cached of all other jobs: their tokens are revoked with their objects."""

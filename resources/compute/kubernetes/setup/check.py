@@ -50,18 +50,14 @@ def check_facts(facts: ClusterFacts, scheduler: Scheduler) -> list[Finding]:
         *check_queues(facts, scheduler),
         *check_nodes(facts, scheduler),
         *check_references(facts, scheduler),
-        Finding(
-            "a job's objects",
-            facts.refused and f"the API server refuses them: {facts.refused}",
-            "kubectl get pods -A | grep -v Running    # a controller whose webhook does not answer?",
-        ),
+        *check_objects(facts),
     ]
 
 
 def check_namespace(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
-    name = scheduler.namespace
-    problem = "" if facts.namespace_exists else "does not exist"
-    yield Finding(f"namespace {name}", problem, f"kubectl create namespace {name}")
+    subject = f"Namespace {scheduler.namespace}"
+    if subject not in facts.unreadable:
+        yield Finding(subject, "" if facts.namespace_exists else "does not exist", RENDER)
 
 
 def check_apis(facts: ClusterFacts) -> Iterator[Finding]:
@@ -138,7 +134,7 @@ def parse_quantity(text: str | None) -> Any:
 def check_nodes(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]:
     """GPUs that nodes offer, by the label that jobs choose them with, against the quota."""
     if facts.nodes is None:
-        yield Finding("nodes", "cannot be listed with these permissions", RENDER)
+        yield Finding("nodes", "cannot be listed by this identity", RENDER)
         return
     with_gpus = [node for node in facts.nodes if gpu_count(node, GPU)]
     wanted = {name: each.gpus for name, each in scheduler.capacity.items() if name != CPU_FLAVOR and each.gpus}
@@ -178,8 +174,19 @@ def check_references(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Find
             mend = f"kubectl -n {namespace} create secret generic {name} --from-literal=KEY=VALUE"
         yield Finding(f"Secret {name}", "" if exists else f"does not exist in {namespace}", mend)
     for name, phase in facts.claims.items():
-        problem = "" if phase in ("Bound", UNKNOWN) else f"is {phase}" if phase else f"does not exist in {namespace}"
-        yield Finding(f"claim {name}", problem, f"kubectl -n {namespace} describe persistentvolumeclaim {name}")
+        mend = f"kubectl -n {namespace} describe persistentvolumeclaim {name}    # why no volume is bound to it"
+        if not phase:
+            mend = f"kubectl -n {namespace} apply -f FILE    # with a PersistentVolumeClaim of this name"
+        if phase != UNKNOWN:
+            problem = "" if phase == "Bound" else f"is {phase}" if phase else f"does not exist in {namespace}"
+            yield Finding(f"claim {name}", problem, mend)
+
+
+def check_objects(facts: ClusterFacts) -> Iterator[Finding]:
+    if facts.missing_apis or facts.denied or not facts.namespace_exists:
+        return  # nothing was tried, or what is missing explains the refusal
+    mend = "kubectl get pods -A | grep -v Running    # a controller whose webhook does not answer?"
+    yield Finding("a job's objects", facts.refused and f"the API server refuses them: {facts.refused}", mend)
 
 
 def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]) -> str:
@@ -188,7 +195,7 @@ def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]
     lines += [f"ok       {finding.subject}" for finding in findings if not finding.problem]
     for problem, mend in dict.fromkeys((finding.problem, finding.mend) for finding in problems):
         subjects = [each.subject for each in problems if (each.problem, each.mend) == (problem, mend)]
-        lines += [f"MISSING  {', '.join(subjects)} {problem}", f"           {mend}"]
+        lines += [f"MISSING  {', '.join(subjects)}: {problem}", f"           {mend}"]
     if facts.unreadable:
         lines.append(f"unknown  {', '.join(facts.unreadable)}: this identity may not read them")
     return "\n".join(lines)
@@ -222,8 +229,7 @@ def main() -> None:
         cluster = open_cluster(find_kubeconfig(options.kubeconfig, scheduler))
         facts, findings = check_cluster(cluster, scheduler)
         if options.pods:
-            mend = f"kubectl -n {scheduler.namespace} get events,networkpolicies"
-            findings.append(Finding("two pods that connect", probe_pods(cluster, scheduler), mend))
+            findings.append(Finding("two pods that connect", *probe_pods(cluster, scheduler)))
     except (BadConfiguration, ClusterError) as problem:
         sys.exit(f"error: {problem}")
     print(format_report(cluster.address, facts, findings))

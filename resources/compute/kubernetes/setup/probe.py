@@ -9,12 +9,14 @@ from resources.compute.kubernetes.cluster import POD, AlreadyExists, Cluster, In
 from resources.compute.kubernetes.gang import JOB_LABEL
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.facts import sample_job
-from resources.compute.kubernetes.states import PodState, read_pod
+from resources.compute.kubernetes.states import PULL_REASONS, PodState, read_pod
 from resources.compute.kubernetes.submission import delete_rest
 from resources.settings.scheduler import Scheduler
 
 PROBE_SECONDS = 300.0
 """Includes pulling the image, which may be large."""
+PULL_SECONDS = 20.0
+"""After which an image that cannot be pulled is not waited for: the kubelet has tried more than once."""
 POLL_SECONDS = 1.0
 SCRIPT = f"""
 import importlib.util, os, socket, sys, time, urllib.request
@@ -48,8 +50,8 @@ if problems:
 """
 
 
-def probe_pods(cluster: Cluster, scheduler: Scheduler) -> str:
-    """What keeps two pods from running together; empty where nothing does. Leaves no object behind.
+def probe_pods(cluster: Cluster, scheduler: Scheduler) -> tuple[str, str]:
+    """What keeps two pods from running together, empty where nothing does, and what mends it. Leaves no object behind.
 
     Raises:
         ClusterError: the API server does not answer.
@@ -60,11 +62,11 @@ def probe_pods(cluster: Cluster, scheduler: Scheduler) -> str:
     try:
         for item in objects:
             cluster.create(item)
-        return wait_for_pods(cluster, config_map, scheduler.namespace)
+        return wait_for_pods(cluster, config_map, scheduler)
     except AlreadyExists:
-        return "the objects of an earlier check are still there: wait a moment, and check again"
+        return "the objects of an earlier check are still there", "hanzo-ml cluster check --pods    # in a moment"
     except (InvalidObject, RequestDenied) as refusal:
-        return f"the API server refuses the pods: {refusal}"
+        return f"the API server refuses the pods: {refusal}", "hanzo-ml cluster check    # names what is missing"
     finally:
         delete_rest(cluster, config_map, plain)
 
@@ -87,18 +89,26 @@ def probe_objects(scheduler: Scheduler) -> list[Item]:
     return objects
 
 
-def wait_for_pods(cluster: Cluster, config_map: Item, namespace: str) -> str:
+def wait_for_pods(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> tuple[str, str]:
+    namespace = scheduler.namespace
     selector = f"{JOB_LABEL}={config_map['metadata']['labels'][JOB_LABEL]}"
-    end = time.monotonic() + PROBE_SECONDS
+    mend = f"kubectl -n {namespace} get events,networkpolicies"
+    begun = time.monotonic()
     while True:
         pods = [read_pod(item) for item in cluster.list(POD, namespace, labelSelector=selector)[0]]
+        waited = time.monotonic() - begun
+        if waited > PULL_SECONDS and (without := [pod for pod in pods if pod.waiting in PULL_REASONS]):
+            return (
+                f"image {without[0].image} cannot be pulled: {without[0].message}",
+                "hanzo-ml config show    # set scheduler.default_image, or scheduler.image_pull_secrets, in config.yaml",
+            )
         if failed := [pod for pod in pods if pod.has_ended and pod.exit_code != 0]:
-            return "; ".join(dict.fromkeys(describe_pod(pod) for pod in failed))
+            return "; ".join(dict.fromkeys(describe_pod(pod) for pod in failed)), mend
         if len([pod for pod in pods if pod.has_ended]) == 2:
-            return ""
-        if time.monotonic() > end:
+            return "", ""
+        if waited > PROBE_SECONDS:
             waiting = [describe_pod(pod) for pod in pods if not pod.has_ended]
-            return "; ".join(dict.fromkeys(waiting)) or "no pod was created"
+            return "; ".join(dict.fromkeys(waiting)) or "no pod was created", mend
         time.sleep(POLL_SECONDS)
 
 

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.parameters import TokenizeParameters
-from recipes.preparation.tokenization.frozen_tokenizer import export_tokenizer
+from recipes.contracts.rendering import Rendering
+from recipes.preparation.tokenization.frozen_tokenizer import export_tokenizer, write_tokenizer_files
 from recipes.preparation.tokenization.piece_tokenizer import pack_ids
 from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
 from recipes.records.record_layouts import Layout, UnfitRecord
@@ -287,3 +288,53 @@ def test_a_cut_record_keeps_its_mask(length: int, ids: list[int], runs: list[int
 def test_the_first_token_teaches_nothing() -> None:
     assert not Tokens(pack_ids([1]), [0, 1]).teaches
     assert Tokens(pack_ids([1, 2]), [0, 2]).teaches
+
+
+def test_a_question_comes_with_its_input_and_its_system_message(tmp_path: Path) -> None:
+    own = make_tokenizer()
+    tokenizer = record_tokenizer(tmp_path, system_prompt="Be brief.")
+    row = {"instruction": "Translate.", "answer": "Lampe"}
+    rows = [{**row, "input": "lamp"}, {**row, "system": "Be long."}, {**row, "input": " ", "system": None}]
+    for found, system, asked in zip(
+        tokenizer.tokenize(rows, [Layout.INSTRUCTION] * 3),
+        ("Be brief.", "Be long.", "Be brief."),
+        ("Translate.\n\nlamp", "Translate.", "Translate."),
+        strict=True,
+    ):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
+        prompt = own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(found, Tokens)
+        assert prompt_tokens(found) == own(prompt, add_special_tokens=False)["input_ids"]
+        assert learned(found) == "Lampe<|im_end|>"
+
+
+def test_a_turn_of_weight_zero_is_not_learned(tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "Who keeps the lamp?"},
+        {"role": "assistant", "content": "He.", "weight": 0},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "The keeper.", "weight": 1},
+    ]
+    (found,) = record_tokenizer(tmp_path).tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert learned(found) == "The keeper.<|im_end|>"
+    assert isinstance(found, Tokens)
+    assert make_tokenizer().decode(found.ids) == make_tokenizer().apply_chat_template(messages, tokenize=False)
+
+
+def test_a_run_that_began_before_reads_records_as_they_are_stored(tmp_path: Path) -> None:
+    """Its tools have the keys that they were stored with, an instruction stands alone, and every turn is learned."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson if tools }}" + CHAT_TEMPLATE
+    asked = TokenizeParameters(tokenizer="own")
+    write_tokenizer_files(tokenizer, tmp_path, asked, Rendering.AS_STORED)
+    answer = {"role": "assistant", "content": "Lampe", "weight": 0}
+    tools = [{"function": {"name": "f"}, "type": "function"}]
+    rows = [
+        {"messages": [{"role": "user", "content": "lamp"}, answer, {**answer, "weight": 1}], "tools": tools},
+        {"instruction": "lamp", "input": "x", "system": "y", "answer": "Lampe"},
+    ]
+    said, plain = RecordTokenizer(tmp_path, asked).tokenize(rows, [Layout.MESSAGES, Layout.INSTRUCTION])
+    assert isinstance(said, Tokens) and isinstance(plain, Tokens)
+    assert make_tokenizer().decode(said.ids).startswith('[{"function": {"name": "f"}, "type": "function"}]<|im_start|>user')
+    assert learned(said) == "Lampe<|im_end|>Lampe<|im_end|>"
+    assert make_tokenizer().decode(plain.ids) == "<|im_start|>user\nlamp<|im_end|>\n<|im_start|>assistant\nLampe<|im_end|>"

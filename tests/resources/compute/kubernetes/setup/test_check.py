@@ -10,7 +10,7 @@ import pytest
 
 from recipes.contracts.pod_settings import VolumeClaim
 from resources.compute.kubernetes.setup.check import check_facts, format_report
-from resources.compute.kubernetes.setup.facts import API_VERSIONS, ClusterFacts
+from resources.compute.kubernetes.setup.facts import API_VERSIONS, UNKNOWN, ClusterFacts
 from resources.compute.kubernetes.setup.permissions import required_permissions
 from resources.compute.kubernetes.setup.probe import probe_objects
 from resources.compute.kubernetes.setup.queues import render_queues
@@ -68,7 +68,7 @@ def inactive() -> dict[tuple[str, str], Any]:
 
 RENDER = "hanzo-ml cluster render | kubectl apply -f -"
 LACKING: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "namespace": ({"namespace_exists": False}, "namespace hanzo-ml", "does not exist", "kubectl create namespace hanzo-ml"),
+    "namespace": ({"namespace_exists": False}, "Namespace hanzo-ml", "does not exist", RENDER),
     "no GPU": ({"nodes": [node("a", 0)]}, "GPUs", "no node offers nvidia.com/gpu", "k8s-device-plugin"),
     "no label": (
         {"nodes": [node("a", 16), node("c", 8, None)]},
@@ -87,6 +87,7 @@ LACKING: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "inactive": ({"queues": inactive()}, "LocalQueue hanzo-ml", "is not active: ClusterQueue is missing", RENDER),
     "webhook": ({"refused": "failed calling webhook"}, "a job's objects", "failed calling webhook", "kubectl get pods -A"),
     "secret": ({"secrets": {"registry": False}}, "Secret registry", "does not exist in hanzo-ml", "create secret generic"),
+    "no claim": ({"claims": {"data": ""}}, "claim data", "does not exist in hanzo-ml", "kubectl -n hanzo-ml apply -f"),
     "claim": ({"claims": {"data": "Pending"}}, "claim data", "is Pending", "describe persistentvolumeclaim data"),
 }
 
@@ -96,6 +97,16 @@ def test_each_thing_that_is_missing_is_named_with_what_mends_it(name: str) -> No
     changed, subject, problem, mend = LACKING[name]
     [(found, words, command)] = problems(replace(healthy(), **changed))
     assert found == subject and problem in words and mend in command
+
+
+def test_what_this_identity_may_not_read_is_not_called_there() -> None:
+    unknown = replace(
+        healthy(), namespace_exists=True, claims={"data": UNKNOWN}, unreadable=("Namespace hanzo-ml", "claim data")
+    )
+    report = format_report("https://cluster", unknown, check_facts(unknown, SCHEDULER))
+    ok = [line for line in report.splitlines() if line.startswith("ok")]
+    assert not any("Namespace" in line or "claim" in line for line in ok)
+    assert "unknown  Namespace hanzo-ml, claim data: this identity may not read them" in report
 
 
 def test_missing_operators_are_named_instead_of_their_queues() -> None:

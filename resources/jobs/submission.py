@@ -1,11 +1,15 @@
-"""Submit training jobs, and refuse those that cannot be trained, never fit, or name what they may not."""
+"""Submit jobs, and refuse those that cannot be trained, never fit, or name what they may not.
+
+One validation for `POST /v1/jobs`, for `?dry_run=true`, and for `hanzo-ml job submit --dry-run` without a server.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from api.auth.permissions import Caller
+from recipes.contracts.command_job import CommandJob
 from recipes.contracts.frozen_model import Name
 from recipes.contracts.job import BadConfiguration, Schedule
 from recipes.contracts.pod_settings import Environment, PodSettings
@@ -16,9 +20,11 @@ from recipes.storage.artifact_store import Store
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.estimate.admission import admit_dataset, admit_recipe, base_model_shape
 from resources.estimate.past_runs import newest_run_params
+from resources.jobs.command import SOURCE_KEYS
 from resources.jobs.sandbox import SANDBOX
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.field_rules import refuse_unstorable
 from resources.metadata.job_record import MASK
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_names import checked_model_name
@@ -61,49 +67,89 @@ class NewJob(BaseModel):
         return value
 
 
-def queue_job(
-    body: NewJob,
-    database: Database,
-    store: Store,
-    settings: Settings,
-    caller: Caller,
-    id: str | None = None,
-    *,
-    from_own_user: bool,
-) -> JobRecord:
-    """The training job that is asked for; one of that `id` that is there already stays as it is.
+@dataclass(frozen=True)
+class Submitter:
+    """Who submits a job. `from_own_user`: the request comes from the user who started this server, on this machine."""
+
+    user_id: str
+    organization: str
+    from_own_user: bool
+
+
+def check_training(
+    body: NewJob, database: Database, store: Store, settings: Settings, submitter: Submitter
+) -> dict[str, JsonValue]:
+    """Return the configuration of the job that would be queued. Writes nothing.
 
     Raises:
         HanzoError: it cannot be trained, or never fits.
     """
-    quota = settings.scheduler.quotas.get(caller.organization)
+    base, recipe = check_training_alone(body, settings, submitter)
+    refuse_missing_packages(settings)
+    if body.recipe or body.model == SANDBOX:
+        admit_recipe(recipe, base_model_shape(recipe, store))
+    elif usual := newest_recipe(body, database, submitter.organization):
+        admit_newest_recipe(usual, body.model, store)
+    if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
+        refuse_unreadable_base(recipe, store)
+    version = Datasets(database).read(body.dataset, submitter.organization) if body.dataset is not None else None
+    if version and (body.recipe or body.model == SANDBOX):
+        admit_dataset(recipe, version)
+    quota = settings.scheduler.quotas.get(submitter.organization)
+    if quota is not None:
+        body = body.model_copy(update={"schedule": apply_quota(body.schedule or Schedule(), quota)})
+    config: dict[str, JsonValue] = body.model_dump(mode="json", exclude_none=True)
+    if version:
+        config["dataset"] = version.reference
+    refuse_unstorable([body.name, config], "config")
+    return config
+
+
+def check_training_alone(body: NewJob, settings: Settings, submitter: Submitter) -> tuple[Recipe, Recipe]:
+    """The checks that need neither database nor store. Returns the recipe as in its file, and with the job's parameters.
+
+    Raises:
+        HanzoError: the job would be refused.
+    """
     refuse_incomplete(body)
     refuse_zero_durations(body.schedule)
     refuse_masks(body.env)
-    allow_variables(settings, body.env, from_own_user)
+    allow_variables(settings, body.env, submitter.from_own_user)
     allow_pod_settings(settings, body.pod)
-    refuse_missing_packages(settings)
     base = find_recipe(body.recipe)
     recipe = with_parameters(base, body.parameters)
     allow_base_model(settings, recipe, base)
     allow_image(settings, recipe, base)
     if body.recipe or body.model == SANDBOX:
-        admit_recipe(recipe, base_model_shape(recipe, store))
+        quota = settings.scheduler.quotas.get(submitter.organization)
         refuse_impossible_job(quota, count_gpus(recipe.hardware, recipe.distributed))
-    elif usual := newest_recipe(body, database, caller):
-        admit_newest_recipe(usual, body.model, store)
-    if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
-        refuse_unreadable_base(recipe, store)
-    version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
-    if version and (body.recipe or body.model == SANDBOX):
-        admit_dataset(recipe, version)
-    if quota is not None:
-        body = body.model_copy(update={"schedule": apply_quota(body.schedule or Schedule(), quota)})
-    config = body.model_dump(mode="json", exclude_none=True)
-    if version:
-        config["dataset"] = version.reference
-    user, organization = caller.user_id, caller.organization
-    return Jobs(database).submit(name=body.name, config=config, user=user, organization=organization, id=id)
+    return base, recipe
+
+
+def check_command(job: CommandJob, settings: Settings, submitter: Submitter) -> CommandJob:
+    """Return the command job as it would be queued, with the priority that its organization may have.
+
+    Raises:
+        HanzoError: the job would be refused.
+    """
+    quota = settings.scheduler.quotas.get(submitter.organization)
+    allow_command(settings, submitter.from_own_user)
+    refuse_masks(job.env)
+    allow_pod_settings(settings, job.pod)
+    refuse_zero_durations(job.schedule)
+    refuse_impossible_job(quota, count_gpus(job.resources, job.distributed))
+    refuse_unstorable(job.model_dump(mode="json", exclude=SOURCE_KEYS), "config")
+    return job.model_copy(update={"schedule": apply_quota(job.schedule, quota)})
+
+
+def queue_training(
+    body: NewJob, database: Database, store: Store, settings: Settings, submitter: Submitter, id: str | None = None
+) -> JobRecord:
+    """Queue the training job; one of that `id` that is there already stays as it is. Raises as `check_training` does."""
+    config = check_training(body, database, store, settings, submitter)
+    return Jobs(database).submit(
+        name=body.name, config=config, user=submitter.user_id, organization=submitter.organization, id=id
+    )
 
 
 def refuse_incomplete(body: NewJob) -> None:
@@ -114,12 +160,12 @@ def refuse_incomplete(body: NewJob) -> None:
         checked_model_name(body.name)
 
 
-def newest_recipe(body: NewJob, database: Database, caller: Caller) -> Recipe | None:
+def newest_recipe(body: NewJob, database: Database, organization: str) -> Recipe | None:
     """The recipe of a model definition, which only the asset graph knows, as the newest run of that used it.
 
     None before the first run, or where that recipe is not there, or otherwise, by now.
     """
-    used = newest_run_params(database, body.model, caller.organization)
+    used = newest_run_params(database, body.model, organization)
     try:
         return Recipe.named(used["recipe"]).changed(body.parameters) if "recipe" in used else None
     except BadConfiguration:
@@ -153,7 +199,7 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
 
 def refuse_zero_durations(schedule: Schedule | None) -> None:
     """Of a job that was given no seconds, each start failed. Raises HanzoError."""
-    for key in ("max_duration", "checkpoint_interval", "grace_period"):
+    for key in ("max_duration", "checkpoint_interval", "grace_period", "stall_limit"):
         given = getattr(schedule, key, None)
         if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
             raise invalid(problem)
@@ -194,6 +240,31 @@ def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
             "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it",
+        )
+
+
+def allow_command(settings: Settings, from_own_user: bool) -> None:
+    """On this machine a command has the rights of the user who started this server, so it is accepted from that user alone.
+
+    On a cluster it has those of its pod. Pods of all organizations share a namespace and its network: the operator decides
+    whether people who sign in may submit commands.
+
+    Raises:
+        HanzoError: people sign in here, or somebody else sent it.
+    """
+    if settings.scheduler.backend == "kubernetes" and settings.auth.verify_tokens and settings.scheduler.user_commands:
+        return
+    if settings.auth.verify_tokens:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
+            "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
+        )
+    if not from_own_user:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
+            "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
         )
 
 
