@@ -358,7 +358,7 @@ def has_other_leader(cluster: Cluster, name: str, before: str) -> bool:
 
 
 def move_controllers(cluster: Cluster, node: str) -> None:
-    """Have Kueue's and JobSet's controllers run on other nodes: each is one pod, and stays on a lost one for 5 minutes."""
+    """Have the controllers of Kueue and JobSet run elsewhere: each is one pod, which a lost node keeps for 5 minutes."""
     for name in CONTROLLER_LEASES:
         leader = find_leader(cluster, name)
         pod = leader.partition("_")[0]
