@@ -1,15 +1,18 @@
 """The assets `merged` and `gguf`: export a model version."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import dagster as dg
 from pydantic import JsonValue
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import ModelDefinition
-from hanzo_ml_assets.failure_reason import reports_exit_reason
+from hanzo_ml_assets.failure_reason import describe_exception, reports_exit_reason
 from hanzo_ml_assets.run_tags import asset_group_name
 from hanzo_ml_assets.supervisor import SUPERVISOR_HOOKS, run_program
 from recipes.contracts.job import Job, Program
@@ -78,12 +81,14 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
             version = control_plane.registry.find_by_training(model.registry_key(trained), trained.id, connection)
         if version is None:
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
-        job = export_job(model, trained, version, control_plane)
-        result = run_program(context, job, control_plane)
-        with control_plane.database.read() as connection:
-            made = reuse_recorded_exports(connection, version, result.artifacts, control_plane.store)
-        with control_plane.database.write() as connection:
-            register_exports(connection, control_plane, version, made, model.deployment.quantization)
+        with recorded_failure(control_plane, version):
+            job = export_job(model, trained, version, control_plane)
+            result = run_program(context, job, control_plane)
+            with control_plane.database.read() as connection:
+                made = reuse_recorded_exports(connection, version, result.artifacts, control_plane.store)
+            with control_plane.database.write() as connection:
+                register_exports(connection, control_plane, version, made, model.deployment.quantization)
+        notes = result.facts.get("notes") or []
         for step, artifact in made.items():
             yield dg.MaterializeResult(
                 asset_key=model.key(step),
@@ -92,6 +97,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
                     "digest": artifact.digest,
                     "size_bytes": artifact.size_bytes,
                     "version": version.version,
+                    **({"notes": notes} if notes and step == "gguf" else {}),
                 },
                 data_version=dg.DataVersion(artifact.digest),
             )
@@ -99,12 +105,32 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
     return exports
 
 
+@contextmanager
+def recorded_failure(control_plane: ControlPlane, version: ModelVersion) -> Iterator[None]:
+    """An attempt to export a version: its failure is the version's, until another attempt begins."""
+    with control_plane.database.write() as connection:
+        current = control_plane.registry.get(version.model, version.version, connection)
+        control_plane.registry.begin_export(connection, current)
+    try:
+        yield
+    except Exception as error:
+        with suppress(SQLAlchemyError), control_plane.database.write() as connection:
+            control_plane.registry.fail_export(connection, version, describe_exception(error))
+        raise
+
+
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
     """The job that exports a version. What is registered never changes: other work than made it goes to another place."""
-    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    record = read_record(control_plane.store, trained.artifact("run"))
+    recipe = record.recipe
     quantization = model.deployment.quantization
     inputs = {role: trained.artifact(role) for role in (recipe.trained_role, "base")}
     parameters: dict[str, JsonValue] = {"recipe": recipe.model_dump(mode="json"), "quantization": quantization}
+    arguments = read_template_arguments(trained, control_plane.store)
+    if arguments:
+        parameters["template_arguments"] = arguments
+    if arguments or recipe.system_prompt is not None or has_named_templates(inputs["base"], control_plane.store):
+        parameters["form"] = EXPORT_FORM  # exports of older releases differ, and stay where they are
 
     def job_at(folder_uri: str) -> Job:
         return Job(
@@ -117,6 +143,7 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
             store=control_plane.settings.store,
             cache_dir=control_plane.cache_dir,
             hardware=model.export.resources or recipe.hardware,
+            rendering=record.rendering,
             env=dict(trained.env),
             pod=trained.pod,
         )
@@ -127,6 +154,31 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
     # An equal export is done; this one is of another release, perhaps, which computes the last bits otherwise.
     asks = {"inputs": {role: artifact.digest for role, artifact in inputs.items()}, "parameters": parameters}
     return job_at(f"{version_folder_uri(version)}/export-{hashlib.sha256(canonical_json(asks)).hexdigest()[:12]}")
+
+
+EXPORT_FORM = 2
+"""Since system prompt, template arguments and named templates of the training are in the served file."""
+
+
+def read_template_arguments(trained: JobRecord, store: Store) -> dict[str, JsonValue]:
+    """The variables of the chat template that the records of a training were prepared with."""
+    if "train" not in trained.artifacts:
+        return {}
+    prepared = store.manifest(trained.artifact("train")).facts.get("parameters")
+    tokenize = prepared.get("tokenize") if isinstance(prepared, dict) else None
+    arguments = tokenize.get("template_arguments") if isinstance(tokenize, dict) else None
+    return dict(arguments) if isinstance(arguments, dict) else {}
+
+
+def has_named_templates(base: Artifact, store: Store) -> bool:
+    """Whether a base model has several chat templates, of which a file once held none."""
+    paths = {file.path for file in store.manifest(base).files}
+    if any(path.startswith("additional_chat_templates/") for path in paths):
+        return True
+    if "tokenizer_config.json" not in paths:
+        return False
+    config = json.loads(store.get_bytes(f"{base.uri}/tokenizer_config.json"))
+    return isinstance(config, dict) and isinstance(config.get("chat_template"), list | dict)
 
 
 def reuse_recorded_exports(

@@ -41,10 +41,12 @@ def run_program(
         BadConfiguration: the program refused its input; the message says what to do.
         JobFailed: it ended otherwise without a result; its `reason` says why.
     """
+    # The first run that follows a program may begin after it: a queued job is given its run when it is admitted.
+    is_first = not list_program_runs(context.instance, job)
     context.instance.add_run_tags(context.run.run_id, program_tags(job))
     if jobs is not None:
         context.log.info(f"the whole log of job {job.id}: {control_plane.settings.tracking_uri}/v1/jobs/{job.id}/logs")
-    return control_plane.compute.run(job, follow_job(context, job, jobs))
+    return control_plane.compute.run(job, follow_job(context, job, jobs, whole_log=is_first))
 
 
 def program_tags(job: JobKey) -> dict[str, str]:
@@ -52,7 +54,7 @@ def program_tags(job: JobKey) -> dict[str, str]:
     return {f"hanzo_ml/{job.program}": job.id}
 
 
-def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None) -> Follower:
+def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None, *, whole_log: bool) -> Follower:
     last_phrase = ""
 
     def phase(seen: Observation) -> None:
@@ -72,6 +74,7 @@ def follow_job(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None) -
         line=line,
         phase=phase,
         is_cancelled=lambda: is_program_cancelled(context.instance, context.run.run_id, job),
+        whole_log=whole_log,
     )
 
 

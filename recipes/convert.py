@@ -12,12 +12,14 @@ from recipes.startup import prepare_imports
 if __name__ == "__main__":
     prepare_imports()
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from recipes.contracts.job import BadConfiguration, Job, Result
-from recipes.contracts.parameters import ConvertParameters
+from recipes.contracts.parameters import ConvertParameters, TokenizeParameters
 from recipes.contracts.results import TRAINED_ROLES, find_trained_role
 from recipes.contracts.validation_errors import explain_first_error
+from recipes.export.chat_templates import read_chat_templates, unserved_names
+from recipes.export.engine_probe import check_engine
 from recipes.export.gguf import export_gguf
 from recipes.export.merge import cast_weights, merge_adapter
 from recipes.runner import log_line, main
@@ -53,7 +55,7 @@ def convert(job: Job, store: Store, work: Path) -> Result:
     merge_ended = time.monotonic()
 
     log_line(f"exporting GGUF {parameters.quantization}")
-    gguf = publish_gguf(job, store, work, merged, parameters)
+    gguf, notes = publish_gguf(job, store, work, merged, parameters)
     return Result(
         work_digest=job.work_digest,
         artifacts={"merged": merged, "gguf": gguf},
@@ -63,18 +65,40 @@ def convert(job: Job, store: Store, work: Path) -> Result:
             "seconds_fetch": fetched - started,
             "seconds_merge": merge_ended - fetched,
             "seconds_export": time.monotonic() - merge_ended,
+            **({"notes": list(notes)} if notes else {}),
         },
     )
 
 
-def publish_gguf(job: Job, store: Store, work: Path, merged: Artifact, parameters: ConvertParameters) -> Artifact:
-    """Export the merged folder to the only file of its own artifact."""
+def publish_gguf(
+    job: Job, store: Store, work: Path, merged: Artifact, parameters: ConvertParameters
+) -> tuple[Artifact, list[str]]:
+    """Export the merged folder to the only file of its own artifact. Returns what users should know of it, too.
+
+    Raises:
+        BadConfiguration: it cannot be exported, or the engine would tokenize or render otherwise than training did.
+    """
     folder = work / "gguf"
     if folder.exists():
         shutil.rmtree(folder)  # what a killed run left
-    export_gguf(work / "merged", folder / GGUF_FILE, parameters.quantization)
-    facts = {"quantization": parameters.quantization}
-    return store.publish(folder, job.outputs["gguf"], "gguf", inputs={"merged": merged.digest}, facts=facts)
+    prompt, arguments = parameters.recipe.system_prompt, parameters.template_arguments
+    export_gguf(work / "merged", folder / GGUF_FILE, parameters.quantization, prompt, arguments)
+    log_line("comparing the engine's tokens and chat templates with those of training")
+    trained = TokenizeParameters(tokenizer="merged", system_prompt=prompt, template_arguments=arguments)
+    notes = [
+        f"may differ from training: {note}"
+        for note in check_engine(work / "merged", folder / GGUF_FILE, trained, job.rendering)
+    ]
+    if unserved := unserved_names(read_chat_templates(work / "merged")):
+        notes.append(f"the engine does not render the chat templates {', '.join(unserved)}")
+    for note in notes:
+        log_line(note)
+    facts: dict[str, JsonValue] = {"quantization": parameters.quantization}
+    if prompt is not None:
+        facts["system_prompt"] = prompt
+    if arguments:
+        facts["template_arguments"] = arguments
+    return store.publish(folder, job.outputs["gguf"], "gguf", inputs={"merged": merged.digest}, facts=facts), notes
 
 
 def read_parameters(job: Job) -> ConvertParameters:

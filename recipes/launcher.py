@@ -7,7 +7,8 @@ A container runtime knows one process and its exit code. What a gang needs besid
 - It starts the program (alone or under torchrun) once all nodes are there, and uploads its output in segments, because the
   log of a deleted pod is gone.
 - It watches the other nodes. A rank that waits in a collective for a node that is gone would hold its GPUs for hours;
-  here it ends within seconds, and the exit message names the node.
+  here it ends within seconds, and the exit message names the node. Of a training that makes no progress for a time that
+  the job sets, the message names the rank that the others wait for.
 - It makes the whole gang save when one pod is asked to stop: none of them could save alone.
 - It decides on one exit reason for the gang, also where the program was killed before it could write one, reports it to
   the API, and exits with its code. Unfinished work never exits with 0.
@@ -37,12 +38,14 @@ from recipes.launch.child_process import ChildProcess
 from recipes.launch.command import program_command, program_environment
 from recipes.launch.coordinator import Coordinator
 from recipes.launch.exit_outcome import ProgramEnd, classify_end, preempted
-from recipes.launch.gang import Gang, GangEnded
+from recipes.launch.gang import LOST_END_SECONDS, Gang, GangEnded
 from recipes.launch.gang_connection import MAX_MESSAGE_CHARACTERS
 from recipes.launch.gpus import read_gpu_uuids
 from recipes.launch.log_segments import LogSpool, LogUploader
 from recipes.launch.member import Member
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.launch.rank_progress import PROGRESS_FOLDER, read_progress
+from recipes.launch.stall_watch import PERIOD_SECONDS
 from recipes.platform_errors import classify_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
@@ -61,6 +64,9 @@ LOG_FIRST_SECONDS = 60.0
 REPORT_SHARE = 2 / 3
 """Of what is left of the grace period once the program has stopped: a pod that has not exited by its end is killed."""
 
+TERMINATION_MESSAGE = Path("/dev/termination-log")
+MAX_TERMINATION_CHARACTERS = 800
+"""The kubelet passes on 4096 bytes, and a document that is cut cannot be read."""
 DISK_REASONS = (ExitReason.STORAGE_FULL, ExitReason.STORAGE_READ_ONLY)
 
 T = TypeVar("T")
@@ -76,13 +82,20 @@ class Launcher:
         self._api = AttemptApi(job, pod, self._spool.write_line)
         self._alone = pod.num_nodes == 1 or pod.shares_work(job)
         self._gang: Gang = (
-            Coordinator(pod, 1 if self._alone else pod.num_nodes, job.schedule.grace_seconds, self._spool.write_line)
+            Coordinator(
+                pod,
+                1 if self._alone else pod.num_nodes,
+                job.schedule.grace_seconds,
+                job.schedule.stall_limit,
+                self._spool.write_line,
+            )
             if self._alone or pod.is_first
             else Member(pod, self._spool.write_line)
         )
         self._uploader: LogUploader | None = None
         self._attempt: ClaimedAttempt | None = None
         self._asked_to_stop_at: float | None = None
+        self._refusal = ""
 
     async def run(self) -> ExitDocument:
         """Start the program, see it to its end and report it. Returns why the attempt ended, which the gang agrees on."""
@@ -125,7 +138,7 @@ class Launcher:
             assert isinstance(self._gang, Coordinator)
             missing = ", ".join(map(str, self._gang.missing_nodes()))
             message = f"of {self._pod.num_nodes} nodes, these were not there within {RENDEZVOUS_SECONDS} s: {missing}"
-            return ExitDocument(code=None, message=message, reason=ExitReason.RESTART_REQUESTED)
+            return ExitDocument(code=None, message=message, reason=ExitReason.NODE_LOST)
         except Exception as error:  # without a verdict the other nodes would only see that this one is gone
             traceback.print_exc()
             reason = classify_error(error)
@@ -156,15 +169,27 @@ class Launcher:
     async def _run_program(self, attempt: ClaimedAttempt) -> ExitDocument | None:
         for left in (EXIT_FILE, FAILED_FILE):
             (self._work / left).unlink(missing_ok=True)
+        progress = self._work / PROGRESS_FOLDER
+        progress.mkdir(exist_ok=True)
         if attempt.previous_reason == ExitReason.OOM_KILLED:
             (self._work / OUT_OF_MEMORY_FILE).touch()  # the program looks for a smaller way to compute
         before = read_memory_counters()
         command = program_command(self._job, self._pod, self._job_file)
         child = ChildProcess(command, program_environment(os.environ, attempt.number), self._spool)
-        watches = [asyncio.create_task(self._end_with_gang(child)), asyncio.create_task(self._announce_failure())]
+        watches = [
+            asyncio.create_task(watch)
+            for watch in (
+                self._end_with_gang(child),
+                self._announce_failure(),
+                self._report_progress(progress),
+                self._end_when_refused(child),
+            )
+        ]
         code = await child.wait()
         for watch in watches:
             watch.cancel()
+        if self._refusal:
+            return ExitDocument(code=None, message=self._refusal, reason=ExitReason.SUPERVISOR_FAILED)
         memory = read_memory_counters()
         found = await self._has_result(attempt) if code == 0 and self._pod.is_first else True
         document = read_exit_document(self._work) if code != 0 else None
@@ -203,6 +228,18 @@ class Launcher:
         while not (self._work / FAILED_FILE).exists():
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._gang.announce_stop(preempted=False)
+
+    async def _end_when_refused(self, child: ChildProcess) -> None:
+        """End a program of which nothing can be stored any more: it would hold its GPUs for nothing."""
+        while self._uploader is None or not self._uploader.refusal:
+            await asyncio.sleep(FAILURE_POLL_SECONDS)
+        self._refusal = f"nothing can be stored any more, resume the job: {self._uploader.refusal}"
+        await child.end(LOST_END_SECONDS)
+
+    async def _report_progress(self, folder: Path) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self._gang.report_progress(read_progress(folder, time.time()))
 
     async def _has_result(self, attempt: ClaimedAttempt) -> bool | None:
         """Whether the store holds this job's result; None if the store does not answer for a long time."""
@@ -297,6 +334,14 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     return await future
 
 
+def write_termination_message(verdict: ExitDocument, path: Path = TERMINATION_MESSAGE) -> None:
+    """Say to the cluster itself why the pod ended: where the API does not take the report, nobody else knows it."""
+    short = verdict.model_copy(update={"message": verdict.message[:MAX_TERMINATION_CHARACTERS]})
+    with suppress(OSError):
+        if path.exists():  # a local run has none
+            path.write_text(short.model_dump_json(), encoding="utf-8")
+
+
 def main() -> None:
     job_file = Path(sys.argv[1])
     job = Job.model_validate_json(job_file.read_bytes())
@@ -306,6 +351,7 @@ def main() -> None:
         return await Launcher(job, job_file, Pod.from_environment(os.environ)).run()
 
     verdict = asyncio.run(run())
+    write_termination_message(verdict)
     sys.exit(verdict.reason.exit_code)
 
 

@@ -31,6 +31,8 @@ PEER_LOST = re.compile(
 """What gloo, NCCL and PyTorch's TCP store report when the process at the other end is gone: a consequence of what ended that
 one, which is often known later, or never. A job whose rank was killed ended for good when this was read as its own error."""
 
+NO_SPACE = re.compile(rf"\[Errno {errno.ENOSPC}\]|\(os error {errno.ENOSPC}\)|{os.strerror(errno.ENOSPC)}", re.IGNORECASE)
+"""How a language reports that a disk is full, in the error that ended its program."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TORCH_SAVE_TRUNCATED = re.compile("inline_container.* unexpected pos|iostream error")
 
@@ -68,6 +70,8 @@ def classify_error(error: BaseException) -> ExitReason:
 
 def classify_output(text: str) -> ExitReason:
     """The exit reason of somebody else's script that failed with this last line."""
+    if NO_SPACE.search(text):
+        return ExitReason.STORAGE_FULL
     if MENTIONS_MEMORY.search(text):
         return ExitReason.OUT_OF_MEMORY
     return ExitReason.UNKNOWN if PEER_LOST.search(text) else ExitReason.PROGRAM_ERROR

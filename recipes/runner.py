@@ -36,6 +36,7 @@ STORE_FAILED = f"{RESTARTING}: the object store"
 STDERR = 2
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
+RESERVE_FILE, RESERVE_BYTES = "exit.reserve", 16_384
 DISK_MESSAGES = {
     ExitReason.STORAGE_FULL: "no space left for {}: free some space",
     ExitReason.STORAGE_READ_ONLY: (
@@ -86,6 +87,7 @@ def main(program: ProgramFunction) -> None:
     work = Path(job.work_dir)
     work.mkdir(parents=True, exist_ok=True)
     store = Store(job.store)
+    reserve = reserve_exit_space(work)
 
     def fail(message: str, reason: ExitReason) -> NoReturn:
         """Exit with a reason: in `exit.json` for the supervisor, and as the last line of the log for people.
@@ -96,6 +98,7 @@ def main(program: ProgramFunction) -> None:
             message, reason = f"{STORE_FAILED} is away: {message}", ExitReason.STORAGE_UNAVAILABLE
         line = clean_line(message)
         print(f"error: {line}", file=sys.stderr, flush=True)
+        reserve.unlink(missing_ok=True)
         write_exit(work / EXIT_FILE, ExitDocument(code=reason.exit_code, message=line, reason=reason))
         exit_process(reason.exit_code)
 
@@ -131,9 +134,18 @@ def main(program: ProgramFunction) -> None:
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", reason)
     else:
+        reserve.unlink(missing_ok=True)
         exit_process(0)
     # Only after the error is gone: its frames hold the half-written file open, and with it the space for `exit.json`.
     fail(f"{DISK_MESSAGES[reason].format(place)}, then retry; nothing saved so far is lost", reason)
+
+
+def reserve_exit_space(work: Path) -> Path:
+    """Take the space that the exit document needs, so that a disk which the program fills has room for it."""
+    reserve = work / RESERVE_FILE
+    with suppress(OSError):  # it is full already
+        reserve.write_bytes(bytes(RESERVE_BYTES))
+    return reserve
 
 
 def write_exit(path: Path, document: ExitDocument) -> None:

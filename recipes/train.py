@@ -27,6 +27,7 @@ from recipes.contracts.job import Job, Result
 from recipes.contracts.quantities import pluralize
 from recipes.contracts.recovery_log import read_recovery_log
 from recipes.contracts.results import UnsentPoint, Usage, read_usage, result_folder, write_unsent_metrics, write_usage
+from recipes.launch.rank_progress import PROGRESS_FOLDER
 from recipes.machine import usable_cores
 from recipes.planning.parallel_layout import computes_whole_blocks, saves_by_name
 from recipes.runner import Preempted, Restart, log_line, main
@@ -52,6 +53,7 @@ from recipes.training.model import load_model, load_starting_weights
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.packed_attention import use_packed_attention_if_supported
 from recipes.training.parallel.pipeline import PipelineTrainer
+from recipes.training.progress_reporter import ProgressReporter
 from recipes.training.publishing import publish_weights, save_selected_weights, training_facts
 from recipes.training.recovery import DIVERGENCES_FACT, discard_local_checkpoints, recover_from_error, roll_back
 from recipes.training.run_setup import RunInputs, RunState, load_inputs, prepare_run
@@ -149,6 +151,8 @@ def build_trainer(
     rows = material.rows["train"]
     order = SampleOrder(len(rows), recipe.seed, course.incidents.skipped)
     samples = RunSamples(order, recipe.samples_per_step, recipe.max_steps)
+    progress = work / PROGRESS_FOLDER
+    progress_callbacks = [ProgressReporter(progress, group.rank)] if progress.is_dir() else []
     prefetch_callbacks = [RowPrefetcher(rows, samples, recipe.batch_size, group)] if isinstance(rows, PackedRows) else []
     kind = PipelineTrainer if recipe.stages > 1 else ObjectiveTrainer
     trainer = kind(
@@ -167,6 +171,7 @@ def build_trainer(
             *tracking_callbacks,
             *usage_callbacks,
             *prefetch_callbacks,
+            *progress_callbacks,
         ],
         checkpoints=course.checkpoints,
         facts={

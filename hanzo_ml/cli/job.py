@@ -39,6 +39,12 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
     ] = False,
+    keep_failed: Annotated[
+        bool,
+        typer.Option(
+            "--keep-failed", help="On a cluster, keep the pods of the job for a day if it fails, so that kubectl shows them."
+        ),
+    ] = False,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,6 +59,8 @@ def submit(
     `storage:` names in HANZO_ML_DATASETS.
     """
     document = build_document(config, model, set_)
+    if keep_failed:
+        set_keep_failed(document)
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
@@ -110,6 +118,14 @@ def build_command_document(
     attach_code(config, document)
     check_json(document, config)
     return document
+
+
+def set_keep_failed(document: dict[str, Any]) -> None:
+    """Have the pods of a failed job stay, beside what its section `pod:` says."""
+    pod = document.get("pod") or {}
+    if not isinstance(pod, dict):
+        raise Refused("`pod:` must be a mapping, such as {keep_failed: true}")
+    document["pod"] = {**pod, "keep_failed": True}
 
 
 def read_config(path: Path) -> dict[str, Any]:

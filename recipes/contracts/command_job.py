@@ -6,11 +6,22 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Base64Bytes, Field, field_validator, model_validator
+from pydantic import (
+    Base64Bytes,
+    BaseModel,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from recipes.contracts.frozen_model import FrozenModel, Name
 from recipes.contracts.job import Distributed, Hardware, Schedule
 from recipes.contracts.pod_settings import Environment, PodSettings, Text
+from recipes.contracts.validation_errors import explain_first_error
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.folder_tree import find_escaping_link, parents
@@ -66,6 +77,12 @@ class Storage(FrozenModel):
         return f"{(self.checkpoints or uris.CHECKPOINTS).rstrip('/')}/{job_id}"
 
 
+def describe_inline(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a model that refers to no other."""
+    schema = model.model_json_schema()
+    return {key: value for key, value in schema.items() if key not in ("title", "description")}
+
+
 Mode = Annotated[int, Field(ge=0, le=0o777)]
 Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -95,9 +112,29 @@ class SourceTree(FrozenModel):
         for path, target in self.links.items():
             if not target or re.search(UNWRITABLE_CHARACTERS, target) or len(target) > MAX_PATH_LENGTH:
                 raise ValueError(f"the target of the link {path!r} is no path: {target!r}")
-        if (bad := find_escaping_link(self.links)) is not None:
-            raise ValueError(f"the link {bad!r} leads out of the folder, to {self.links[bad]!r}: copy what it leads to")
+        if (escaping := find_escaping_link(self.links)) is not None:
+            target = self.links[escaping]
+            raise ValueError(f"the link {escaping!r} leads out of the folder, to {target!r}: copy what it leads to")
         return self
+
+
+def read_source_tree(value: Any) -> SourceTree:
+    """Raises ValueError for what is none, with the key that is wrong."""
+    if isinstance(value, SourceTree):
+        return value
+    try:
+        return SourceTree.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(explain_first_error(error, SourceTree)) from None
+
+
+InlineSourceTree = Annotated[
+    Any,
+    PlainValidator(read_source_tree),
+    PlainSerializer(lambda tree: tree.model_dump(mode="json"), when_used="json"),
+    WithJsonSchema(describe_inline(SourceTree)),
+]
+"""Its schema stands where it is used: generated clients are made of the names of schemas."""
 
 
 class CommandJob(Script):
@@ -113,7 +150,7 @@ class CommandJob(Script):
     schedule: Schedule = Schedule()
     pod: PodSettings = Field(PodSettings(), exclude_if=lambda value: value == PodSettings())
     files: dict[str, str] = {}
-    source_tree: SourceTree = Field(SourceTree(), exclude_if=lambda value: value == SourceTree())
+    source_tree: InlineSourceTree = Field(SourceTree(), exclude_if=lambda value: value == SourceTree())
     git_commit: str | None = Field(None, pattern=r"^[0-9a-f]{7,64}$")
 
     @model_validator(mode="before")
@@ -142,7 +179,7 @@ class CommandJob(Script):
 
     @model_validator(mode="after")
     def has_one_entry_for_each_path(self) -> Self:
-        tree = self.source_tree
+        tree: SourceTree = self.source_tree
         entries = Counter([*self.files, *tree.encoded, *tree.links, *tree.folders])
         if twice := next((path for path, count in entries.items() if count > 1), None):
             raise ValueError(f"source_tree: {twice!r} is there twice")

@@ -128,7 +128,7 @@ def select_files(paths: Iterable[str], format: str) -> SelectedFiles:
     refuse_mixed_splits(visible)
     chosen = [path for path in visible if has_format(file_name(path), format)]
     plain = [path for path in visible if is_plain_json(file_name(path))] if format == Format.JSONL else []
-    if not detect_formats(visible):
+    if plain and not detect_formats(visible):
         chosen, plain = plain, []
     hidden = [path for path in every if is_hidden(path) and has_format(file_name(path), format)]
     refuse_mixed_split_folders(chosen)

@@ -27,6 +27,7 @@ class ExitReason(StrEnum):
     PREEMPTED = "preempted"  # asked to stop, and saved what it had
     RESTART_REQUESTED = "restart_requested"  # by the program, which has recorded what it will do differently
     NODE_LOST = "node_lost"  # the machine went away
+    STALLED = "stalled"  # it made no progress for schedule.stall_limit
     STORAGE_UNAVAILABLE = "storage_unavailable"  # the object store does not answer
     STORAGE_DENIED = "storage_denied"  # it refuses the keys, or has no such bucket
     STORAGE_FULL = "storage_full"  # no space left in the store or on the local disk
@@ -83,12 +84,13 @@ RESTARTED = frozenset(
         ExitReason.PREEMPTED,
         ExitReason.RESTART_REQUESTED,
         ExitReason.NODE_LOST,
+        ExitReason.STALLED,
         ExitReason.STORAGE_UNAVAILABLE,
         ExitReason.STORAGE_DENIED,
         ExitReason.UNKNOWN,
     }
 )
-UNCOUNTED = frozenset({ExitReason.PREEMPTED, ExitReason.NODE_LOST})
+UNCOUNTED = frozenset({ExitReason.COMPLETED, ExitReason.PREEMPTED, ExitReason.NODE_LOST})
 STORE_OUTAGES = frozenset({ExitReason.STORAGE_UNAVAILABLE, ExitReason.STORAGE_FULL})
 OUTSIDE_PROGRAM = STORE_OUTAGES | {
     ExitReason.STORAGE_DENIED,
@@ -102,6 +104,7 @@ INFRASTRUCTURE = OUTSIDE_PROGRAM | {
     ExitReason.PREEMPTED,
     ExitReason.RESTART_REQUESTED,
     ExitReason.NODE_LOST,
+    ExitReason.STALLED,
 }
 
 

@@ -32,6 +32,8 @@ PREEMPTIBLE_INTERVAL = "20m"
 GRACE_PERIOD = "300s"
 MAX_GRACE_SECONDS = 3600
 """From SIGTERM to SIGKILL, to save a checkpoint (row J3)."""
+STALL_LIMIT = "30m"
+"""Longer than the slowest step, and than saving a checkpoint."""
 RETRIES = 11
 """Recovery alone may use eight (`recipes.contracts.recovery_log.MAX_PER_KIND` of two kinds, and one of two others); the rest
 is for killed processes."""
@@ -157,6 +159,11 @@ class Schedule(FrozenModel):
         le=MAX_COUNT,
         exclude_if=lambda value: value == RETRIES,
         description="restarts after faults without progress; preemptions and lost nodes do not count",
+    )
+    stall_limit: Duration = Field(
+        STALL_LIMIT,
+        exclude_if=lambda value: value == STALL_LIMIT,
+        description="on a cluster, how long a training may make no progress until the attempt is ended and counted",
     )
 
     @field_validator("grace_period")

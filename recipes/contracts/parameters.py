@@ -251,3 +251,5 @@ class ConvertParameters(FrozenModel):
 
     recipe: Recipe
     quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"
+    template_arguments: dict[str, JsonValue] = Field({}, description="variables that training gave the chat template")
+    form: Literal[1, 2] = Field(1, description="2 where this release exports otherwise than the ones before it")

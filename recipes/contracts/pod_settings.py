@@ -103,6 +103,12 @@ class PodSettings(FrozenModel):
     node_selector: dict[str, str] = Field({}, description="labels that a node must have")
     tolerations: tuple[Toleration, ...] = ()
     volumes: tuple[VolumeClaim, ...] = ()
+    # Left out where it is false: jobs that were submitted before there was this key keep their documents.
+    keep_failed: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="whether pods that ended stay when the job has failed, for scheduler.keep_failed_for",
+    )
 
     @field_validator("node_selector")
     @classmethod

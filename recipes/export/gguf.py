@@ -1,19 +1,20 @@
 """Export a Hugging Face Llama folder as one GGUF file."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, Keys, LlamaFileType, quantize
 from gguf.quants import quant_shape_to_byte_shape
 from safetensors import safe_open
 
 from recipes.contracts.job import BadConfiguration
-from recipes.export.gguf_vocabulary import read_json, read_vocabulary
+from recipes.export.gguf_vocabulary import read_vocabulary
+from recipes.export.model_json import read_json
 
 # The configuration of a Llama model as GGUF metadata.
 
@@ -143,15 +144,25 @@ class GgufTensor:
         return encoded
 
 
-def export_gguf(model_dir: Path, out: Path, quantization: Quantization) -> None:
+def export_gguf(
+    model_dir: Path,
+    out: Path,
+    quantization: Quantization,
+    system_prompt: str | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
+) -> None:
     """Write the model in `model_dir` to `out`; the file appears there whole or not at all.
+
+    Args:
+        system_prompt: what training put before conversations that have none; the file's templates do so as well.
+        template_arguments: variables that training gave the chat template; the file's templates have them too.
 
     Raises:
         BadConfiguration: an architecture, tokenizer or tensor that llama.cpp would not compute as transformers does.
     """
     architecture = GgufArchitecture.read(read_json(model_dir / "config.json"), model_dir)
     weights = plan_tensors(model_dir, architecture, GGMLQuantizationType[quantization])
-    vocabulary = read_vocabulary(model_dir, rows=weights[0].shape[0])
+    vocabulary = read_vocabulary(model_dir, weights[0].shape[0], system_prompt, template_arguments)
     part = out.with_name(out.name + ".part")
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = GGUFWriter(part, "llama")
@@ -175,6 +186,43 @@ def export_gguf(model_dir: Path, out: Path, quantization: Quantization) -> None:
         writer.write_tensor_data(weight.load())
     writer.close()
     part.replace(out)
+
+
+PROBE_SHAPE = GgufArchitecture(
+    layers=1,
+    hidden=32,
+    intermediate=32,
+    heads=1,
+    kv_heads=1,
+    head_dim=32,
+    context=512,
+    rms_eps=1e-5,
+    rope={"rope_theta": 10000.0, "rope_type": "default"},
+    tied=True,
+)
+"""The smallest model that llama.cpp loads."""
+
+
+def write_probe_gguf(gguf: Path, out: Path) -> None:
+    """Write a model of no use with the vocabulary of another: what the engine makes of texts depends on that alone."""
+    fields = [field for name, field in GGUFReader(gguf).fields.items() if name.startswith("tokenizer.")]
+    rows = next(len(field.data) for field in fields if field.name == Keys.Tokenizer.LIST)
+    writer = GGUFWriter(out, "llama")
+    writer.add_file_type(FILE_TYPES["F16"])
+    writer.add_vocab_size(rows)
+    PROBE_SHAPE.write(writer)
+    for field in fields:
+        writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1])
+    hidden = PROBE_SHAPE.hidden
+    for name, _, _ in list_tensor_names(PROBE_SHAPE):
+        if name.endswith("_norm.weight"):
+            writer.add_tensor(name, np.ones(hidden, np.float32))
+        elif name.endswith(".weight"):
+            writer.add_tensor(name, np.zeros((rows if name == "token_embd.weight" else hidden, hidden), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def plan_tensors(model_dir: Path, architecture: GgufArchitecture, default_kind: GGMLQuantizationType) -> list[GgufTensor]:

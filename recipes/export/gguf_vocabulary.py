@@ -5,6 +5,7 @@ that is served with other tokens than it was trained with answers worse and nobo
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,13 @@ from typing import Any
 from gguf import GGUFWriter, TokenType
 
 from recipes.contracts.job import BadConfiguration
+from recipes.export.chat_templates import (
+    add_training_values,
+    check_served,
+    read_chat_templates,
+    write_chat_templates,
+)
+from recipes.export.model_json import read_json
 
 CASELESS_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,7 +41,7 @@ class Vocabulary:
     special_ids: dict[str, int]
     add_bos: bool
     add_eos: bool
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
 
     def write(self, writer: GGUFWriter) -> None:
         """Add this vocabulary to the metadata of a GGUF file."""
@@ -53,16 +61,23 @@ class Vocabulary:
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(self.add_eos)
         writer.add_add_space_prefix(False)
-        if self.chat_template:
-            writer.add_chat_template(self.chat_template)
+        write_chat_templates(writer, self.chat_templates)
 
 
-def read_vocabulary(model_dir: Path, rows: int) -> Vocabulary:
+def read_vocabulary(
+    model_dir: Path, rows: int, system_prompt: str | None = None, template_arguments: Mapping[str, Any] | None = None
+) -> Vocabulary:
     """The tokenizer of a Hugging Face folder whose embedding has `rows` rows.
 
+    Args:
+        system_prompt: what training put before conversations that have none of their own.
+        template_arguments: variables that training gave the chat template.
+
     Raises:
-        BadConfiguration: no tokenizer.json, not a byte-level BPE, or more tokens than rows.
+        BadConfiguration: no tokenizer.json, not a byte-level BPE, more tokens than rows, or no template that is served.
     """
+    templates = read_chat_templates(model_dir)
+    check_served(templates, model_dir)
     document = read_json(model_dir / "tokenizer.json")
     model = document["model"]
     pre_tokenizer = require_byte_level_bpe(document, model_dir)
@@ -90,7 +105,7 @@ def read_vocabulary(model_dir: Path, rows: int) -> Vocabulary:
         special_ids=special_ids,
         add_bos=first is not None and ids.get(first) == special_ids.get("bos"),
         add_eos=last is not None and ids.get(last) == special_ids.get("eos"),
-        chat_template=read_chat_template(model_dir),
+        chat_templates=add_training_values(templates, system_prompt, template_arguments or {}),
     )
 
 
@@ -151,25 +166,3 @@ def read_template_ends(post_processor: dict[str, Any] | None) -> tuple[str | Non
             first, last = part["single"][0], part["single"][-1]
             return first.get("SpecialToken", {}).get("id"), last.get("SpecialToken", {}).get("id")
     return None, None
-
-
-def read_chat_template(model_dir: Path) -> str | None:
-    """The chat template, from its own file or from tokenizer_config.json."""
-    file = model_dir / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = read_json(model_dir / "tokenizer_config.json").get("chat_template")
-    return template if isinstance(template, str) else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model folder."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadConfiguration(f"{path} is missing: give a folder that save_pretrained wrote") from None
-    except ValueError as error:
-        raise BadConfiguration(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise BadConfiguration(f"{path} is not a JSON object")
-    return document

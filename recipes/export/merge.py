@@ -18,7 +18,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from recipes.contracts.job import BadConfiguration
-from recipes.export.gguf_vocabulary import read_json
+from recipes.export.chat_templates import TEMPLATES_FOLDER
+from recipes.export.model_json import read_json
+from recipes.planning.recipe_checks import matches_target
 from recipes.storage.manifest import canonical_json
 
 PROBE_TEXT = "The quick brown fox asks: what is the name of the place where 12 ships lie at anchor?"
@@ -27,8 +29,6 @@ MERGE_TOLERANCE = 1e-3
 ROUNDING_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Relative error of the logits that rounding every weight to the stored type may cause."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-TEMPLATES_FOLDER = "additional_chat_templates"
-"""The templates that have a name, such as `tool_use`, a file each."""
 PATH_KEYS = ("_name_or_path", "_model_name_or_path", "transformers_version")
 
 
@@ -50,6 +50,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement
         raise BadConfiguration(f"{adapter} holds no adapter_model.safetensors: give a folder that PEFT saved as safetensors")
     probe = tokenize_probe(base)
     model = load_float32_model(base)
+    untie_adapted_weights(model, adapter)
     with_adapter = attach_adapter(model, adapter)
     expected = compute_logits(with_adapter, probe)
     merged = with_adapter.merge_and_unload(safe_merge=True)
@@ -94,6 +95,22 @@ def load_float32_model(folder: Path) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise BadConfiguration(f"{folder} is not a model folder that transformers loads: {shorten_error(error)}") from None
     return model.eval()
+
+
+def untie_adapted_weights(model: Any, adapter: Path) -> None:
+    """Give the head weights of its own where an adapter changes it, or the embedding, and both are the same tensor.
+
+    Training changed one of the two alone, while the merged sum in one tensor would change both.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return
+    stated = read_json(adapter / "adapter_config.json").get("target_modules") or []
+    targets = [stated] if isinstance(stated, str) else stated
+    ends = [name for name, module in model.named_modules() if module is embedding or module is head]
+    if any(matches_target(name, target) for name in ends for target in targets):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
 
 
 def attach_adapter(model: Any, adapter: Path) -> Any:

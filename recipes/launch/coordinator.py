@@ -2,16 +2,19 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from recipes.contracts.exit_reason import ExitDocument, ExitReason
+from recipes.contracts.quantities import parse_duration
 from recipes.launch.attempt_api import ClaimedAttempt
 from recipes.launch.exit_outcome import choose_verdict
 from recipes.launch.gang import ERROR_END_SECONDS, LOST_END_SECONDS, Gang
 from recipes.launch.gang_connection import GOODBYE_SECONDS, Connection, Message, PeerLost, PeerRefused, accept_member
 from recipes.launch.pod import Pod
+from recipes.launch.rank_progress import RankProgress
+from recipes.launch.stall_watch import StallWatch
 
 ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)
 """Ends that the programs of other nodes come to as well, by themselves."""
@@ -36,11 +39,14 @@ class Coordinator(Gang):
     Args:
         num_nodes: of the gang; 1 for pods that work alone.
         grace_seconds: in which the pods of the gang may save and stop.
+        stall_limit: how long its processes may make no progress, as the job's `schedule` says it.
         log: takes one line for the log of the job.
     """
 
-    def __init__(self, pod: Pod, num_nodes: int, grace_seconds: float, log: Callable[[str], None]) -> None:
+    def __init__(self, pod: Pod, num_nodes: int, grace_seconds: float, stall_limit: str, log: Callable[[str], None]) -> None:
         super().__init__()
+        self._stall_limit, self._stall_watch = stall_limit, StallWatch(parse_duration(stall_limit))
+        self._stalled = ""
         self._pod, self._num_nodes, self._grace_seconds, self._log = pod, num_nodes, grace_seconds, log
         self._members: dict[int, Member] = {}
         self._ends: dict[int, ExitDocument | None] = {}
@@ -71,11 +77,19 @@ class Coordinator(Gang):
         if self.begin_stop(preempted=preempted):
             self._broadcast("stop", preempted=preempted)
 
+    def report_progress(self, ranks: Mapping[int, RankProgress]) -> None:
+        self._stall_watch.report(self._pod.node_rank, ranks)
+        stalled = self._stall_watch.find_stalled(asyncio.get_running_loop().time())
+        if stalled is not None and not self.ending.is_set() and not self.stopping.is_set():
+            self._record_stall(stalled)
+
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
         self._record_end(self._pod.node_rank, end)
         await self._wait_for_others()
         leader = self._pod.node_rank
-        verdict = choose_verdict(self._ends, self._lost, leader=leader, was_asked_to_stop=self.is_preempted)
+        verdict = choose_verdict(
+            self._ends, self._lost, leader=leader, was_asked_to_stop=self.is_preempted, stalled=self._stalled
+        )
         self._verdict = verdict
         self._broadcast("verdict", document=verdict.model_dump(mode="json"))
         if self._members:
@@ -139,6 +153,9 @@ class Coordinator(Gang):
                         cause = "was asked to stop" if message["preempted"] else "has failed"
                         self._log(f"{member.name} {cause}: the whole gang saves and stops")
                         self.announce_stop(preempted=bool(message["preempted"]))
+                    case "progress":
+                        ranks = {int(rank): RankProgress.model_validate(each) for rank, each in message["ranks"].items()}
+                        self._stall_watch.report(member.rank, ranks)
                     case "ended":
                         document = message["document"]
                         self._record_end(member.rank, ExitDocument.model_validate(document) if document else None)
@@ -173,6 +190,18 @@ class Coordinator(Gang):
             self._log(f"{message}: the gang ends")
             self._lost[member.rank] = message
             self._end_all(LOST_END_SECONDS)
+
+    def _record_stall(self, stalled: Mapping[int, Sequence[int]]) -> None:
+        """Ranks that hang hold the GPUs of all others: the gang ends, and starts again from its checkpoint."""
+        names = {member.rank: member.name for member in self._members.values()}
+        names[self._pod.node_rank] = f"node {self._pod.node_rank} (pod {self._pod.name} on node {self._pod.node})"
+        places = [
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} of {names.get(node, f'node {node}')}"
+            for node, ranks in stalled.items()
+        ]
+        self._stalled = f"{' and '.join(places)} made no progress for {self._stall_limit} (schedule.stall_limit)"
+        self._log(f"{self._stalled}: the gang ends")
+        self._end_all(LOST_END_SECONDS)
 
     def _end_all(self, seconds: float) -> None:
         self.end_seconds = min(seconds, self.end_seconds)

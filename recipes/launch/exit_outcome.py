@@ -23,6 +23,7 @@ PRECEDENCE = (
     ExitReason.OOM_KILLED,
     ExitReason.OUT_OF_MEMORY,
     ExitReason.NODE_LOST,
+    ExitReason.STALLED,
     ExitReason.KILLED,
     ExitReason.RESTART_REQUESTED,
     ExitReason.STORAGE_FULL,
@@ -84,13 +85,19 @@ def preempted(message: str) -> ExitDocument:
 
 
 def choose_verdict(
-    ends: Mapping[int, ExitDocument | None], lost: Mapping[int, str], *, leader: int, was_asked_to_stop: bool
+    ends: Mapping[int, ExitDocument | None],
+    lost: Mapping[int, str],
+    *,
+    leader: int,
+    was_asked_to_stop: bool,
+    stalled: str = "",
 ) -> ExitDocument:
     """Why a gang ended.
 
     Args:
         ends: by node rank in the order in which they came; None for one that was only ended with the others.
         lost: by node rank, what is known of a node that went silent.
+        stalled: which ranks made no progress, if the gang was ended for that.
         leader: the rank that has checked that the result is there before it counts as completed.
     """
     first = ends.get(leader)
@@ -104,10 +111,14 @@ def choose_verdict(
     if lost:
         message = "; ".join(lost.values())
         causes.append(ExitDocument(code=None, message=message, reason=ExitReason.NODE_LOST))
+    if stalled:
+        causes.append(ExitDocument(code=None, message=stalled, reason=ExitReason.STALLED))
     if not causes:
         message = "its programs were ended, and none of them said why"
         causes.append(ExitDocument(code=None, message=message, reason=ExitReason.UNKNOWN))
     verdict = min(causes, key=lambda cause: _precedence(cause.reason, was_asked_to_stop=was_asked_to_stop))
+    if first is not None and first.reason is verdict.reason is ExitReason.PREEMPTED:
+        return first  # it alone says what was saved: torchrun of another node only says that it was asked to stop
     if was_asked_to_stop and verdict.reason in STOP_EXPLAINS:
         return preempted(f"asked to stop, and ended before it had saved: {verdict.message}")
     return verdict

@@ -6,11 +6,12 @@ them announces, and decides on the exit reason from what all report. All pods of
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from recipes.contracts.exit_reason import ExitDocument
 from recipes.launch.attempt_api import ClaimedAttempt
+from recipes.launch.rank_progress import RankProgress
 
 ERROR_END_SECONDS = 30.0
 """Time for programs to end by themselves after one has failed: it may still write what it knows."""
@@ -54,6 +55,10 @@ class Gang(ABC):
     @abstractmethod
     def announce_stop(self, *, preempted: bool) -> None:
         """This pod was asked to stop, or its program has failed, so the whole gang saves and stops."""
+
+    @abstractmethod
+    def report_progress(self, ranks: Mapping[int, RankProgress]) -> None:
+        """How far the processes of this node have come; called periodically."""
 
     @abstractmethod
     async def agree(self, end: ExitDocument | None) -> ExitDocument:

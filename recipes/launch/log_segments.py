@@ -19,6 +19,8 @@ from recipes.storage.buckets import StoreRefuses
 SEGMENT_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 """Pause between two attempts to upload the rest, once the program has ended."""
+REFUSED_SECONDS = 60.0
+"""A token that was revoked, or an attempt that was replaced, stays so: nothing that the program makes can be stored."""
 MAX_SPOOL_BYTES = 1 << 30
 """Bytes that wait on disk while the store is away. What comes after them is on stdout alone."""
 
@@ -111,6 +113,7 @@ class LogUploader(threading.Thread):
         self._spool, self._store, self._uri = spool, store, uri
         self._next: int | None = None
         self._error: Exception | None = None
+        self._refused_at: float | None = None
         self._finishing = threading.Event()
 
     def run(self) -> None:
@@ -121,6 +124,12 @@ class LogUploader(threading.Thread):
                 return  # a newer attempt has replaced this one, or the token is not valid any more
             if finishing:
                 time.sleep(RETRY_SECONDS)
+
+    @property
+    def refusal(self) -> str:
+        """Why the store has refused this pod for `REFUSED_SECONDS`; empty while it has not."""
+        since = self._refused_at
+        return str(self._error) if since is not None and time.monotonic() - since > REFUSED_SECONDS else ""
 
     def finish(self, seconds: float) -> bool:
         """Upload the rest. Returns whether that is over; called again it waits again."""
@@ -142,8 +151,12 @@ class LogUploader(threading.Thread):
                 cause = " ".join(str(error).split())
                 print(f"the log waits on disk: {type(error).__name__}: {cause}", file=sys.stderr, flush=True)
             self._error = error
+            if not isinstance(error, StoreRefuses):
+                self._refused_at = None
+            elif self._refused_at is None:
+                self._refused_at = time.monotonic()
             return False
-        self._error = None
+        self._error = self._refused_at = None
         return True
 
     def _first_free_number(self) -> int:

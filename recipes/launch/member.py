@@ -1,7 +1,7 @@
 """The side of all other nodes of a gang: connected to the first node, which directs them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ from recipes.launch.exit_outcome import choose_verdict
 from recipes.launch.gang import LOST_END_SECONDS, Gang
 from recipes.launch.gang_connection import HANDSHAKE_SECONDS, Connection, PeerLost, PeerRefused, greet_first
 from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
+from recipes.launch.rank_progress import RankProgress
 
 RETRY_SECONDS = 1.0
 
@@ -38,6 +39,10 @@ class Member(Gang):
     def announce_stop(self, *, preempted: bool) -> None:
         if self.begin_stop(preempted=preempted) and self._connection is not None:
             self._connection.send("stop", preempted=preempted)
+
+    def report_progress(self, ranks: Mapping[int, RankProgress]) -> None:
+        if self._connection is not None:
+            self._connection.send("progress", ranks={rank: each.model_dump(mode="json") for rank, each in ranks.items()})
 
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
         if self._connection is None and not self.started.is_set():

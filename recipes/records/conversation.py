@@ -208,7 +208,7 @@ def find_unread_keys(row: Mapping[str, Any]) -> set[str]:
         if isinstance(tools, str):
             try:
                 tools = json.loads(tools)
-            except ValueError:
+            except (ValueError, RecursionError):
                 tools = None
         for tool in tools if isinstance(tools, list) else ():
             add_unread_function(found, "tools", tool, (TOOL_KEYS, FUNCTION_KEYS, FLAT_TOOL_KEYS))
@@ -220,7 +220,7 @@ def add_unread_function(found: set[str], place: str, value: Any, known: tuple[se
     outer, inner, flat = known
     if isinstance(value, dict):
         function = value.get("function")
-        add_unread(found, place, value, flat if function is None else {*outer})
+        add_unread(found, place, value, flat if function is None else outer)
         if isinstance(function, dict):
             add_unread(found, f"{place}.function", function, inner)
         read = function if isinstance(function, dict) else value

@@ -110,6 +110,8 @@ class Observation:
 class Follower:
     """Callbacks while a job runs: for each new line of its log, and for each change of its state.
 
+    `whole_log`: lines that were logged before it attached are new to it too.
+
     `is_cancelled` is asked when the supervisor is interrupted: whether the job is to end too. A supervisor whose pod is
     evicted is interrupted just as one whose run is cancelled.
     """
@@ -117,6 +119,7 @@ class Follower:
     line: Callable[[str], None]
     phase: Callable[[Observation], None]
     is_cancelled: Callable[[], bool] = lambda: True
+    whole_log: bool = False
 
 
 class JobFailed(Exception):
@@ -232,7 +235,7 @@ class Compute(ABC):
             self._reported_ends.append(job)
             self.credentials.revoke(job)
             return done
-        offset = self.last_line_end(job)
+        offset = 0 if follower.whole_log else self.last_line_end(job)
         self.submit(job)
         progress = Progress(offset)
         last_poll = time.monotonic()

@@ -8,7 +8,7 @@ import shlex
 import uuid
 from typing import Any
 
-from recipes.contracts.command_job import CommandJob
+from recipes.contracts.command_job import CommandJob, SourceTree
 from recipes.contracts.job import CheckpointPolicy, Job, Program, StoreAddress, Tracking
 from recipes.storage import uris
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
@@ -94,7 +94,8 @@ def source_contents(job: CommandJob) -> dict[str, bytes]:
 
 def code_manifest(job: CommandJob) -> Manifest:
     """What the source files are: modes, links and empty folders too, and no times."""
-    tree, contents = job.source_tree, source_contents(job)
+    tree: SourceTree = job.source_tree
+    contents = source_contents(job)
     # A text lies at its path, as it always has: digests of jobs that were submitted before hold.
     named = {path: "" for path in job.files if path.rpartition("/")[2] == MANIFEST_FILE}
     files = [describe_source(path, data, tree.modes.get(path), named.get(path)) for path, data in sorted(contents.items())]

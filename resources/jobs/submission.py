@@ -199,7 +199,7 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
 
 def refuse_zero_durations(schedule: Schedule | None) -> None:
     """Of a job that was given no seconds, each start failed. Raises HanzoError."""
-    for key in ("max_duration", "checkpoint_interval", "grace_period"):
+    for key in ("max_duration", "checkpoint_interval", "grace_period", "stall_limit"):
         given = getattr(schedule, key, None)
         if given is not None and (problem := explain_zero_duration(f"schedule.{key}", given)):
             raise invalid(problem)

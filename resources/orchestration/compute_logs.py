@@ -23,5 +23,5 @@ class ObjectStoreLogManager(S3ComputeLogManager):  # type: ignore[misc]
             region_name=self._s3_session.meta.region_name or "us-east-1",
             config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
         )
-        place = {"Bucket": self._s3_bucket, "Key": self._s3_key(log_key, io_type)}
+        place = {"Bucket": self._s3_bucket, "Key": S3ComputeLogManager._s3_key(self, log_key, io_type)}
         return str(client.generate_presigned_url("get_object", Params=place, ExpiresIn=LINK_SECONDS))

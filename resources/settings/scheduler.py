@@ -89,6 +89,14 @@ class Scheduler(Section):
     start_limit: Duration = Field(
         "10m", description="how long an admitted job, which holds its GPUs, may wait for its image or its configuration"
     )
+    scratch_limit: str | None = Field(
+        None,
+        description="how much a pod may write to its scratch volume, such as 500Gi, until the kubelet evicts it; without a "
+        "limit it may fill the disk of its node, and others are evicted too",
+    )
+    keep_failed_for: Duration = Field(
+        "24h", description="how long pods of a failed job stay that was submitted with pod.keep_failed"
+    )
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
     volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")
@@ -117,6 +125,11 @@ class Scheduler(Section):
             if name == CPU_FLAVOR and capacity.gpus:
                 raise ValueError(f"capacity.{CPU_FLAVOR} is of nodes without GPUs: remove its `gpus`")
         return self
+
+    @field_validator("scratch_limit")
+    @classmethod
+    def check_scratch_limit(cls, value: str | None) -> str | None:
+        return None if value is None else validate_quantity(value)
 
     @field_validator("backend")
     @classmethod

@@ -119,7 +119,8 @@ RETRY_TAG = "hanzo_ml/again"
 YES, NO = "yes", "no"
 JOB_ASSETS = {"checkpoint", "command"}
 """Assets whose runs work for a job; runs of other assets use what a job has made."""
-DOWNSTREAM_ASSETS = {"evaluation", "version", "merged", "gguf"}
+EXPORT_ASSETS = {"merged", "gguf"}
+DOWNSTREAM_ASSETS = {"evaluation", "version", *EXPORT_ASSETS}
 DATASETS_PREFIX = "datasets"
 """First part of the keys of assets that check, split and prepare."""
 MAX_ERROR_RETRIES = 5
@@ -173,9 +174,20 @@ def decide_run(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: 
         again = steps <= DOWNSTREAM_ASSETS and may_retry(run, failure)
         reason = f"what follows its training failed: {failure.cause}{IS_RETRIED if again else ''}"
         control_plane.jobs.fail_evaluation(partition, reason)
+        if not again and steps & EXPORT_ASSETS:
+            fail_exports(partition, failure, control_plane)
         return again
     is_data = bool(run.asset_selection) and all(key.path[0] == DATASETS_PREFIX for key in run.asset_selection)
     return is_data and may_retry(run, read_failure(instance, run))
+
+
+def fail_exports(job_id: str, failure: RunFailure, control_plane: ControlPlane) -> None:
+    """Mark the versions of a job as failed that still wait for their export: its worker may have died before it could."""
+    with control_plane.database.write() as connection:
+        job = control_plane.jobs.get(job_id, connection)
+        for version in control_plane.registry.list_by_run(job.organization, job_id, connection):
+            if version.status == "pending":
+                control_plane.registry.fail_export(connection, version, failure.cause)
 
 
 def decide_for_job(instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: str, control_plane: ControlPlane) -> bool:

@@ -1,6 +1,8 @@
 """An installation with Dagster: code server, daemon and web server as processes beside API and controller, runs as pods."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -282,12 +284,22 @@ class DagsterInstallation(Installation):
 def measure_worker(run_id: str) -> int:
     """Peak memory of a run's worker with all its processes, in bytes; 0 where none runs. They load no PyTorch."""
     peak = 0
-    for process in psutil.process_iter(["cmdline"]):
-        if run_id not in " ".join(process.info["cmdline"] or ()):
-            continue
+    for pid in find_worker(run_id):
         with suppress(FileNotFoundError, ProcessLookupError):
-            folder = Path(f"/proc/{process.pid}")
-            (line,) = (line for line in (folder / "status").read_text().splitlines() if line.startswith("VmHWM"))
-            peak += int(line.split()[1]) * 1024
+            folder = Path(f"/proc/{pid}")
+            lines = (folder / "status").read_text().splitlines()
+            peak += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))  # a zombie has none
             assert "libtorch" not in (folder / "maps").read_text()
     return peak
+
+
+def kill_worker(run_id: str) -> None:
+    """SIGKILL all processes of a run's worker, whose pod notices later."""
+    for pid in find_worker(run_id):
+        os.kill(pid, signal.SIGKILL)
+
+
+def find_worker(run_id: str) -> list[int]:
+    """The processes of a run's worker, as this machine sees them."""
+    processes = psutil.process_iter(["cmdline"])
+    return [process.pid for process in processes if run_id in " ".join(process.info["cmdline"] or ())]

@@ -124,9 +124,11 @@ class Installation:
 
     def wait_for(self, job: JobKey, *phases: Phase, within: float = ENDS_WITHIN) -> Observation:
         """Wait until a submitted job is in one of these phases. Raises AssertionError where it ends otherwise."""
-        ended = (Phase.SUCCEEDED, Phase.FAILED)
-        wait_until(lambda: self.observe(job).phase in (*phases, *ended), within, lambda: self.describe(job))
-        seen = self.observe(job)
+        awaited = {*phases, Phase.SUCCEEDED, Phase.FAILED}
+        deadline = time.monotonic() + within
+        while (seen := self.observe(job)).phase not in awaited:
+            assert time.monotonic() < deadline, self.describe(job)
+            time.sleep(0.3)
         assert seen.phase in phases, self.describe(job)
         return seen
 

@@ -11,13 +11,20 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition_schema import DeploymentTarget, EvaluationSuite, Export, ModelDefinition
 from hanzo_ml_assets.evaluation import evaluation_job
-from hanzo_ml_assets.export import choose_served_export, export_job, register_exports, reuse_recorded_exports
-from recipes.contracts.job import Hardware, Job, Result
+from hanzo_ml_assets.export import (
+    choose_served_export,
+    export_job,
+    recorded_failure,
+    register_exports,
+    reuse_recorded_exports,
+)
+from recipes.contracts.job import BadConfiguration, Hardware, Job, Result
 from recipes.contracts.pod_settings import PodSettings
 from recipes.contracts.recipe import Recipe
 from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
+from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.version_lifecycle import ModelVersion
 from tests.migrated_database import migrate
 from tests.resources.metadata.registry.test_version_lifecycle import model, registration
@@ -61,10 +68,10 @@ def version(plane: ControlPlane) -> ModelVersion:
         return plane.registry.get(model(), 1, connection)
 
 
-def wanted(plane: ControlPlane, **changed: Any) -> Job:
+def wanted(plane: ControlPlane, trained: JobRecord | None = None, **changed: Any) -> Job:
     target = DeploymentTarget(smoke_prompts=("Who?",), **changed)
     definition = ModelDefinition(name="m", dataset="d", recipe="smollm2-135m-lora", deployment=target)
-    return export_job(definition, plane.jobs.read(RUN), version(plane), plane)
+    return export_job(definition, trained or plane.jobs.read(RUN), version(plane), plane)
 
 
 def export(plane: ControlPlane, folder: Path, job: Job, text: str) -> dict[str, Artifact]:
@@ -177,3 +184,54 @@ def test_programs_after_training_have_their_own_resources_and_the_job_s_pods(pla
         assert (evaluation.hardware, exported.hardware) == (evaluated_on, exported_on)
         assert evaluation.pod == exported.pod == pod and evaluation.env == {"A": "b"}
         assert evaluation.work_digest == evaluation_job(usual, job, plane).work_digest, "where it runs is no part of it"
+
+
+def test_failed_attempt_is_recorded_on_the_version_and_the_next_one_clears_it(plane: ControlPlane) -> None:
+    def attempt(error: Exception | None) -> None:
+        with recorded_failure(plane, version(plane)):
+            assert (version(plane).status, version(plane).reason) == ("pending", "")
+            if error:
+                raise error
+
+    error = BadConfiguration("the engine renders it otherwise")
+    for _ in range(2):
+        with pytest.raises(BadConfiguration):
+            attempt(error)
+        assert (version(plane).status, version(plane).reason) == ("failed", str(error))
+    attempt(None)
+    assert version(plane).status == "pending"
+
+
+def training_with(plane: ControlPlane, **artifacts: Artifact) -> JobRecord:
+    job = plane.jobs.read(RUN)
+    return replace(job, artifacts={**job.artifacts, **{name: each.model_dump() for name, each in artifacts.items()}})
+
+
+def test_template_arguments_of_the_training_go_along_and_to_another_place(plane: ControlPlane, tmp_path: Path) -> None:
+    """An export of an older release, which had none of it, stays what it is."""
+    before = wanted(plane)
+    assert before.parameters.keys() == {"recipe", "quantization"}, "equal work keeps its digest"
+    register(plane, export(plane, tmp_path / "first", before, "weights"))
+    (tmp_path / "train").mkdir()
+    arguments = {"date_string": "26 Jul 2024"}
+    facts = {"parameters": {"tokenize": {"tokenizer": "x", "template_arguments": arguments}}}
+    train = plane.store.publish(tmp_path / "train", "s3://hanzo-ml/datasets/d/1/train", "split", facts=facts)
+    after = wanted(plane, training_with(plane, train=train))
+    assert after.parameters["template_arguments"] == arguments
+    assert set(after.outputs.values()).isdisjoint(before.outputs.values()) and after.result_uri != before.result_uri
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": '{"chat_template": [{"name": "default", "template": "x"}]}'},
+        {"tokenizer_config.json": "{}", "additional_chat_templates/rag.jinja": "x"},
+    ],
+)
+def test_named_templates_are_exported_to_another_place(plane: ControlPlane, tmp_path: Path, files: dict[str, str]) -> None:
+    before = wanted(plane)
+    for name, text in files.items():
+        (tmp_path / "named" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "named" / name).write_text(text)
+    base = plane.store.publish(tmp_path / "named", "s3://hanzo-models/base/named", "base")
+    assert wanted(plane, training_with(plane, base=base)).parameters["form"] == 2 and "form" not in before.parameters

@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from gguf import GGUFReader
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recipes.convert
 from recipes.contracts.job import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.contracts.parameters import TokenizeParameters
 from recipes.contracts.recipe import Recipe
 from recipes.convert import convert
-from recipes.export.merge import relative_error
+from recipes.export.gguf import export_gguf
+from recipes.export.merge import merge_adapter, relative_error
+from recipes.preparation.tokenization.frozen_tokenizer import write_tokenizer_files
+from recipes.preparation.tokenization.record_tokenizer import RecordTokenizer, Tokens
+from recipes.records.record_layouts import Layout
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact
 from tests.recipes.llama_cpp import LlamaCpp
@@ -107,7 +113,7 @@ def test_merged_folder_is_complete_and_names_no_path(made: Path, store: Store, t
     base = tmp_path / "base"
     shutil.copytree(made / "base", base)
     (base / "additional_chat_templates").mkdir()
-    (base / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson }}")
     result = run(job_for(store, tmp_path, base, made / "adapter"), store)
     merged = store.fetch(result.artifacts["merged"], tmp_path / "merged")
     config = json.loads((merged / "config.json").read_text())
@@ -216,3 +222,116 @@ def test_a_missing_input_is_named(made: Path, store: Store, tmp_path: Path) -> N
     job = job_for(store, tmp_path, made / "base", made / "adapter")
     with pytest.raises(BadConfiguration, match="the input 'base' is missing"):
         run(job.model_copy(update={"inputs": {"adapter": job.inputs["adapter"]}}), store)
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+QUESTION = [{"role": "user", "content": " Who?  "}]
+
+
+def base_with_templates(made: Path, folder: Path, templates: object) -> Path:
+    """A copy of the base whose chat template is this in its configuration."""
+    shutil.copytree(made / "base", folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": templates}))
+    return folder
+
+
+def export_with(made: Path, store: Store, tmp_path: Path, base: Path, **parameters: object) -> tuple[Result, Path]:
+    job = job_for(store, tmp_path, base, made / "adapter")
+    recipe = {**job.parameters["recipe"], **{k: v for k, v in parameters.items() if k == "system_prompt"}}  # type: ignore[dict-item]
+    more = {key: value for key, value in parameters.items() if key != "system_prompt"}
+    result = run(job.model_copy(update={"parameters": {**job.parameters, "recipe": recipe, **more}}), store)
+    return result, file_in(store, result.artifacts["gguf"], "model.gguf")
+
+
+@pytest.mark.slow
+def test_named_templates_are_served_and_others_are_reported(made: Path, store: Store, tmp_path: Path) -> None:
+    templates = {"rag": "rag " + TEMPLATE, "default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "b": "b"}
+    listed = [{"name": name, "template": text} for name, text in templates.items()]
+    result, gguf = export_with(made, store, tmp_path, base_with_templates(made, tmp_path / "base", listed))
+    engine = LlamaCpp(gguf)
+    assert engine.render(QUESTION) == "<|im_start|>user\n Who?  <|im_end|>\n<|im_start|>assistant\n"
+    with_tools = engine.post("/apply-template", {"messages": QUESTION, "tools": TOOLS})["prompt"]
+    assert with_tools.startswith('[{"type": "function", "function": {"name": "f"')
+    assert result.facts["notes"] == ["the engine does not render the chat templates b, rag"]
+
+
+def test_system_prompt_and_template_arguments_of_training_reach_the_engine(made: Path, store: Store, tmp_path: Path) -> None:
+    """The tokens of a question in the engine are those that training put before the answer."""
+    prompt, arguments = (
+        'Sei "nett":\n{{ x }} %} gr\u00f6\u00dfer \U0001f389 \\',
+        {"date_string": "26 Jul 2024", "thinks": False, "list": [1, "a"]},
+    )
+    template = "{% if not thinks %}{{ date_string }} {{ list[1] }}\n{% endif %}" + TEMPLATE
+    base = base_with_templates(made, tmp_path / "base", template)
+    result, gguf = export_with(made, store, tmp_path, base, system_prompt=prompt, template_arguments=arguments)
+    engine, tokenizer = LlamaCpp(gguf), AutoTokenizer.from_pretrained(base)
+    parameters = TokenizeParameters(tokenizer="x", system_prompt=prompt, template_arguments=arguments)
+    write_tokenizer_files(tokenizer, tmp_path / "frozen", parameters)
+    records = [{"instruction": "Who?", "answer": "She."}]
+    (trained,) = RecordTokenizer(tmp_path / "frozen", parameters).tokenize(records, [Layout.INSTRUCTION])
+    assert isinstance(trained, Tokens)
+    asked = engine.tokenize(engine.render([{"role": "user", "content": "Who?"}]))
+    assert asked == trained.ids[: trained.runs[0]]
+    own = [{"role": "system", "content": "Own."}, *QUESTION]
+    assert (
+        engine.render(own)
+        == "26 Jul 2024 a\n"
+        + "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in own)
+        + "<|im_start|>assistant\n"
+    )
+    facts = store.manifest(result.artifacts["gguf"]).facts
+    assert facts == {"quantization": "F16", "system_prompt": prompt, "template_arguments": arguments}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("templates", "said"),
+    [
+        ("{{ 1.0 | tojson }}" + TEMPLATE, "chat template 'default'"),
+        ({"default": TEMPLATE, "tool_use": "{{ tools }}" + TEMPLATE}, "chat template 'tool_use'.* with a tool"),
+        ({"rag": TEMPLATE, "other": TEMPLATE}, "of the chat templates other, rag the engine renders none"),
+    ],
+)
+def test_template_that_the_engine_renders_otherwise_is_named(
+    made: Path, store: Store, tmp_path: Path, templates: object, said: str
+) -> None:
+    with pytest.raises(BadConfiguration, match=said):
+        export_with(made, store, tmp_path, base_with_templates(made, tmp_path / "base", templates))
+    assert store.find("s3://hanzo-models/tiny/gguf") is None
+
+
+@pytest.mark.slow
+def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store: Store, tmp_path: Path) -> None:
+    base = base_with_templates(made, tmp_path / "base", TEMPLATE)
+    document = json.loads((base / "tokenizer.json").read_text())
+    for token in document["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (base / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(BadConfiguration, match=r"the engine tokenizes .*<\|im_end\|>.* otherwise than training"):
+        export_with(made, store, tmp_path, base)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_adapter_of_one_end_of_tied_weights_is_merged_into_weights_of_its_own(
+    made: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(made / "base", dtype=torch.float32)
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, tensor in adapted.named_parameters():
+            if "lora_" in name:
+                tensor.normal_(std=0.05)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    merge_adapter(made / "base", tmp_path / "adapter", tmp_path / "merged", "float32")
+    tokens = torch.arange(20)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    with torch.inference_mode():
+        assert relative_error(merged(tokens).logits, adapted.eval()(tokens).logits) < 1e-4
+    export_gguf(tmp_path / "merged", tmp_path / "model.gguf", "F16")
+    assert "output.weight" in {tensor.name for tensor in GGUFReader(tmp_path / "model.gguf").tensors}

@@ -28,6 +28,25 @@ def test_file_name_tells_its_format(name: str, format: Format, expected: bool) -
     assert has_format(name, format) is expected
 
 
+@pytest.mark.parametrize(
+    ("names", "format", "chosen", "skipped"),
+    [
+        (["a.txt", "b.json"], Format.TEXT, ["a.txt"], []),
+        (["a.txt", "b.json"], Format.JSONL, ["b.json"], []),
+        (["a.csv", "b.json", "c.jsonl"], Format.JSONL, ["c.jsonl"], ["b.json"]),
+        (["a.csv", "b.json"], Format.JSONL, [], ["b.json"]),
+        (["a.csv", "b.json"], Format.CSV, ["a.csv"], []),
+        ([".a.csv", "x/._b.csv", "x/c.csv", ".DS_Store"], Format.CSV, ["x/c.csv"], [".a.csv", "x/._b.csv"]),
+        (["state.json", "dataset_info.json", "data.arrow"], Format.ARROW, ["data.arrow"], []),
+    ],
+)
+def test_of_a_folder_the_files_of_the_format_are_read(
+    names: list[str], format: Format, chosen: list[str], skipped: list[str]
+) -> None:
+    found = select_files(names, format)
+    assert (list(found.chosen), list(found.skipped)) == (chosen, skipped)
+
+
 def test_files_of_a_folder_come_folder_by_folder(tmp_path: Path) -> None:
     """In the order in which earlier releases read them: equal files are the version that they were."""
     for folder in ("a", "a-b", "10", "1"):

@@ -17,6 +17,7 @@ from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES
 from sensors.retry_dead_runs import retry_dead_runs
 from tests.recipes.command.test_program import House as Commands
 from tests.recipes.command.test_program import house as commands
+from tests.resources.metadata.registry.test_version_lifecycle import artifact, model, registration
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 
 __all__ = ["commands", "house", "repository"]  # fixtures
@@ -101,3 +102,27 @@ def test_a_failed_job_raises_its_reason_and_bad_configuration_its_own_words(comm
 @pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
 def test_attempts_are_counted_in_words(commands: Commands, attempt: int, counted: str) -> None:
     assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", ExitReason.PROGRAM_ERROR)))
+
+
+def test_export_given_up_is_the_version_s_failure(trained: House) -> None:
+    """Also where its worker died, which could record nothing."""
+    with trained.plane.database.write() as connection:
+        made = trained.plane.registry.register(connection, model(), registration("job-1"), {"adapter": artifact("adapter")})
+    gguf = dg.AssetKey(["models", MODEL, "gguf"])
+
+    @dg.asset(key=gguf, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
+    def export() -> None:
+        raise ValueError("no name for the pre-tokenizer")
+
+    trained.instance.add_dynamic_partitions(f"{MODEL}-runs", ["job-1"])
+    dg.Definitions(assets=[export]).get_implicit_global_asset_job_def().execute_in_process(
+        instance=trained.instance,
+        partition_key="job-1",
+        asset_selection=[gguf],
+        raise_on_error=False,
+        tags={FAILURE_REASON_TAG: "STEP_FAILURE"},
+    )
+    trained.tick(retry_dead_runs)
+    with trained.plane.database.read() as connection:
+        found = trained.plane.registry.get(made.model, made.version, connection)
+    assert found.status == "failed" and "no name for the pre-tokenizer" in found.reason

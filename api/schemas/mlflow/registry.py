@@ -38,7 +38,7 @@ def stages_in_mlflow_stage(stage: str) -> tuple[str, ...]:
 
 def version_status(version: ModelVersion) -> str:
     """A version without an export is ready, unless one is on its way: a pointer is all that MLflow's registry keeps."""
-    if version.status == "quarantined":
+    if version.status in ("quarantined", "failed"):
         return "FAILED_REGISTRATION"
     return "PENDING_REGISTRATION" if version.is_awaiting_export else "READY"
 

@@ -58,8 +58,14 @@ class Deployment(TypedDict):
     updated_at: int
 
 
+NOT_SERVED = "not served: no file"
+"""Reason of a version that a client registered, and of which the engine can load nothing."""
+
+
 class ModelVersion(TypedDict):
-    """`reason` is why it is quarantined; `servable`: one of its formats is what the engine can load.
+    """`reason` is why it is quarantined or not served, or its export failed.
+
+    `servable`: one of its formats is what the engine can load.
 
     `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
     """
@@ -68,7 +74,7 @@ class ModelVersion(TypedDict):
     name: str
     version: int
     stage: Literal["none", "staging", "canary", "production", "archived"]
-    status: Literal["pending", "ready", "quarantined"]
+    status: Literal["pending", "ready", "failed", "quarantined"]
     reason: str
     run_id: str | None
     sole_run_id: str | None
@@ -122,6 +128,7 @@ def versions_json(versions: Sequence[VersionRecord], database: Database) -> list
             | {key: getattr(version, key) or None for key in ("architecture", "base_model", "method")}
             | {
                 "servable": version.servable,
+                "reason": version.reason or ("" if version.servable or version.status != "ready" else NOT_SERVED),
                 "deployment": deployed.get(version.version),
             },
         )

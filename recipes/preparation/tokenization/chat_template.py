@@ -182,6 +182,11 @@ class ChatTemplate:
                 )
         return whole, spans
 
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> str:
+        """A conversation up to where the assistant starts to answer: what whoever generates is given. Raises UnfitRecord."""
+        before = self._system if messages[0]["role"] not in SYSTEM_ROLES else []
+        return self._render([*before, *messages], answer=True, tools=tools)
+
     def _prompt(self, text: str) -> str:
         return self._render([*self._system, {"role": "user", "content": text}], answer=True)
 

@@ -14,10 +14,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from recipes.checkpoints.commit import read_content_digest
 from recipes.checkpoints.local import keep_only_step
 from recipes.checkpoints.manager import CheckpointManager
+from recipes.checkpoints.node_parts import part_in_folder
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.rewind import Rewind, rewind_folder
-from recipes.runner import log_line
+from recipes.runner import Restart, log_line
 from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.manifest import Manifest
 from recipes.training.checkpointing.checkpoint_assembly import assemble_checkpoints
@@ -43,7 +44,8 @@ def find_resume_checkpoint(
     on its new way, the run goes on there, and does not go back once more.
 
     Raises:
-        BadConfiguration: there is no valid checkpoint of that step.
+        BadConfiguration: there is no valid checkpoint of that step, or of those there are none was evaluated.
+        Restart: none was found to go on from, and there are some.
     """
     branches = [checkpoints]
     start = None
@@ -55,8 +57,35 @@ def find_resume_checkpoint(
         branches.append(branches[-1].branch(rewind_folder(back.step), back.step))
     *before, branch = branches
     if (newest := branch.latest()) or not sent_back:
+        if newest is None and start is None:
+            refuse_to_begin_again(branches, resume_from)
         return branch, newest or start
     return branch, find_checkpoint(before, sent_back[-1].step)
+
+
+def refuse_to_begin_again(branches: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int) -> None:
+    """Never train anew from step 0 what a complete checkpoint holds: look for one once more, and end with an error.
+
+    Raises:
+        BadConfiguration: the best is asked for, and none was evaluated.
+        Restart: a store that did not list them before does so now; another start may find them.
+    """
+    complete = sorted({step for branch in branches for step in list_complete_steps(branch)})
+    if not complete:
+        return
+    there = ", ".join(map(str, complete))
+    if resume_from == "best":
+        raise BadConfiguration(
+            f"checkpoint.resume_from is best, and no checkpoint was evaluated. There are: {there}: "
+            "set it to latest, or to one of these steps"
+        )
+    raise Restart(f"the run would begin at step 0, although there are complete checkpoints in {branches[-1].uri}: {there}")
+
+
+def list_complete_steps(checkpoints: CheckpointManager) -> list[int]:
+    """Of the checkpoints here and in the store, without what is one machine's part of one."""
+    local = [step for step in checkpoints.local_steps() if part_in_folder(checkpoints.folder / str(step)) is None]
+    return [*local, *checkpoints.stored_steps()]
 
 
 def find_checkpoint(branches: Sequence[CheckpointManager], step: int) -> tuple[int, Path]:
@@ -158,7 +187,7 @@ def agree_on_checkpoint(
 
     Raises:
         BadConfiguration: there is no valid checkpoint of the step to resume from.
-        Restart: the store has not what the leader goes on from.
+        Restart: the store has not what the leader goes on from, or the leader found none although there are some.
     """
     asked = {back.step for back in sent_back} | ({resume_from} if isinstance(resume_from, int) else set())
     assemble_checkpoints(checkpoints, group, asked)

@@ -159,7 +159,7 @@ class Cluster:
             answer = self._request("GET", kind.path(namespace), query={**selectors, **page})
             items += answer["items"]
             if not (following := answer["metadata"].get("continue")):
-                return items, str(answer["metadata"]["resourceVersion"])
+                return items, read_version(answer)
             page = {"limit": CHUNK_ITEMS, "continue": following}
 
     def watch(
@@ -204,6 +204,15 @@ class Cluster:
         with suppress(NotFound, *([AlreadyExists] if uid else [])):
             self._request("DELETE", kind.path(namespace, name), body=body)
 
+    def fail_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Give a pod that exists the phase Failed, as Kubernetes' own collector does where a kubelet never will.
+
+        Only then its Job replaces it, and lets go of its finalizer.
+        """
+        body = {"metadata": {"uid": uid}, "status": {"phase": "Failed"}}
+        with suppress(NotFound, AlreadyExists):  # another pod of that name is left alone
+            self._request("PATCH", f"{POD.path(namespace, name)}/status", body=body)
+
     def request(self, method: str, path: str, body: Any = None) -> Item:
         """A request about no object, such as for the version of the API server."""
         return self._request(method, path, body=body)
@@ -218,13 +227,16 @@ class Cluster:
             path,
             method,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            header_params={"Accept": "application/json", "Content-Type": CONTENT_TYPES.get(method, "application/json")},
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
             _return_http_data_only=True,
             _request_timeout=(CONNECT_SECONDS, read_seconds),
         )
+
+
+CONTENT_TYPES = {"PATCH": "application/merge-patch+json"}
 
 
 @contextmanager
@@ -239,6 +251,14 @@ def translate_errors() -> Iterator[None]:
         raise classify_error(error.status or 0, as_text(error.body) or str(error.reason)) from None
     except (HTTPError, OSError, ValueError) as error:
         raise ClusterUnavailable(f"the API server does not answer: {error}") from None
+
+
+def read_version(listing: Item) -> str:
+    """Where to watch from. Raises ClusterUnavailable: a server that is just starting, or a proxy, left it out."""
+    version = listing["metadata"].get("resourceVersion")
+    if not version:
+        raise ClusterUnavailable("a list came without a resource version")
+    return str(version)
 
 
 def as_text(body: Any) -> str:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from recipes.contracts.exit_reason import ExitReason
 from resources.compute.kubernetes.exits import Exit, explain_gang, explain_pod, pods_started_with
-from resources.compute.kubernetes.phases import Snapshot
+from resources.compute.kubernetes.phases import DELETED_GANG, Snapshot
 from resources.compute.kubernetes.states import PodState
 from resources.metadata.cluster_jobs import CANCEL
 from resources.metadata.job_attempts import VAGUE_REASONS, Attempt
 
 UNSEEN_MS = 90_000
 """A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
+MAX_CLOCK_DIFFERENCE_MS = 15_000
+"""Between nodes and the database: what a node dates so much later than the end of an attempt may have come before it."""
 SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, ExitReason.NODE_LOST})
 """What ends an attempt at once: the launchers that survive know less about it."""
 
@@ -50,7 +52,7 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
         first = next((pod for pod in pods if pod.uid == attempt.claimed_by), None)
         seen = explain_gang(pods_started_with(first, pods), snapshot.lost_nodes) if first else None
         if not is_open:
-            if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS:
+            if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS and is_cause(seen, attempt):
                 yield Ending(attempt.attempt, seen.reason, seen.message, seen.at)
         elif (seen is not None and seen.reason in SEEN_BY_CLUSTER) or is_over(first, attempt, snapshot):
             if seen is None and first is not None and first.exit_code == 0:
@@ -59,6 +61,11 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
             if found.reason is ExitReason.KILLED and snapshot.gang is not None and snapshot.gang.suspended:
                 found = explain_absence(first, snapshot)  # it did not save in time, which is no fault of its own
             yield Ending(attempt.attempt, found.reason, found.message, found.at)
+
+
+def is_cause(seen: Exit, attempt: Attempt) -> bool:
+    """Whether it happened before the attempt ended: a pod that hangs is killed after its grace period, because it did."""
+    return attempt.ended_at is None or seen.at <= attempt.ended_at + MAX_CLOCK_DIFFERENCE_MS
 
 
 def is_over(first: PodState | None, attempt: Attempt, snapshot: Snapshot) -> bool:
@@ -76,7 +83,7 @@ def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
     if first is not None and first.generation < job.generation:
         return Exit(ExitReason.PREEMPTED, f"generation {job.generation} has replaced it")
     if gang is None or gang.deleting:
-        return Exit(ExitReason.KILLED, "somebody deleted the objects of the job in the cluster")
+        return Exit(ExitReason.KILLED, DELETED_GANG)
     if gang.suspended:
         return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or "its nodes were needed for another job")
     if first is None:

@@ -6,9 +6,11 @@ A launcher that is killed with its pod, or whose node is gone, reports nothing; 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from recipes.contracts.exit_reason import ExitReason, classify_message
+from pydantic import ValidationError
+
+from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
 from recipes.contracts.job import EXIT_PREEMPTED, EXIT_RESTART
-from resources.compute.kubernetes.states import PodState
+from resources.compute.kubernetes.states import EVICTED, PodState
 
 LOST_NODE_EVICTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 """Reasons of DisruptionTarget for pods of a node that is gone, or does not answer."""
@@ -40,7 +42,7 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
     if pod.exit_reason == "OOMKilled":
         limit = f", its limit is {pod.memory_limit}" if pod.memory_limit else ""
         return Exit(ExitReason.OOM_KILLED, f"{who} was killed by the kernel for lack of memory{limit}", pod.finished_at)
-    if pod.status_reason == "Evicted":
+    if pod.status_reason == EVICTED:
         return Exit(eviction_reason(pod.message), f"{who} was evicted: {pod.message}", pod.finished_at)
     was_lost = pod.eviction in LOST_NODE_EVICTIONS or (pod.deleting and pod.node in lost_nodes)
     if was_lost and pod.exit_code != EXIT_PREEMPTED:
@@ -49,7 +51,10 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
         return None
     if pod.eviction:
         return Exit(
-            ExitReason.PREEMPTED, f"{who} was evicted: {pod.message or pod.eviction}", pod.finished_at, pod.exit_code
+            ExitReason.PREEMPTED,
+            f"{who} was evicted: {pod.eviction_message or pod.eviction}",
+            pod.finished_at,
+            pod.exit_code,
         )
     return explain_code(pod, who)
 
@@ -58,11 +63,21 @@ def explain_code(pod: PodState, who: str) -> Exit:
     output = "\n".join(pod.message.splitlines()[-MESSAGE_LINES:])
     if pod.exit_code == 0:
         return Exit(ExitReason.COMPLETED, "", pod.finished_at, 0)
+    if document := read_termination_message(pod):
+        return Exit(document.reason, f"{who}: {document.message}", pod.finished_at, pod.exit_code)
     if pod.exit_reason in START_ERRORS:
         return Exit(ExitReason.BAD_CONFIGURATION, f"{who} cannot start its program: {output}", pod.finished_at)
     reason = classify_message(pod.exit_code, output)
     ended = "ended without an exit code" if pod.exit_code is None else f"ended with exit code {pod.exit_code}"
     return Exit(reason, f"{who} {ended}" + (f": {output}" if output else ""), pod.finished_at, pod.exit_code)
+
+
+def read_termination_message(pod: PodState) -> ExitDocument | None:
+    """What the launcher wrote for the kubelet; None where it was killed, or the message is the end of the log."""
+    try:
+        return ExitDocument.model_validate_json(pod.message)
+    except ValidationError:
+        return None
 
 
 def eviction_reason(message: str) -> ExitReason:

@@ -46,6 +46,8 @@ def base_name(job: JobKey) -> str:
 PROGRAM_LABEL, JOB_LABEL = f"{DOMAIN}/program", f"{DOMAIN}/job"
 JOB_ID_ANNOTATION, DIGEST_ANNOTATION = f"{DOMAIN}/job-id", f"{DOMAIN}/work-digest"
 GENERATION_ANNOTATION = f"{DOMAIN}/generation"
+KEEP_ANNOTATION = f"{DOMAIN}/keep-failed"
+"""On objects of a job whose pods stay for a time after it has failed."""
 
 
 def labels(job: JobKey) -> dict[str, str]:
@@ -59,6 +61,7 @@ def annotations(job: Job, generation: int = 1) -> dict[str, str]:
         JOB_ID_ANNOTATION: job.id,
         DIGEST_ANNOTATION: job.work_digest,
         GENERATION_ANNOTATION: str(generation),
+        **({KEEP_ANNOTATION: "true"} if job.pod.keep_failed else {}),
     }
 
 
@@ -99,6 +102,7 @@ class Gang:
     image_pull_secrets: tuple[str, ...]
     tolerations: tuple[Toleration, ...]
     volumes: tuple[VolumeClaim, ...]
+    scratch_limit: str | None
 
     @property
     def shares(self) -> bool:
@@ -150,6 +154,7 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
         image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
         tolerations=(*spot, *job.pod.tolerations),
         volumes=merge_volumes(scheduler.volumes, job.pod.volumes),
+        scratch_limit=scheduler.scratch_limit,
     )
 
 

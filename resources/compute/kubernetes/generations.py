@@ -1,11 +1,14 @@
-"""When a job that waits goes on as another generation: with fewer nodes, or with a Workload that Kueue queues again."""
+"""When a job that waits goes on as another generation: with fewer nodes, or with a Workload that Kueue queues again.
+
+It waits in the queue, or with pods that no node has room for.
+"""
 
 import math
 import re
 
 from recipes.contracts.job import Job
 from recipes.contracts.quantities import parse_duration
-from resources.compute.kubernetes.phases import Snapshot
+from resources.compute.kubernetes.phases import Snapshot, find_admission
 
 STUCK_MS = 120_000
 """A Workload that was evicted so long ago and still holds its quota is never queued again (kueue #14811)."""
@@ -28,14 +31,38 @@ def has_waited(snapshot: Snapshot, wait_seconds: float) -> bool:
     return waits and workload is not None and snapshot.now - workload.queued_at >= wait_seconds * 1000
 
 
-def shrink(job: Job, waits_for: str) -> Job | None:
-    """The job on as many nodes as have room now, by Kueue's words; None where that is fewer than it accepts."""
+def count_unplaced_pods(snapshot: Snapshot, wait_seconds: float) -> int:
+    """Pods of an admitted gang that no node has had room for so long, since a node was lost for example.
+
+    The quota knows nothing of nodes that are away. The wait counts over restarts of the gang, whose pods that have a node
+    give up in the end: since all nodes were there last, or since the admission.
+    """
+    gang = snapshot.gang
+    if gang is None or gang.suspended or any(pod.deleting for pod in snapshot.pods):
+        return 0
+    complete = next((found for found in reversed(snapshot.attempts) if found.is_registered), None)
+    if complete is not None and complete.ended_at is None:
+        return 0
+    since = max(find_admission(snapshot) or snapshot.now, (complete and complete.ended_at) or 0)
+    if snapshot.now - since < wait_seconds * 1000:
+        return 0
+    return sum(bool(pod.unschedulable) for pod in snapshot.current_pods)
+
+
+def count_missing_nodes(job: Job, waits_for: str) -> int:
+    """Nodes of the job that have no room now, by Kueue's words; one where it does not say how many GPUs are missing."""
+    assert job.distributed is not None
+    gpus = job.distributed.gpus_per_node if job.distributed.backend == "nccl" else job.hardware.gpus
+    missing = MISSING_GPUS.search(waits_for)
+    return math.ceil(int(missing[1]) / gpus) if missing and gpus else 1
+
+
+def shrink(job: Job, missing_nodes: int) -> Job | None:
+    """The job without the nodes that are missing; None where that is fewer than it accepts."""
     shape = job.distributed
     if shape is None or shape.elastic is None:
         return None
-    gpus = shape.gpus_per_node if shape.backend == "nccl" else job.hardware.gpus
-    missing = MISSING_GPUS.search(waits_for)
-    nodes = shape.num_nodes - (math.ceil(int(missing[1]) / gpus) if missing and gpus else 1)
+    nodes = shape.num_nodes - missing_nodes
     if nodes < shape.elastic.min_nodes:
         return None
     elastic = shape.elastic if nodes > shape.elastic.min_nodes else None
@@ -46,7 +73,11 @@ def next_generation(snapshot: Snapshot, job: Job) -> Job | None:
     """The document of the next generation; None where the present one stays."""
     if is_stuck(snapshot):
         return job
-    elastic = job.distributed and job.distributed.elastic
-    if elastic and snapshot.workload and not snapshot.pods and has_waited(snapshot, parse_duration(elastic.wait)):
-        return shrink(job, snapshot.workload.waits_for)
-    return None
+    elastic, workload = job.distributed and job.distributed.elastic, snapshot.workload
+    if not elastic:
+        return None
+    wait_seconds = parse_duration(elastic.wait)
+    if workload is not None and not snapshot.pods and has_waited(snapshot, wait_seconds):
+        return shrink(job, count_missing_nodes(job, workload.waits_for))
+    unplaced = count_unplaced_pods(snapshot, wait_seconds)
+    return shrink(job, unplaced) if unplaced else None

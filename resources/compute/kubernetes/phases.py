@@ -9,7 +9,9 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job
 from recipes.contracts.quantities import parse_duration, pluralize
 from resources.compute.base import Phase
+from resources.compute.kubernetes.deletions import describe_deletion, find_deleted_pod
 from resources.compute.kubernetes.exits import explain_gang
+from resources.compute.kubernetes.retention import describe_kept_pods, is_ending
 from resources.compute.kubernetes.states import CONFIG_REASONS, PULL_REASONS, GangState, ObjectEvent, PodState, WorkloadState
 from resources.metadata.cluster_jobs import CANCEL, ClusterJob, JobState
 from resources.metadata.job_attempts import Attempt
@@ -17,6 +19,7 @@ from resources.settings.scheduler import Scheduler
 
 PROGRESS_MS = 3_600_000
 """An attempt that ran for so long made progress, as one did that saved a checkpoint: counting begins again with it."""
+DELETED_GANG = "somebody deleted the objects of the job in the cluster"
 IDENTIFIERS = re.compile(r" \(UID: [^)]*\)|; preemptor path: .*?(?=$|; [^p])")
 """In Kueue's words for a preemption: of use to its developers alone."""
 OTHER_FLAVOR = re.compile(
@@ -41,7 +44,7 @@ class Limits:
     """Of a job: its pods, the time that all its attempts may take, and how many of them may fail.
 
     `start_ms`: how long a pod may wait for its image or its configuration. `elastic`: it accepts fewer nodes. `shares`: its
-    pods end one by one.
+    pods end one by one. `keeps_failed`: its pods stay for `keep_ms` when it has failed.
     """
 
     nodes: int
@@ -50,6 +53,8 @@ class Limits:
     retries: int
     start_ms: int
     elastic: bool
+    keeps_failed: bool
+    keep_ms: int
     shares: bool = False
 
     @classmethod
@@ -63,6 +68,8 @@ class Limits:
             start_ms=round(parse_duration(scheduler.start_limit) * 1000),
             elastic=job.distributed is not None and job.distributed.elastic is not None,
             shares=job.distributed is None and job.pods > 1,
+            keeps_failed=job.pod.keep_failed,
+            keep_ms=round(parse_duration(scheduler.keep_failed_for) * 1000),
         )
 
 
@@ -83,6 +90,7 @@ class Snapshot:
     now: int
     attempts: Sequence[Attempt] = ()
     gang: GangState | None = None
+    deleted_gang: GangState | None = None
     workload: WorkloadState | None = None
     queue_position: int | None = None
     queue_words: str = ""
@@ -104,6 +112,11 @@ class Snapshot:
     def current_pods(self) -> list[PodState]:
         """Pods of the newest generation that are not being deleted."""
         return [pod for pod in self.pods if pod.generation == self.job.generation and not pod.deleting]
+
+    @property
+    def all_pods(self) -> list[PodState]:
+        """Pods of the newest generation: those that were deleted, then those that exist."""
+        return [pod for pod in (*self.deleted_pods, *self.pods) if pod.generation == self.job.generation]
 
 
 def used_ms(snapshot: Snapshot) -> int:
@@ -171,11 +184,16 @@ def is_time_over(gang: GangState | None, workload: WorkloadState | None) -> bool
 
 
 def needs_recreation(snapshot: Snapshot) -> bool:
-    """Whether the gang has failed, does not restart by itself, and its newest attempt may be followed by another."""
+    """Whether the gang has failed, does not restart by itself, and another attempt may follow.
+
+    That is so where the reason of its newest attempt restarts, or no attempt began because somebody deleted a pod of it.
+    """
     gang, newest = snapshot.gang, snapshot.newest
     if gang is None or gang.ended != "failed" or gang.restarts_itself:
         return False
-    return newest is not None and newest.reason is not None and newest.reason.restarts
+    if newest is not None and newest.reason is not None and newest.reason.restarts:
+        return True
+    return find_deleted_pod(gang, snapshot.all_pods) is not None
 
 
 def is_complete(snapshot: Snapshot) -> bool:
@@ -261,8 +279,15 @@ def decide_state(snapshot: Snapshot) -> JobState:
         if end.waits_for_pods and snapshot.pods:
             ending = f"{end.detail}; its pods may still save a checkpoint"
             return JobState(job.phase, ending, job.reason, attempt, None, admitted_at)
-        phase = Phase.SUCCEEDED if end.reason is ExitReason.COMPLETED else Phase.FAILED
-        return JobState(phase, end.detail, end.reason, attempt, None, admitted_at)
+        if end.reason is ExitReason.COMPLETED:
+            return JobState(Phase.SUCCEEDED, end.detail, end.reason, attempt, None, admitted_at)
+        kept = ""
+        if snapshot.limits.keeps_failed:
+            if is_ending(snapshot.gang, snapshot.newest, snapshot.now):
+                return JobState(job.phase, f"{end.detail}; its pods end", job.reason, attempt, None, admitted_at)
+            kept = describe_kept_pods(snapshot.gang, snapshot.current_pods, snapshot.now + snapshot.limits.keep_ms)
+        detail = "; ".join(filter(None, (end.detail, kept)))
+        return JobState(Phase.FAILED, detail, end.reason, attempt, None, admitted_at)
     last = snapshot.last_ended
     phase, detail = find_phase(snapshot)
     waits = phase in (Phase.PENDING, Phase.SUSPENDED)
@@ -281,23 +306,30 @@ def find_phase(snapshot: Snapshot) -> tuple[Phase, str]:
     gang, newest, last = snapshot.gang, snapshot.newest, snapshot.last_ended
     before = last.message if last is not None and last is newest else ""
     if gang is None or gang.deleting:
-        return (Phase.RESTARTING, before) if snapshot.attempts else (Phase.PENDING, "")
+        lost = gang or snapshot.deleted_gang
+        # Those that the controller deletes itself have ended.
+        deleted = DELETED_GANG if lost is not None and lost.ended is None else ""
+        words = "; ".join(dict.fromkeys(filter(None, (before, deleted))))
+        return (Phase.RESTARTING, words) if snapshot.attempts else (Phase.PENDING, deleted)
     if gang.suspended:
         words = describe_queue(snapshot.workload, snapshot.queue_words, snapshot.queue_problem)
         return (Phase.SUSPENDED, words) if snapshot.attempts else (Phase.PENDING, words)
-    hold = find_hold(snapshot)
-    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest):
+    hold, deleted = find_hold(snapshot), describe_deletion(find_deleted_pod(gang, snapshot.all_pods))
+    if newest is not None and newest.generation == snapshot.job.generation and is_running(newest, snapshot):
         if hold is None or newest.is_registered:
             return Phase.RUNNING, ""
         # Its first node has claimed the attempt, and waits for others that cannot start.
         return (Phase.STARTING if newest is snapshot.attempts[0] else Phase.RESTARTING), hold.detail
     if not snapshot.attempts:
-        return Phase.STARTING, hold.detail if hold else "its pods run, and have not reported yet"
-    return Phase.RESTARTING, "; ".join(filter(None, (before, hold.detail if hold else "")))
+        detail = hold.detail if hold else "its pods run, and have not reported yet"
+        return Phase.STARTING, "; ".join(filter(None, (deleted, detail)))
+    return Phase.RESTARTING, "; ".join(filter(None, (before, deleted, hold.detail if hold else "")))
 
 
-def is_running(attempt: Attempt) -> bool:
+def is_running(attempt: Attempt, snapshot: Snapshot) -> bool:
     """Whether an attempt goes on. Where its first pod has completed, others may still work, or the cluster says so soon."""
+    if any(pod.uid == attempt.claimed_by and pod.deleting for pod in snapshot.pods):
+        return attempt.reason is ExitReason.COMPLETED  # else it saves, and another attempt follows
     return attempt.ended_at is None or attempt.reason is ExitReason.COMPLETED
 
 

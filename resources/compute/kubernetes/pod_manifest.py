@@ -97,7 +97,7 @@ def pod_template(gang: Gang, rank_0: str, subdomain: str | None = None) -> dict[
         "containers": [container(gang, rank_0)],
         "volumes": [
             {"name": "job", "configMap": {"name": gang.name}},
-            {"name": "work", "emptyDir": {}},
+            {"name": "work", "emptyDir": {"sizeLimit": gang.scratch_limit} if gang.scratch_limit else {}},
             {"name": "tmp", "emptyDir": {}},
             *claims(gang),
         ],

@@ -14,6 +14,8 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MAX_EXECUTION_TIME = "MaximumExecutionTimeExceeded"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+EVICTED = "Evicted"
+"""Reason of a pod's status where the kubelet ended it, for lack of memory or disk space."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -44,7 +46,8 @@ class GangState:
 
     `priority_class` is Kueue's; empty of one that does not wait in its queue.
 
-    A JobSet restarts its pods by itself; an Indexed Job of several is created again.
+    A JobSet restarts its pods by itself, unless it may not (`maxRestarts: 0`), as where the pods of a failed job are kept.
+    An Indexed Job of several pods is created again.
     """
 
     uid: str
@@ -78,7 +81,7 @@ def read_gang(item: Mapping[str, Any]) -> GangState:
         ended="succeeded" if done else "failed" if failed else None,
         reason=str(ended.get("reason", "")) if ended else "",
         message=str(ended.get("message", "")) if ended else "",
-        restarts_itself=item.get("kind") != JOB.name,
+        restarts_itself=item.get("kind") != JOB.name and (item["spec"].get("failurePolicy") or {}).get("maxRestarts") != 0,
         priority_class=str((metadata.get("labels") or {}).get(PRIORITY_LABEL, "")),
     )
 
@@ -131,7 +134,10 @@ class PodState:
     """A pod of a gang. `exit_code` is of its program's container, once that has ended.
 
     Args:
-        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager.
+        job: name of its job, in all generations.
+        owner: uid of its batch/v1 Job, which is another one after each restart of the gang, and the same after a suspension.
+        deleted_at: when its deletion was asked for, in milliseconds; 0 if it was not.
+        eviction: reason of its condition DisruptionTarget, such as DeletionByTaintManager, and its words.
         status_reason: `Evicted` where the kubelet did it, with `message` as its words.
         waiting: reason why its container does not run yet, such as ImagePullBackOff.
     """
@@ -139,12 +145,15 @@ class PodState:
     name: str
     namespace: str
     uid: str
+    job: str
+    owner: str
     rank: int
     generation: int
     node: str
     created_at: int
     scheduled_at: int
     deleting: bool
+    deleted_at: int
     phase: str
     running: bool
     image: str
@@ -155,6 +164,7 @@ class PodState:
     exit_reason: str
     finished_at: int
     eviction: str
+    eviction_message: str
     status_reason: str
     message: str
 
@@ -162,6 +172,11 @@ class PodState:
     def has_ended(self) -> bool:
         """Whether its program will not run any more."""
         return self.phase in ("Failed", "Succeeded") or self.exit_code is not None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its program has run, or runs. A pod that is deleted before is marked as failed, too."""
+        return self.running or self.exit_code is not None
 
 
 def read_pod(item: Mapping[str, Any]) -> PodState:
@@ -172,17 +187,25 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
     terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     scheduled, unscheduled = find_condition(item, "PodScheduled"), find_condition(item, "PodScheduled", "False")
     disruption = find_condition(item, "DisruptionTarget")
-    messages = [found.get("message") for found in (terminated, status, waiting, disruption or {})]
+    # Of an evicted pod the kubelet's own words: what the container said last explains nothing.
+    parts = (status, terminated) if status.get("reason") == EVICTED else (terminated, status)
+    messages = [found.get("message") for found in (*parts, waiting, disruption or {})]
     return PodState(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
+        job=job_name(item),
+        owner=str((metadata.get("ownerReferences") or [{}])[0].get("uid", "")),
         rank=int((metadata.get("annotations") or {}).get(RANK_ANNOTATION, 0)),
         generation=read_generation(item),
         node=str(item["spec"].get("nodeName", "")),
         created_at=milliseconds(metadata["creationTimestamp"]),
         scheduled_at=milliseconds(scheduled["lastTransitionTime"]) if scheduled else 0,
         deleting="deletionTimestamp" in metadata,
+        # A deletion with a grace period is marked with the time at which that is over.
+        deleted_at=max(
+            0, milliseconds(metadata.get("deletionTimestamp")) - 1000 * (metadata.get("deletionGracePeriodSeconds") or 0)
+        ),
         phase=str(status.get("phase", "Pending")),
         running="running" in state,
         image=str(container.get("image", "")),
@@ -193,6 +216,7 @@ def read_pod(item: Mapping[str, Any]) -> PodState:
         exit_reason=str(terminated.get("reason", "")),
         finished_at=milliseconds(terminated.get("finishedAt")),
         eviction=str(disruption.get("reason", "")) if disruption else "",
+        eviction_message=str(disruption.get("message", "")) if disruption else "",
         status_reason=str(status.get("reason", "")),
         message=next((text.strip() for text in messages if text and text.strip()), ""),
     )

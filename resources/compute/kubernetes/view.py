@@ -30,7 +30,7 @@ class ClusterState:
     """What the mirrors hold.
 
     Args:
-        gangs: by namespace and name.
+        gangs, deleted_gangs: by namespace and name; of those that were deleted the last state.
         workloads: by the uid of the gang that owns them.
         pods, deleted_pods: by namespace and name of their job.
         queue_words: what the first of each queue waits for, in Kueue's words, by namespace and name of the queue.
@@ -39,6 +39,7 @@ class ClusterState:
     """
 
     gangs: Mapping[tuple[str, str], GangState]
+    deleted_gangs: Mapping[tuple[str, str], GangState]
     workloads: Mapping[str, WorkloadState]
     queue_positions: Mapping[str, int]
     queue_words: Mapping[tuple[str, str], str]
@@ -97,6 +98,7 @@ class ClusterView:
         queues = sort_queues(workloads)
         return ClusterState(
             gangs={place(item): read_gang(item) for item in self.gangs.items()},
+            deleted_gangs={place(item): read_gang(item) for item in self.gangs.deleted()},
             workloads={found.owner: found for found in workloads},
             queue_positions={
                 workload.uid: place for queue in queues.values() for place, workload in enumerate(queue, start=1)

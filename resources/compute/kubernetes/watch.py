@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, Kind, ResourceVersionExpired
+from resources.compute.kubernetes.cluster import Cluster, ClusterError, InvalidObject, Item, Kind, ResourceVersionExpired
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,16 @@ class Mirror:
 
     def _follow_forever(self) -> None:
         while True:
+            began = time.monotonic()
             try:
                 self.follow()
+                if time.monotonic() - began < RETRY_SECONDS:  # a server that ends each watch at once gets no storm of them
+                    time.sleep(RETRY_SECONDS)
             except ResourceVersionExpired:
                 self._version = None
             except ClusterError as problem:
+                if isinstance(problem, InvalidObject):  # the version is none that the server knows
+                    self._version = None
                 if str(problem) != self._problem:
                     log.warning("watching %s: %s", self.kind.plural, problem)
                 self._problem = str(problem)
@@ -106,7 +111,7 @@ class Mirror:
         stream = self._cluster.watch(self.kind, self._version, WATCH_SECONDS, SILENCE_SECONDS, **self._selectors)
         for event, item in stream:
             self._apply(event, item)
-            self._version = item["metadata"]["resourceVersion"]
+            self._version = item["metadata"].get("resourceVersion") or self._version
             self._note_contact()
         self._note_contact()
 

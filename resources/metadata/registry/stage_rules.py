@@ -6,6 +6,7 @@ Pure: what a move does to the tables is `registry`.
 """
 
 from resources.errors import ErrorCode, HanzoError, conflict, invalid
+from resources.metadata.registry.deployments import Deployment
 from resources.metadata.registry.model_names import STAGE_TAG, TRAFFIC_TAG
 from resources.metadata.registry.model_versions import ModelVersion
 
@@ -32,7 +33,27 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
         if not is_admin:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, f"only an admin may force {version.reference}")
     if stage in ("canary", "production") and version.is_awaiting_export:
+        if version.export_failure:
+            raise conflict(
+                f"{version.reference} has no export to serve, because its export failed: {version.export_failure}. "
+                "Run the export again once that is mended: materialize merged and gguf of its run in Dagster"
+            )
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
+
+
+def check_replaceable(version: ModelVersion, serving: Deployment | None) -> None:
+    """Whether a version without a file to serve may take the place of what is deployed under its name.
+
+    A version that a client registers is promotable without one, as in MLflow, as long as nothing serves the name.
+
+    Raises:
+        HanzoError: a version of the name is deployed, and would be taken from its users.
+    """
+    if serving is not None:
+        raise conflict(
+            f"{version.reference} has no file that the engine serves, and version {serving.version} of {version.name} is "
+            f"deployed: register a version with a GGUF, or move version {serving.version} to archived first"
+        )
 
 
 def check_usable(version: ModelVersion) -> None:

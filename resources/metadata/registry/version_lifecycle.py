@@ -29,6 +29,7 @@ from resources.metadata.registry.model_names import (
     version_not_found,
 )
 from resources.metadata.registry.model_versions import (
+    EXPORT_FAILED,
     NEWEST_FIRST,
     LoggedFiles,
     ModelVersion,
@@ -44,13 +45,17 @@ from resources.metadata.registry.registered_model_rows import (
     lock_registry,
     touch_model,
 )
-from resources.metadata.registry.stage_rules import STAGES, check_move, check_stage, stage_tags
+from resources.metadata.registry.stage_rules import STAGES, check_move, check_replaceable, check_stage, stage_tags
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_models as models
 from resources.metadata.transactions import writing
 
 __all__ = ["STAGES", "ClientVersion", "ModelVersion", "Registration", "Registry", "SourceDescription"]
+
+
+AWAITING_STATUSES = ("pending", "failed")
+"""Of a version that passed its gate and has no export yet: none has ended, or the last one failed."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Registry:
             return self._insert(writer, model, {**values, "artifacts": files, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
-        """Exports of a version; a pending version is ready from then on.
+        """Exports of a version; one that waited for its export, or whose export failed before, is ready from then on.
 
         Raises:
             HanzoError: 409 where the version has other bytes in one of these formats: what is registered never changes.
@@ -144,11 +149,29 @@ class Registry:
             ):
                 raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
         stored = dict(version.artifacts) | {format: artifact_row(artifact) for format, artifact in artifacts.items()}
-        status = "ready" if version.status == "pending" else version.status
+        status = "ready" if version.status in AWAITING_STATUSES else version.status
         if stored == dict(version.artifacts) and status == version.status:
             return
-        self._change(connection, version, artifacts=stored, status=status)
+        self._change(connection, version, artifacts=stored, status=status, reason=version.gate_reason)
         emit_model(connection, "model.exported", version.model, {"version": version.version, "formats": sorted(stored)})
+
+    def begin_export(self, connection: Connection, version: ModelVersion) -> None:
+        """An export begins: that one before it failed is no news any more."""
+        status = "pending" if version.status == "failed" else version.status
+        reason = version.gate_reason
+        if (status, reason) != (version.status, version.reason):
+            self._change(connection, version, status=status, reason=reason)
+
+    def fail_export(self, connection: Connection, version: ModelVersion, reason: str) -> None:
+        """Record why a version has nothing to serve. One that has, by another export, stays as it is."""
+        current = self.get(version.model, version.version, connection)
+        if not current.is_awaiting_export:
+            return
+        message = " ".join(reason.split())
+        if current.status in AWAITING_STATUSES:
+            self._change(connection, current, status="failed", reason=message)
+        elif current.status == "quarantined":  # which it stays, until an admin promotes it
+            self._change(connection, current, reason=f"{current.gate_reason}{EXPORT_FAILED}{message}")
 
     def promote(
         self,
@@ -179,6 +202,8 @@ class Registry:
             lock_registry(writer)
             version = self.get(model, number, writer)
             check_move(version, stage, force=force, is_admin=is_admin)
+            if stage == "production" and not version.servable:
+                check_replaceable(version, deployments.find_serving(writer, model))
             replaced = self.in_production(model, writer) if stage == "production" else None
             vacated = ["production", *archive] if stage == "production" else list(archive)
             others = select(versions).where(
@@ -259,7 +284,7 @@ class Registry:
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
         """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
-        passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
+        passed = versions.c.status.in_((*AWAITING_STATUSES, "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.row_filter(versions), passed).order_by(NEWEST_FIRST))
         return next((version for version in found if version.own_artifacts), None)  # nothing ever evaluated a mere pointer
 

@@ -19,7 +19,7 @@ class Decision(NamedTuple):
 
 
 DECISIONS = {
-    ExitReason.COMPLETED: Decision(False, True, False, False, False, 0),
+    ExitReason.COMPLETED: Decision(False, False, False, False, False, 0),
     ExitReason.BAD_CONFIGURATION: Decision(False, True, False, False, False, 78),
     ExitReason.PROGRAM_ERROR: Decision(False, True, False, False, False, 1),
     ExitReason.OUT_OF_MEMORY: Decision(False, True, True, False, False, 1),
@@ -28,6 +28,7 @@ DECISIONS = {
     ExitReason.PREEMPTED: Decision(True, False, True, False, False, 143),
     ExitReason.RESTART_REQUESTED: Decision(True, True, True, False, False, 75),
     ExitReason.NODE_LOST: Decision(True, False, True, False, False, 75),
+    ExitReason.STALLED: Decision(True, True, True, False, False, 75),
     ExitReason.STORAGE_UNAVAILABLE: Decision(True, True, True, True, True, 75),
     ExitReason.STORAGE_DENIED: Decision(True, True, True, True, False, 75),
     ExitReason.STORAGE_FULL: Decision(False, True, True, True, True, 1),
@@ -56,7 +57,7 @@ def test_stored_values_never_change() -> None:
     """They stand in `exit.json` and in Dagster's log."""
     stored = """
         completed bad_configuration program_error out_of_memory oom_killed killed preempted restart_requested node_lost
-        storage_unavailable storage_denied storage_full storage_read_only timed_out cancelled database_unavailable
+        stalled storage_unavailable storage_denied storage_full storage_read_only timed_out cancelled database_unavailable
         supervisor_failed unknown
     """
     assert [str(reason) for reason in ExitReason] == stored.split()

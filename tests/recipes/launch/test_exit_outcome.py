@@ -90,6 +90,12 @@ def test_gang_that_was_asked_to_stop_is_preempted_unless_it_failed_by_itself(
     assert choose_verdict(ends, lost, leader=0, was_asked_to_stop=True).reason is reason
 
 
+def test_verdict_of_a_preempted_gang_says_what_the_first_node_saved() -> None:
+    killed = document(R.PREEMPTED, "asked to stop, and ended before it had saved: the program was killed (SIGTERM)")
+    saved = document(R.PREEMPTED, "preempted: checkpoint 11 holds everything")
+    assert choose_verdict({1: killed, 0: saved}, {}, leader=0, was_asked_to_stop=True) == saved
+
+
 PEER_ERRORS = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:554] Connection closed by peer [10.244.1.7]:38211",
     "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2021, remote process exited or there was a network error",

@@ -140,6 +140,30 @@ def is_program(process_id: int) -> bool:
     return b"recipes.command" in Path(f"/proc/{process_id}/cmdline").read_bytes()
 
 
+HANG = """
+import os, pathlib, time
+rank = int(os.environ["PET_NODE_RANK"])
+counts = pathlib.Path(os.environ["PROGRESS"].replace("RANK", str(rank)), f"{rank}.json")
+counts.write_text('{"events": 3, "collectives": {"all": %d}}' % (9 - rank))
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_gang_without_progress_ends_at_its_limit_and_names_the_rank_that_hangs(
+    launch: Launch, tmp_path: Path, server: ServerProcess
+) -> None:
+    cluster_job = make_job(tmp_path, server, HANG, 2)
+    job = cluster_job.job
+    cluster_job.job = job.model_copy(update={"schedule": job.schedule.model_copy(update={"stall_limit": "10s"})})
+    folder = str(tmp_path / "gang-0" / "RANK" / "work" / "progress")
+    gang = launch("", again=cluster_job, variables={"PROGRESS": folder})
+    assert gang.wait() == [75, 75], gang.describe()
+    (attempt,) = cluster_job.attempts()
+    assert attempt.reason is ExitReason.STALLED and attempt.counted
+    assert attempt.message.startswith("rank 1 of node 1 (pod pod-1 on node machine-1) made no progress for 10s")
+
+
 def test_claim_and_exit_report_wait_for_an_api_that_is_away(launch: Launch, server: ServerProcess) -> None:
     server.stop()
     gang = launch("import time; print('begins', flush=True); time.sleep(3)")

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from recipes.contracts.job import BadConfiguration, Result
 from recipes.contracts.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
+from recipes.contracts.rendering import Rendering
 from recipes.contracts.validation_results import STATISTICS_FILE, Leaks, Statistics
 from recipes.find_leaks import find_leaks
 from recipes.preparation import encode_stage
@@ -38,7 +39,7 @@ from recipes.preparation.split_assignment import SPLITS, draw_rank
 from recipes.preparation.split_stage import SPLIT_STAGE
 from recipes.preparation.text_filters import ToxicityFilter
 from recipes.preparation.workers import Pods, Workers
-from recipes.prepare import TABLES_VERSION
+from recipes.prepare import TABLES_VERSION, prepare
 from recipes.records.record_layouts import Layout, detect_layout, read_question
 from recipes.records.record_reader import normalize_text
 from recipes.storage.artifact_store import Store
@@ -163,7 +164,7 @@ def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Pa
     rows = place.rows(result)
     assert not any("@example.com" in json.dumps(row) for row in rows)
     masked = result.facts["masked"]
-    assert isinstance(masked, dict)
+    assert isinstance(masked, dict) and isinstance(masked["email"], int)
     assert masked["email"] >= sum("[REDACTED]" in json.dumps(row) for row in rows) > 0
     splits = {name: place.rows(result, name) for name in SPLITS}
     asked = {name: {normalize_text(read_question(row, detect_layout(row))) for row in splits[name]} for name in SPLITS}
@@ -307,9 +308,9 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 60, "max_length": 120}}
     result = place.prepare(asked)
     folder = place.store.fetch(result.artifacts["train"], tmp_path)
-    lengths = np.concatenate([open_table(file).column("length").to_numpy() for file in folder.glob("*.arrow")])
-    assert lengths.min() == 48
-    assert lengths.max() == 48
+    written = np.concatenate([open_table(file).column("length").to_numpy() for file in folder.glob("*.arrow")])
+    assert written.min() == 48
+    assert written.max() == 48
     assert set(result.facts["rejected"]) >= {"too short", "too long"}  # type: ignore[arg-type]
 
 
@@ -475,3 +476,29 @@ def test_what_was_prepared_is_checked_as_any_version(tmp_path: Path) -> None:
     inputs = {"test": made.artifacts["test"], "ancestor": made.artifacts["dataset"]}
     leaks = find_leaks(job.model_copy(update={"inputs": inputs}), place.store, tmp_path)
     assert Leaks.model_validate(leaks.facts).exact == made.metrics["test"] > 0
+
+
+def calling(number: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"type": "function", "index": 0, "function": {"name": "f", "arguments": arguments}}
+    asked = {"role": "user", "content": f"Question {number}?"}
+    return {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
+def test_the_order_of_arguments_is_kept_and_keys_that_no_model_is_shown_are_counted(tmp_path: Path) -> None:
+    """Of calls that differ in it both stay: a model learns one order or the other."""
+    rows = [calling(number, {"where": "Lund", "day": number}) for number in range(20)]
+    other = calling(0, {"day": 0, "where": "Lund"})
+    lines = [json.dumps(row).encode() for row in (*rows, other, rows[1])]
+    place = Place(tmp_path, lines)
+    result = place.prepare({"tokenize": place.tokenize()})
+    assert result.facts["rejected"] == {"duplicate": 1}
+    assert result.facts["unread"] == {"messages.tool_calls.index": 22}
+    found = [row["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in place.rows(result)]
+    assert sorted(list(each) for each in found) == [["day", "where"], *[["where", "day"]] * 20]
+
+
+def test_a_preparation_that_began_in_another_way_is_refused_where_that_matters(tmp_path: Path) -> None:
+    place = Place(tmp_path, [calling(number, {}) for number in range(3)])
+    job = place.job({}).model_copy(update={"rendering": Rendering.AS_STORED})
+    with pytest.raises(BadConfiguration, match="job prepare was begun by an earlier release"):
+        prepare(job, place.store, tmp_path / "work")

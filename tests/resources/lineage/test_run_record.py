@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.job import StoreAddress
+from recipes.contracts.recipe import Recipe
+from recipes.contracts.rendering import CURRENT_RENDERING, Rendering
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from resources.installation import COMMIT_FILE, LOCK_FILE, NO_COMMIT
-from resources.lineage.run_record import RECORD_FILE, read_environment, read_record
+from resources.lineage.run_record import RECORD_FILE, RunRecord, read_environment, read_record
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -50,3 +52,15 @@ def test_a_record_of_another_release_is_said_to_be_one(tmp_path: Path) -> None:
     record = store.publish(tmp_path / "record", "s3://hanzo-ml/runs/r/record", "run")
     with pytest.raises(BrokenArtifact, match=r"run\.json is no record that this release can read: 'run_id' is missing"):
         read_record(store, record)
+
+
+def test_a_run_that_began_before_there_were_two_ways_to_render_keeps_its_own(tmp_path: Path) -> None:
+    """It resumes, and is replayed, with the tokens that it began with."""
+    recipe = Recipe.named("smollm2-135m-lora")
+    environment = read_environment(tmp_path)
+    new = RunRecord(run_id="r", model="m", dataset="d@1", recipe=recipe, seed=1, environment=environment)
+    assert new.rendering is CURRENT_RENDERING
+    assert RunRecord.model_validate_json(new.model_dump_json()) == new
+    old = RunRecord.model_validate_json(new.model_dump_json(exclude={"rendering"}))
+    assert old.rendering is Rendering.AS_STORED
+    assert "rendering" not in old.model_dump(mode="json")

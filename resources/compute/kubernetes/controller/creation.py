@@ -67,7 +67,7 @@ class Creator:
         job, key = snapshot.job, snapshot.job.generation_key
         if snapshot.gang is None and snapshot.pods:
             waits = f"waits for {pluralize(len(snapshot.pods), 'pod')} of the attempt before to end"
-            return replace(decided, detail=waits)
+            return replace(decided, detail="; ".join(filter(None, (decided.detail, waits))))
         if time.monotonic() < self._retry_at.get(key, 0.0):
             return replace(decided, detail=job.detail)
         if self.is_exhausted:

@@ -7,15 +7,18 @@ from functools import partial
 from pydantic import ValidationError
 
 from recipes.contracts.job import Program
+from recipes.contracts.quantities import parse_duration
 from resources.compute.base import JobRef
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.cluster import POD, Cluster, ClusterError, Item
 from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.gang import JOB_ID_ANNOTATION, PROGRAM_LABEL
-from resources.compute.kubernetes.states import job_name, read_generation
+from resources.compute.kubernetes.retention import is_kept
+from resources.compute.kubernetes.states import PodState, job_name, read_generation
 from resources.compute.kubernetes.submission import delete_gang, delete_rest, place
 from resources.compute.kubernetes.view import ClusterState
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
+from resources.metadata.outbox import now_ms
 from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,9 @@ class GarbageCollector:
         self._jobs = jobs
         self._credentials = credentials
         self._requests = requests
+        self._keep_ms = round(parse_duration(scheduler.keep_failed_for) * 1000)
         self._foreign: set[str] = set()
+        self._revoked: set[str] = set()
 
     def collect(self, state: ClusterState, jobs: Sequence[ClusterJob]) -> None:
         """Take the next step of every deletion. `jobs` are those that have not ended."""
@@ -72,8 +77,12 @@ class GarbageCollector:
 
     def _plan_deletion(self, state: ClusterState, config_map: Item, job: ClusterJob) -> list[Callable[[], None]]:
         """The next step of deleting a generation: its gang, and what is left once its pods are gone."""
-        generation = read_generation(config_map)
-        if (gang := state.gangs.get(place(config_map))) is not None:
+        key, generation = place(config_map), read_generation(config_map)
+        gang = state.gangs.get(key)
+        if is_kept(config_map, job, gang, now_ms(), self._keep_ms):
+            self._revoke_kept(config_map, job)
+            return []
+        if gang is not None:
             return [] if gang.deleting else [partial(delete_gang, self._cluster, gang, self._scheduler)]
         if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
             return []
@@ -83,14 +92,23 @@ class GarbageCollector:
         log.info("%s %s: deletes what is left of generation %d", job.program, job.job_id, generation)
         return [partial(delete_rest, self._cluster, config_map, self._scheduler)]
 
+    def _revoke_kept(self, config_map: Item, job: ClusterJob) -> None:
+        """Its pods have ended, so that nobody may use its token any more."""
+        uid = config_map["metadata"]["uid"]
+        if uid not in self._revoked:
+            self._credentials.revoke(self._jobs.document(job))
+            self._revoked.add(uid)
+
     def _remove_lost_pods(self, state: ClusterState) -> None:
         """Pods of nodes that are gone stay `Terminating` for ever otherwise, and their gangs with them."""
         lost = [pod for pods in state.pods.values() for pod in pods if pod.deleting and state.is_lost(pod)]
         for pod in lost:
             log.info("removes pod %s: node %s is lost", pod.name, pod.node)
-        self._carry_out(
-            [partial(self._cluster.delete, POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0) for pod in lost]
-        )
+        self._carry_out([partial(self._remove_lost_pod, pod) for pod in lost])
+
+    def _remove_lost_pod(self, pod: PodState) -> None:
+        self._cluster.fail_pod(pod.namespace, pod.name, pod.uid)
+        self._cluster.delete(POD, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0)
 
     def _carry_out(self, deletions: Sequence[Callable[[], None]]) -> None:
         for result in self._requests.run(deletions):

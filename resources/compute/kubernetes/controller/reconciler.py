@@ -147,6 +147,7 @@ class Reconciler:
             now=now_ms(),
             attempts=[attempt for attempt in attempts if attempt.started_at >= job.created_at],
             gang=gang,
+            deleted_gang=state.deleted_gangs.get(object_place(job)),
             workload=workload,
             queue_position=state.queue_positions.get(workload.uid) if workload else None,
             queue_words=state.queue_words.get(workload.queue, "") if workload else "",

@@ -24,7 +24,7 @@ def job_set(gang: Gang, more_labels: dict[str, str]) -> dict[str, Any]:
         "metadata": metadata(gang, **more_labels),
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": gang.name, "publishNotReadyAddresses": True},
-            "failurePolicy": failure_policy(),
+            "failurePolicy": failure_policy(keep_failed=gang.job.pod.keep_failed),
             "replicatedJobs": [
                 {
                     "name": NODES,
@@ -51,10 +51,14 @@ def scheduled_job_set(gang: Gang, scheduler: str, pod_metadata: dict[str, dict[s
     return item
 
 
-def failure_policy() -> dict[str, Any]:
-    """Final errors fail the job at once; anything else restarts the whole gang, for interruptions without counting it."""
+def failure_policy(*, keep_failed: bool) -> dict[str, Any]:
+    """Final errors fail the job at once; anything else restarts the whole gang, for interruptions without counting it.
+
+    With `keep_failed` a gang that would count as failed is not restarted, because that deletes its pods: the controller
+    creates it again, unless the attempt was the last.
+    """
     return {
-        "maxRestarts": MAX_JOB_RESTARTS,
+        "maxRestarts": 0 if keep_failed else MAX_JOB_RESTARTS,
         "rules": [
             rule("finalError", "FailJobSet", FINAL_RULE),
             rule("disruption", "RestartJobSetAndIgnoreMaxRestarts", DISRUPTION_RULE),

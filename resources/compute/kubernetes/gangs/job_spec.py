@@ -23,7 +23,8 @@ MAX_JOB_RESTARTS = 100_000
 
 def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
     """The `spec` of a batch/v1 Job."""
-    by_itself = alone and (gang.nodes == 1 or gang.shares)
+    # A restart deletes no pod of a plain Job, but its end by us would: pods that are to be kept must fail the Job itself.
+    by_itself = alone and (gang.nodes == 1 or gang.shares) and not gang.job.pod.keep_failed
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": gang.nodes,

@@ -54,6 +54,7 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
         *([permission(JOB, "create")] if JOB not in gang else []),  # the dry run of a JobSet's Job
         permission(SECRET, "create", "delete"),
         permission(POD, "delete"),
+        permission(POD, "patch", subresource="status"),  # of those on lost nodes
         permission(POD, "get", subresource="log"),
         permission(EVENT, "list"),
     ]

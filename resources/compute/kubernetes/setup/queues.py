@@ -20,6 +20,10 @@ KUEUE_API = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
 PRIORITIES = {"low": 100, "medium": 1000, "high": 10_000}
 """By priority of a job; with room for classes in between."""
+PREEMPTION = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Never"}
+"""A job makes way for a strictly more urgent one, and for nothing else: where equal ones, or two queues, may preempt each
+other, they can do so back and forth without either making progress (kueue #3779).
+"""
 LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
 
 
@@ -68,7 +72,8 @@ def cluster_queue(capacity: dict[str, Capacity], scheduler: Scheduler) -> dict[s
     spec = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scheduler.namespace}},
         "queueingStrategy": "BestEffortFIFO",
-        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "preemption": PREEMPTION,
+        "flavorFungibility": {"whenCanPreempt": "TryNextFlavor"},
         "resourceGroups": [
             {
                 "coveredResources": list(next(iter(quotas.values()))),

@@ -241,7 +241,8 @@ def test_a_version_of_mlflow_s_client_says_what_its_run_and_its_files_say(http: 
     assert part["artifacts"] == {"safetensors": weights}
     own = register(http, artifact_uri=f"runs:/{run}/final", metrics={"auc": 0.97}).json()
     assert (own["metrics"], own["artifacts"]) == ({"auc": 0.97}, told["artifacts"])
-    assert http.put("/v1/models/pointed/versions/1/stage", json={"stage": "production"}).json()["servable"] is False
+    moved = http.put("/v1/models/pointed/versions/1/stage", json={"stage": "production"}).json()
+    assert (moved["servable"], moved["status"], moved["reason"]) == (False, "ready", "not served: no file")
 
 
 def test_what_is_not_known_of_a_version_is_null(http: TestClient, settings: Settings) -> None:

@@ -11,17 +11,20 @@ import torch
 from hanzo_ml.client.points import Point, ResumeFilter
 from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
 from recipes import train as program
+from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
-from recipes.contracts.job import BadConfiguration, Result
+from recipes.contracts.job import BadConfiguration, Result, StoreAddress
 from recipes.contracts.results import TrainingFacts, read_unsent_metrics, result_folder
 from recipes.contracts.rewind import Rewind
-from recipes.storage.artifact_store import MANIFEST_FILE
+from recipes.runner import Restart
+from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
 from recipes.training.checkpointing.resume_point import check_checkpoint_fits, find_resume_checkpoint
 from recipes.training.checkpointing.state_files import write_state
 from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.trainer import CheckpointingTrainer
+from tests.recipes.preparation.preparation_workspace import BUCKETS
 from tests.recipes.tiny_model import make_tiny_model
 from tests.recipes.training.training_workspace import Place, facts, pending_in, saved
 
@@ -233,3 +236,36 @@ def test_what_it_does_once_more_is_logged_once_more() -> None:
     )
     steps = [step for step in range(12) if not known.is_known(Point("train/loss", 1.0, step, 1))]
     assert steps == list(range(12)) and ResumeFilter(4, {"train/loss": 8}).is_known(Point("train/loss", 1.0, 5, 1))
+
+
+class ForgetfulStore(Store):
+    """A store that does not list anything the first few times, as one does whose index is being rebuilt."""
+
+    forgets = 0
+
+    def list(self, prefix: str) -> list[str]:
+        if self.forgets:
+            self.forgets -= 1
+            return []
+        return super().list(prefix)
+
+
+def test_restart_never_begins_at_step_0_while_a_complete_checkpoint_exists(tmp_path: Path) -> None:
+    store = ForgetfulStore(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+    before = CheckpointManager(tmp_path / "first", store, "s3://hanzo-ml/checkpoints/run", 3)
+    assert find_resume_checkpoint(before, "latest") == (before, None)
+    saved(before, 10, 20)
+    elsewhere = CheckpointManager(tmp_path / "second", store, before.uri, 3)
+    store.forgets = 1
+    with pytest.raises(Restart, match=r"begin at step 0, although there are complete checkpoints in .*/run: 10, 20"):
+        find_resume_checkpoint(elsewhere, "latest")
+    assert find_resume_checkpoint(elsewhere, "latest")[1] == (20, elsewhere.folder / "20")
+
+
+def test_best_checkpoint_of_a_run_that_was_never_evaluated_is_refused(tmp_path: Path) -> None:
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+    checkpoints = CheckpointManager(tmp_path / "local", store, "s3://hanzo-ml/checkpoints/run", 3)
+    assert find_resume_checkpoint(checkpoints, "best")[1] is None
+    saved(checkpoints, 10, 20)
+    with pytest.raises(BadConfiguration, match=r"no checkpoint was evaluated. There are: 10, 20"):
+        find_resume_checkpoint(checkpoints, "best")

@@ -26,7 +26,8 @@ PLURALS = {kind.plural for kind in ALL_KINDS}
 class ApiServer:
     """`refusal`, if set, answers every creation: status and message; `refusals` those of a kind.
 
-    `silent`: watches send nothing, not even an end.
+    `silent`: watches send nothing, not even an end. So many of the next lists as `versionless_lists` says have no resource
+    version.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class ApiServer:
         self.refusal: tuple[int, str] | None = None
         self.refusals: dict[str, tuple[int, str] | None] = {}
         self.silent = False
+        self.versionless_lists = 0
         self.requests: list[str] = []
         self.changed = threading.Condition()
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(self))
@@ -83,8 +85,9 @@ class ApiServer:
         return sorted(path.removeprefix(folder) for path in self.items if path.startswith(folder))
 
 
-def timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def timestamp(later: int = 0) -> str:
+    """The time now, or some seconds later, as the API server writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + later))
 
 
 def is_selected(item: Item, query: dict[str, str]) -> bool:
@@ -110,7 +113,9 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 found = [
                     item for place, item in list(server.items.items()) if below(path, place) and is_selected(item, query)
                 ]
-                self.answer(200, {"items": found, "metadata": {"resourceVersion": str(server.version)}})
+                version = None if server.versionless_lists else str(server.version)
+                server.versionless_lists = max(0, server.versionless_lists - 1)
+                self.answer(200, {"items": found, "metadata": {"resourceVersion": version}})
             else:
                 self.refuse(404, f"{path} not found")
 
@@ -126,6 +131,18 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
                 self.answer(201, item)
             else:
                 self.answer(201, server.put(item, "ADDED"))
+
+        def do_PATCH(self) -> None:
+            path, _ = self.parts()
+            patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            item = server.items.get(path.removesuffix("/status"))
+            if item is None:
+                self.refuse(404, f"{path} not found")
+            elif patch["metadata"]["uid"] != item["metadata"]["uid"]:
+                self.refuse(409, "the uid is another")
+            else:
+                item["status"] |= patch["status"]
+                self.answer(200, server.put(item))
 
         def do_DELETE(self) -> None:
             path, _ = self.parts()
@@ -144,6 +161,9 @@ def make_handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             return split.path, {name: values[0] for name, values in parse_qs(split.query).items()}
 
         def stream(self, path: str, query: dict[str, str]) -> None:
+            if not query["resourceVersion"].isdigit():
+                self.refuse(400, f"invalid resource version {query['resourceVersion']!r}")
+                return
             since, end = int(query["resourceVersion"]), time.monotonic() + float(query["timeoutSeconds"])
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -66,13 +66,14 @@ class Gang:
         self.job_set["status"] = {"conditions": list(conditions)}
         self.server.put(self.job_set)
 
-    def start(self, nodes: int = 1, *, running: bool = True) -> str:
-        """Create pods on nodes of their own. Returns the uid of the first."""
+    def start(self, nodes: int = 1, *, running: bool = True, owner: str | None = None) -> str:
+        """Create pods on nodes of their own, of a new Job unless `owner` names one. Returns the uid of the first."""
         self._starts += 1
         template = self.job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
         for rank in range(nodes):
             metadata = copy.deepcopy(template["metadata"])
             metadata["annotations"]["batch.kubernetes.io/job-completion-index"] = str(rank)
+            metadata["ownerReferences"] = [{"kind": "Job", "uid": owner or f"child-{self._starts}"}]
             name, namespace = self.job_set["metadata"]["name"], self.job_set["metadata"]["namespace"]
             pod = {
                 "apiVersion": "v1",
@@ -98,6 +99,13 @@ class Gang:
     def end(self, rank: int, code: int, reason: str = "Error", message: str = "", **status: Any) -> None:
         terminated = {"exitCode": code, "reason": reason, "message": message, "finishedAt": timestamp()}
         self.set_container(rank, {"terminated": terminated}, "Succeeded" if code == 0 else "Failed", **status)
+
+    def mark_deleted(self, rank: int, later: int = 0) -> None:
+        """Somebody deletes a pod that has no node yet: the cluster marks it as failed, and then removes it."""
+        pod = self.pods[rank]
+        pod["status"]["phase"] = "Failed"
+        pod["metadata"]["deletionTimestamp"] = timestamp(later)
+        self.server.put(pod)
 
     def delete_pods(self) -> None:
         for pod in self.pods.values():

@@ -116,10 +116,18 @@ def test_failure_is_given_to_each_supervisor_until_one_has_recorded_it(room: Roo
     room.compute.acknowledge_ends()
     room.compute.acknowledge_ends()
     room.compute.submit(room.job)
-    assert room.jobs.get(room.job).generation == 1, "a supervisor that attaches must be given its end"
-    room.compute.acknowledge_ends()
-    room.compute.submit(room.job)
     assert room.jobs.get(room.job).generation == 2
+
+
+@pytest.mark.parametrize("whole_log", [True, False])
+def test_only_the_first_supervisor_reports_what_was_logged_before_it_came(room: Room, whole_log: bool) -> None:
+    room.compute.submit(room.job)
+    room.set(Phase.RUNNING)
+    room.log(1, 0, b"on the way\n")
+    room.set(Phase.FAILED, "exited with 3", ExitReason.PROGRAM_ERROR)
+    with pytest.raises(JobFailed):
+        room.compute.run(room.job, Follower(room.lines.append, lambda seen: None, whole_log=whole_log))
+    assert room.lines == (["on the way"] if whole_log else [])
 
 
 def test_success_without_a_result_is_a_failure(room: Room) -> None:

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
+from recipes.contracts.pod_settings import PodSettings
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
 from resources.compute.kubernetes.controller import creation, priority_classes
@@ -21,9 +23,11 @@ from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
+from resources.metadata.outbox import now_ms
+from resources.metadata.tables import cluster_jobs
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
-from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
@@ -108,6 +112,19 @@ class Room:
         generation = self.row.generation
         claim = Claim(generation=generation, pod_uid=uid, node_rank=0, num_nodes=nodes, node="node-0")
         return self.attempts.claim(TRAIN, claim).attempt
+
+    def set_row(self, **values: Any) -> None:
+        with self.database.write() as connection:
+            connection.execute(update(cluster_jobs).values(**values))
+
+    def token(self) -> str:
+        secret = self.server.find(SECRET, f"{NAME}-token")
+        assert secret is not None
+        return str(secret["stringData"]["token"])
+
+    def is_valid(self, token: str) -> bool:
+        with self.database.read() as connection:
+            return find_program(connection, token) is not None
 
     def objects(self) -> list[str]:
         kinds: tuple[Kind, ...] = (CONFIG_MAP, SECRET, SERVICE, JOB_SET, JOB)
@@ -335,8 +352,8 @@ def test_queue_names_only_flavors_that_the_job_can_use(room: Room, words: str, s
     assert room.reconcile().detail == shown
 
 
-def test_job_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
-    gang = room.start()
+def test_job_without_retries_runs_to_its_end_and_leaves_nothing(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"schedule": Schedule(retries=0)}))
     room.attempts.end(TRAIN, 1, ExitReason.COMPLETED, "")
     row = room.reconcile()  # not seconds later, when the cluster knows
     assert (row.phase, row.reason, row.attempt) == (Phase.SUCCEEDED, ExitReason.COMPLETED, 1)
@@ -411,9 +428,21 @@ def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> No
     gang = room.start()
     words = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
     gang.end(0, 137, reason="Error")
-    gang.set_container(0, {"terminated": {"exitCode": 137}}, "Failed", reason="Evicted", message=words)
+    ended = {"terminated": {"exitCode": 137, "message": "the last lines of its log"}}
+    gang.set_container(0, ended, "Failed", reason="Evicted", message=words)
     row = room.reconcile()
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
+
+
+def test_silent_pod_that_is_killed_after_its_grace_period_is_not_counted(room: Room) -> None:
+    gang = room.start(TWO_NODES, nodes=2)
+    room.attempts.report_exit(TWO_NODES, 1, ExitReason.NODE_LOST, "node 1 sent no heartbeat for 10 s")
+    gang.end(1, 137)
+    terminated = gang.pods[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["finishedAt"] = "2100-01-01T00:00:00Z"  # much later than the attempt
+    room.server.put(gang.pods[1])
+    assert room.reconcile().reason is ExitReason.NODE_LOST
+    assert not room.attempts.list(TRAIN)[0].counted
 
 
 def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
@@ -426,6 +455,8 @@ def test_lost_node_is_not_counted_and_its_pods_are_removed(room: Room) -> None:
     assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.NODE_LOST) and "node node-1 was lost" in row.detail
     assert len(room.server.names(Kind("v1", "Pod", "pods"))) == 1
     assert not room.attempts.list(TRAIN)[0].counted
+    [last_state] = [item for _, _, event, item in room.server.events if event == "DELETED" and item["kind"] == "Pod"]
+    assert last_state["status"]["phase"] == "Failed"  # else its Job waits for it, where no other pod ends
 
 
 def test_pods_of_a_node_that_answers_are_left_to_their_grace_period(room: Room) -> None:
@@ -664,6 +695,117 @@ def test_child_that_a_webhook_denies_may_pass_later(room: Room) -> None:
     assert row.phase is Phase.STARTING and words in row.detail
 
 
+def test_pods_of_a_failed_job_are_kept_for_a_time_where_it_asks_for_that(room: Room) -> None:
+    job = TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)})
+    gang = room.start(job)
+    token = room.token()
+    room.attempts.end(TRAIN, 1, ExitReason.PROGRAM_ERROR, "it exited with 3")
+    assert room.reconcile().phase is Phase.RUNNING  # its pods exit after they have reported
+    gang.end(0, 1)
+    gang.change(condition("Failed", reason="FailJobSetFailurePolicyAction"))
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.PROGRAM_ERROR)
+    name = gang.pods[0]["metadata"]["name"]
+    assert row.detail.startswith("it exited with 3; its pods are kept until ")
+    assert f"`kubectl -n hanzo-ml describe pods -l ml.hanzo.ai/job={NAME}`, `kubectl -n hanzo-ml logs {name}`" in row.detail
+    room.reconcile()
+    assert f"JobSet/{NAME}" in room.objects()
+    assert not room.is_valid(token)
+    room.set_row(updated_at=row.updated_at - 25 * 3_600_000)
+    for _ in range(2):
+        room.reconcile()
+        gang.delete_pods()
+    room.reconcile()
+    assert room.objects() == []
+
+
+def test_kept_pods_make_place_for_the_job_when_it_is_resumed(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    room.attempts.end(TRAIN, 1, ExitReason.PROGRAM_ERROR, "it exited with 3")
+    gang.end(0, 1)
+    gang.change(condition("Failed", reason="FailJobSetFailurePolicyAction"))
+    room.reconcile()
+    room.jobs.acknowledge_end(TRAIN)
+    room.submit()
+    room.reconcile()
+    gang.delete_pods()
+    for _ in range(2):
+        room.reconcile()
+    assert room.objects() == [f"ConfigMap/{NAME}-g2", f"Secret/{NAME}-g2-token", f"JobSet/{NAME}-g2"]
+
+
+def test_gang_whose_pods_would_be_kept_is_created_again_for_its_next_attempt(room: Room) -> None:
+    gang = room.start(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    assert gang.job_set["spec"]["failurePolicy"]["maxRestarts"] == 0
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed")
+    gang.end(0, 75)
+    gang.change(condition("Failed", reason="ReachedMaxRestarts"))
+    assert room.reconcile().phase is Phase.RESTARTING
+    assert f"JobSet/{NAME}" not in room.objects()
+    gang.delete_pods()
+    room.reconcile()
+    assert f"JobSet/{NAME}" in room.objects()
+
+
+def test_image_that_cannot_be_pulled_is_not_kept_with_its_gpus(room: Room) -> None:
+    room.submit(TRAIN.model_copy(update={"pod": PodSettings(keep_failed=True)}))
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    gang.set_container(0, {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse image name"}})
+    assert room.reconcile().reason is ExitReason.BAD_CONFIGURATION
+    room.reconcile()
+    assert f"JobSet/{NAME}" not in room.objects()
+
+
+def test_pod_that_was_deleted_before_it_started_is_named(room: Room) -> None:
+    room.submit(TWO_NODES)
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(2, running=False)
+    names = [gang.pods[rank]["metadata"]["name"] for rank in (0, 1)]
+    gang.mark_deleted(1)
+    gang.mark_deleted(0, later=5)  # because of the first
+    room.reconcile()
+    gang.delete_pods()
+    gang.start(2, running=False)
+    row = room.reconcile()
+    assert row.phase is Phase.STARTING
+    assert row.detail.startswith(f"pod {names[1]} was deleted before it started; pod {NAME}-node-0-0-2")
+
+
+def test_pod_that_was_preempted_before_it_started_says_by_whom(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    gang.start(running=False)
+    words = "default-scheduler: preempting to accommodate a higher priority pod"
+    gang.pods[0]["status"]["conditions"].append(condition("DisruptionTarget", words, reason="PreemptionByScheduler"))
+    gang.mark_deleted(0)
+    room.reconcile()
+    gang.delete_pods()
+    gang.start(running=False)
+    assert f"was deleted before it started ({words})" in room.reconcile().detail
+
+
+def test_pods_of_a_suspended_gang_were_not_deleted_by_somebody(room: Room) -> None:
+    room.submit()
+    room.reconcile()
+    gang = room.gang()
+    gang.admit()
+    owner = gang.start(running=False, owner="the-child")
+    gang.mark_deleted(0)
+    room.reconcile()
+    gang.suspend("Preempted to accommodate a workload")
+    room.reconcile()
+    gang.admit()
+    assert gang.start(running=False, owner="the-child") != owner
+    assert "was deleted" not in room.reconcile().detail
+
+
 def test_other_work_waits_until_pods_of_the_earlier_generation_are_gone(room: Room) -> None:
     gang = room.start()
     room.submit(TRAIN.model_copy(update={"parameters": {"steps": 2}}))
@@ -709,6 +851,60 @@ def test_elastic_job_waits_where_too_few_nodes_are_free(room: Room) -> None:
     waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 17 more needed"
     room.gang().set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
     assert room.reconcile().generation == 1
+
+
+def leave_without_node(room: Room, gang: Gang, rank: int) -> None:
+    status = {"phase": "Pending", "conditions": [condition("PodScheduled", "0/4 nodes are available", status="False")]}
+    gang.pods[rank] |= {"status": status, "spec": {**gang.pods[rank]["spec"], "nodeName": ""}}
+    room.server.put(gang.pods[rank])
+
+
+def test_admitted_elastic_job_goes_on_without_the_node_that_was_lost_after_its_wait(room: Room) -> None:
+    gang = room.start(elastic_job(), nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.NODE_LOST, "node-3 was lost", ended_at=1)
+    gang.delete_pods()
+    uid = gang.start(4)
+    leave_without_node(room, gang, 3)
+    row = room.reconcile()
+    assert (row.generation, row.phase) == (1, Phase.RESTARTING)
+    assert "no node for pod" in row.detail and "0/4 nodes are available" in row.detail
+    room.claim(uid, 4)
+    assert room.reconcile().phase is Phase.RESTARTING, "the other nodes wait for it"
+    long_ago = condition("Admitted") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    gang.set_workload(condition("QuotaReserved"), long_ago)
+    for _ in range(2):
+        row = room.reconcile()
+    assert row.generation == 2
+    gang.delete_pods()
+    room.reconcile()
+    smaller = room.gang(f"{NAME}-g2").job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert smaller["completions"] == 3
+
+
+def test_used_time_and_counted_attempts_carry_over_to_the_smaller_generation(room: Room) -> None:
+    job = elastic_job().model_copy(update={"schedule": Schedule(retries=1, max_duration="1h")})
+    gang = room.start(job, nodes=4)
+    room.attempts.end(TRAIN, 1, ExitReason.KILLED, "killed", ended_at=now_ms() + 600_000)
+    gang.suspend("Preempted to accommodate a workload")
+    waiting = "insufficient unused quota for nvidia.com/gpu in flavor gpu, 12 more needed"
+    gang.set_workload(condition("QuotaReserved", waiting, status="False"), created="2026-01-01T00:00:00Z")
+    for _ in range(2):
+        room.reconcile()
+    smaller = room.gang(f"{NAME}-g2")
+    assert int(smaller.job_set["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"]) == 3000
+    smaller.admit()
+    assert room.claim(smaller.start(2), 2) == 2
+    room.attempts.end(TRAIN, 2, ExitReason.KILLED, "killed again")
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.FAILED, "killed again (2 attempts failed)")
+
+
+def test_phase_says_that_a_resumed_job_waits_for_its_pods_that_still_save(room: Room) -> None:
+    gang = room.start()
+    gang.pods[0]["metadata"] |= {"deletionTimestamp": timestamp(), "deletionGracePeriodSeconds": 300}
+    room.server.put(gang.pods[0])
+    row = room.reconcile()
+    assert (row.phase, row.detail) == (Phase.RESTARTING, "waits for 1 pod of the attempt before to end")
 
 
 def test_gang_that_kueue_stopped_and_forgot_is_queued_again(room: Room) -> None:

@@ -1,12 +1,13 @@
 """What is read from objects of a real cluster (`snapshots.json`): JobSet 0.12, Kueue 0.19 and Kubernetes 1.36."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.exit_reason import ExitDocument, ExitReason
 from resources.compute.kubernetes.exits import explain_pod
 from resources.compute.kubernetes.phases import describe_queue
 from resources.compute.kubernetes.states import lost_nodes, read_gang, read_pod, read_workload
@@ -68,3 +69,14 @@ def test_node_is_lost_when_nothing_is_known_of_it(status: str, lost: bool) -> No
     [ready] = [condition for condition in node["status"]["conditions"] if condition["type"] == "Ready"]
     ready["status"] = status
     assert bool(lost_nodes([node])) is lost
+
+
+def test_pod_whose_launcher_could_not_report_says_why_in_its_termination_message() -> None:
+    document = ExitDocument(code=None, message="the API refuses this pod (401)", reason=ExitReason.SUPERVISOR_FAILED)
+    item = copy.deepcopy(SNAPSHOTS["ended by itself"]["Pod"])
+    item["status"]["containerStatuses"][0]["state"] = {
+        "terminated": {"exitCode": 1, "reason": "Error", "message": document.model_dump_json()}
+    }
+    ended = explain_pod(read_pod(item), ())
+    assert ended is not None
+    assert ended.reason is ExitReason.SUPERVISOR_FAILED and ended.message.endswith(": the API refuses this pod (401)")

@@ -65,6 +65,27 @@ def test_expired_resource_version_leads_to_a_new_list(server: ApiServer) -> None
     assert [item["metadata"]["name"] for item in mirror.deleted()] == ["a"]
 
 
+def test_resource_version_that_the_server_does_not_know_leads_to_a_new_list(server: ApiServer) -> None:
+    server.put(pod("a"))
+    mirror = Mirror(server.cluster, POD, lambda: None)
+    mirror.refresh()
+    mirror._version = "None"
+    server.put(pod("b"))
+    mirror.start()
+    until(lambda: names(mirror) == ["a", "b"])
+
+
+def test_list_without_a_resource_version_is_asked_for_again(server: ApiServer) -> None:
+    server.put(pod("a"))
+    server.versionless_lists = 2
+    mirror = Mirror(server.cluster, POD, lambda: None)
+    with pytest.raises(ClusterUnavailable, match="without a resource version"):
+        mirror.refresh()
+    mirror.start()
+    until(lambda: mirror.is_synced)
+    assert names(mirror) == ["a"]
+
+
 def test_silent_stream_is_noticed(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SILENCE_SECONDS", 0.2)
     server.silent = True

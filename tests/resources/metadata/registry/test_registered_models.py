@@ -9,7 +9,7 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
-from resources.errors import ErrorCode
+from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
@@ -58,6 +58,18 @@ def test_a_pointer_reaches_production_and_its_event_says_that_there_is_nothing_t
     assert (first.payload["servable"], second.payload["servable"]) == (False, True)
     assert (second.payload["replaced"], second.payload["archived"]) == (1, [1])
     assert office.stages() == {1: "archived", 2: "production"}
+
+
+def test_a_pointer_does_not_take_the_place_of_what_is_served(office: Office) -> None:
+    office.register("r1")
+    office.promote(1)
+    office.deploy(1, "serving")
+    pointer = office.point()
+    with pytest.raises(HanzoError, match=r"m version 2 has no file that the engine serves, and version 1 of m is deployed"):
+        office.promote(pointer)
+    assert office.stages()[1] == "production"
+    office.point("other")
+    office.registry.promote(model("other"), 1, "production", user="ann")
 
 
 def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from api.schemas.mlflow.registry import version_message
 from recipes.storage.manifest import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
@@ -110,6 +111,45 @@ def test_an_export_makes_a_version_ready_once(house: House) -> None:
     with house.database.write() as connection:
         house.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", 1)})
     assert len(house.events("model.exported")) == 1
+
+
+def fail_export(house: House, version: ModelVersion, reason: str) -> ModelVersion:
+    with house.database.write() as connection:
+        house.registry.fail_export(connection, version, reason)
+        return house.registry.get(version.model, version.version, connection)
+
+
+def test_failed_export_is_the_version_s_until_another_attempt(house: House) -> None:
+    version = fail_export(house, house.register("r1", exported=False), "no name for\nthe pre-tokenizer")
+    assert (version.stage, version.status, version.reason) == ("staging", "failed", "no name for the pre-tokenizer")
+    message = version_message(version)
+    assert (message["status"], message["status_message"]) == ("FAILED_REGISTRATION", version.reason)
+    error = refused(house.promote, 1)
+    assert error.code is ErrorCode.RESOURCE_CONFLICT and f"its export failed: {version.reason}" in error.message
+    with house.database.read() as connection:
+        assert house.registry.last_accepted(model("m"), connection) == version, "it passed its gate"
+    with house.database.write() as connection:
+        house.registry.begin_export(connection, version)
+        version = house.registry.get(model("m"), 1, connection)
+        assert (version.status, version.reason) == ("pending", "")
+    version = fail_export(house, version, "once more")
+    with house.database.write() as connection:
+        house.registry.add_artifacts(connection, version, {"gguf": artifact("gguf")})
+        version = house.registry.get(model("m"), 1, connection)
+    assert (version.status, version.reason) == ("ready", "")
+    assert house.promote(1).stage == "production"
+    assert fail_export(house, version, "of another quantization").status == "ready", "it is served all the same"
+
+
+def test_failed_export_does_not_lead_out_of_quarantine(house: House) -> None:
+    version = house.register("r1", exported=False, quarantine="worse")
+    for _ in range(2):
+        failed = fail_export(house, version, "why")
+        assert (failed.status, failed.reason) == ("quarantined", "worse; its export failed: why")
+    assert "its export failed: why" in refused(house.promote, 1, force=True, is_admin=True).message
+    with house.database.write() as connection:
+        house.registry.begin_export(connection, failed)
+        assert house.registry.get(model("m"), 1, connection).reason == "worse"
 
 
 def test_what_was_not_exported_is_not_promoted(house: House) -> None:

@@ -1,0 +1,292 @@
+"""How jobs end that cannot go on: the same reason and words in the API, on the command line and in Dagster."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from sqlalchemy import update
+
+from hanzo_ml_assets.failure_reason import EXIT_REASON, failure_with_reason
+from recipes.contracts.exit_reason import ExitReason
+from recipes.contracts.job import Job
+from resources.compute.base import Phase
+from resources.metadata.tables import job_tokens, program_tokens
+from tests.cluster.cluster import Cluster
+from tests.cluster.installation import ENDS_WITHIN, wait_until
+from tests.cluster.signed_in_installation import SignedInInstallation, environment_of
+from tests.cluster.trainings import QUIET, Trainings, find_process
+
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
+
+GPUS = 2
+"""The quota of the queue."""
+SCRATCH_LIMIT = "96Mi"
+KEEP_MINUTES = 1
+FULL_DISK_LABEL, INVALID_LABEL = "kubernetes.io/os", "no..name/rack"
+NO_SUCH_IMAGE = "localhost/nothing-of-this-name:1"
+ONE_FAILURE = {"schedule": {"retries": 0, "grace_period": "20s"}}
+GREET = "print('hello')"
+FAIL = "print('the last words', flush=True); raise SystemExit(3)"
+COUNT = "import time\nfor second in range(20): print('second', second, flush=True); time.sleep(1)"
+PRINT_FOR_EVER = COUNT.replace("range(20)", "range(100_000)")
+CHILD_TAKES_MEMORY = """
+import subprocess, sys
+child = "held = [bytearray(1 << 20) for _ in range(2000)]"
+print("starts a child", flush=True)
+sys.exit(3 if subprocess.run([sys.executable, "-c", child]).returncode else 0)
+"""
+FILL_SCRATCH = """
+import os, time
+print("writes", flush=True)
+with open(os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "large"), "wb") as file:
+    for _ in range(300):
+        file.write(bytes(1 << 20))
+        file.flush()
+"""
+FEW_STEPS = 40
+STAY = "\nwhile True: time.sleep(1)"
+
+
+@pytest.fixture(scope="module")
+def house(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedInInstallation]:
+    scheduler = {
+        "start_limit": "15s",
+        "user_commands": True,
+        "user_node_labels": [FULL_DISK_LABEL, INVALID_LABEL],
+        "scratch_limit": SCRATCH_LIMIT,
+        "keep_failed_for": f"{KEEP_MINUTES}m",
+    }
+    folder = tmp_path_factory.mktemp("installation")
+    with (
+        SignedInInstallation(cluster, "ends", folder, gpus=GPUS, scheduler=scheduler) as house,
+        environment_of(house),
+        memory_scratch(cluster, house.name),
+    ):
+        yield house
+
+
+@pytest.fixture(scope="module")
+def trainings(house: SignedInInstallation, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    return Trainings.in_folder(house, tmp_path_factory.mktemp("trainings"))
+
+
+@contextmanager
+def memory_scratch(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """Give pods with a node selector for the operating system a scratch volume that is full at its limit, as a disk is."""
+    value = f'Object.spec.volumes.emptyDir{{medium: "Memory", sizeLimit: "{SCRATCH_LIMIT}"}}'
+    patch = f'[JSONPatch{{op: "replace", path: "/spec/volumes/1/emptyDir", value: {value}}}]'
+    chosen = f"has(object.spec.nodeSelector) && '{FULL_DISK_LABEL}' in object.spec.nodeSelector"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    api = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": namespace}}
+    spec = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "resourceRules": [rule],
+        },
+        "matchConditions": [{"name": "chosen", "expression": chosen}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
+    }
+    cluster.apply(
+        {**api, "kind": "MutatingAdmissionPolicy", "spec": spec},
+        {**api, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": namespace}},
+    )
+    try:
+        yield
+    finally:
+        for kind in ("mutatingadmissionpolicybinding", "mutatingadmissionpolicy"):
+            cluster.kubectl("delete", kind, namespace)
+
+
+def test_missing_image_ends_in_the_words_of_the_registry_and_frees_its_gpus(house: SignedInInstallation) -> None:
+    job = house.submit_command(GREET, image=NO_SUCH_IMAGE, resources={"gpus": GPUS})
+    house.assert_failed(job, ExitReason.BAD_CONFIGURATION, f"image {NO_SUCH_IMAGE} cannot be pulled", "failed to")
+    house.assert_completed(house.submit_command(GREET, resources={"gpus": GPUS}))
+
+
+def test_child_process_that_takes_too_much_memory_is_named_with_limit_and_peak(house: SignedInInstallation) -> None:
+    job = house.submit_command(CHILD_TAKES_MEMORY, **ONE_FAILURE)
+    house.assert_failed(job, ExitReason.OOM_KILLED, "memory limit of 0.39 GiB, peak 0.39 GiB")
+    assert "starts a child" in house.log_of(job.id)
+
+
+def test_pod_that_outgrows_its_scratch_volume_is_evicted_in_the_words_of_the_kubelet(house: SignedInInstallation) -> None:
+    job = house.submit_command(FILL_SCRATCH + STAY, **ONE_FAILURE)
+    house.assert_failed(
+        job, ExitReason.STORAGE_FULL, "was evicted", f'EmptyDir volume "work" exceeds the limit "{SCRATCH_LIMIT}"'
+    )
+    assert "writes" in house.log_of(job.id)
+
+
+def test_full_disk_is_named_although_nothing_can_be_written_to_it(house: SignedInInstallation) -> None:
+    job = house.submit_command(FILL_SCRATCH, pod={"node_selector": {FULL_DISK_LABEL: "linux"}}, **ONE_FAILURE)
+    house.assert_failed(job, ExitReason.STORAGE_FULL, "No space left on device")
+
+
+def test_pods_that_the_cluster_refuses_fail_the_job_in_its_words(house: SignedInInstallation) -> None:
+    answer = house.http.post("/v1/jobs", json={"name": "x", "command": ["x"], "resources": {"memory": "lots"}})
+    assert answer.status_code == 400 and "resources.memory" in answer.json()["message"]
+    job = house.submit_command(GREET, pod={"node_selector": {INVALID_LABEL: "a"}})
+    house.assert_failed(job, ExitReason.BAD_CONFIGURATION, "Invalid value", INVALID_LABEL)
+
+
+def test_name_of_two_hundred_characters_runs(house: SignedInInstallation) -> None:
+    name = "A long Name_" * 16 + "12345678"
+    assert len(name) == 200
+    assert house.assert_completed(house.submit_command(GREET, name=name))["name"] == name
+
+
+def test_job_set_deleted_by_hand_is_created_again_and_says_so(house: SignedInInstallation) -> None:
+    job = house.submit_command(COUNT)
+    house.wait_until_running(job)
+    wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
+    name = house.jobs.get(job.ref).name
+    house.cluster.kubectl("delete", "jobset", name, f"--namespace={house.name}", "--wait=false")
+    words = "somebody deleted the objects of the job in the cluster"
+    wait_until(lambda: words in house.state(job.id)["detail"], ENDS_WITHIN, lambda: house.describe(job.ref))
+    house.assert_completed(job)
+    log = house.log_of(job.id)
+    assert log.count("second 2\n") == 2 and "second 19\n" in log
+
+
+def expire_token(house: SignedInInstallation, job_id: str) -> None:
+    with house.database.write() as connection:
+        for table in (program_tokens, job_tokens):
+            connection.execute(update(table).where(table.c.job_id == job_id).values(expires_at=1))
+
+
+def test_command_whose_token_expires_is_ended_with_the_words_of_the_api(house: SignedInInstallation) -> None:
+    job = house.submit_command(PRINT_FOR_EVER)
+    house.wait_until_running(job)
+    wait_until(lambda: "second 2" in house.log_of(job.id), ENDS_WITHIN, lambda: house.describe(job.ref))
+    expire_token(house, job.id)
+    house.assert_failed(job, ExitReason.SUPERVISOR_FAILED, "nothing can be stored any more, resume the job", "401")
+    assert "second 2" in house.log_of(job.id)
+
+
+def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its_checkpoint(
+    house: SignedInInstallation, trainings: Trainings
+) -> None:
+    job = trainings.job("expired", nodes=1, processes=1, steps=FEW_STEPS)
+    failures: list[dg.Failure] = []
+
+    def supervise() -> None:
+        try:
+            with failure_with_reason():
+                house.compute.run(job, QUIET)
+        except dg.Failure as failure:
+            failures.append(failure)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    house.wait_for_step(job, 15)
+    expire_token(house, job.id)
+    supervisor.join(ENDS_WITHIN)
+    assert failures, house.describe(job)
+    [failure] = failures
+    assert failure.metadata[EXIT_REASON].value == ExitReason.SUPERVISOR_FAILED, failure
+    assert "401" in str(failure.description)
+    state = house.state(job.id)
+    assert state["reason"] == ExitReason.SUPERVISOR_FAILED and "401" in state["detail"]
+    assert "step 1/" in house.compute.read_log(job, 0).decode()
+    house.compute.acknowledge_end(job)  # as the supervisor does once Dagster has recorded it
+    house.compute.submit(job)
+    house.wait_for(job, Phase.SUCCEEDED)
+    assert (trainings.trained(job).resumed_from or 0) >= 10
+
+
+def test_job_beyond_a_quota_of_zero_waits_in_the_words_of_kueue_until_there_is_some(house: SignedInInstallation) -> None:
+    set_gpu_quota(house, 0)
+    try:
+        job = house.submit_command(GREET, resources={"gpus": 1})
+        house.wait_for_words(job, "insufficient", "nvidia.com/gpu")
+        state = house.state(job.id)
+        assert state["phase"] == "queued" and state["queue_position"] == 1
+    finally:
+        set_gpu_quota(house, GPUS)
+    house.assert_completed(job)
+
+
+def set_gpu_quota(house: SignedInInstallation, gpus: int) -> None:
+    groups = house.cluster.get("clusterqueue", house.name)["spec"]["resourceGroups"]
+    for group in groups:
+        for flavor in group["flavors"]:
+            for resource in flavor["resources"]:
+                if resource["name"] == "nvidia.com/gpu" and resource["nominalQuota"] in (str(GPUS), "0"):
+                    resource["nominalQuota"] = str(gpus)
+    patch = json.dumps({"spec": {"resourceGroups": groups}})
+    house.cluster.kubectl("patch", "clusterqueue", house.name, "--type=merge", f"--patch={patch}")
+
+
+def test_pods_of_a_failed_job_stay_for_a_time_and_hold_no_gpus(house: SignedInInstallation, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    document = {"name": "kept", "command": ["python", "-c", FAIL], "resources": {"memory": "400Mi", "gpus": GPUS}}
+    config.write_text(yaml.safe_dump(document))
+    made = json.loads(house.cli("job", "submit", "--config", str(config), "--keep-failed", "--json"))
+    job = house.supervise(made["id"])
+    detail = house.assert_failed(job, ExitReason.PROGRAM_ERROR, "exited with 3", "its pods are kept until")
+    until = datetime.fromisoformat(detail.partition("kept until ")[2][:16] + "+00:00")
+    describe, logs = (words.removeprefix("kubectl ").split() for words in detail.split("`")[1:4:2])
+    assert "Exit Code:" in house.cluster.kubectl(*describe)
+    assert "the last words" in house.cluster.kubectl(*logs)
+    house.assert_completed(house.submit_command(GREET, resources={"gpus": GPUS}))
+    selector = f"ml.hanzo.ai/job={house.jobs.get(job.ref).name}"
+    wait_until(lambda: not kept_objects(house, selector), KEEP_MINUTES * 60 + 60, lambda: str(kept_objects(house, selector)))
+    assert abs(datetime.now(until.tzinfo) - until).total_seconds() < 180
+
+
+def kept_objects(house: SignedInInstallation, selector: str) -> list[dict[str, Any]]:
+    kinds = "jobsets,pods,configmaps,secrets"
+    found: list[dict[str, Any]] = house.cluster.get(kinds, f"--namespace={house.name}", f"--selector={selector}")["items"]
+    return found
+
+
+def test_rank_that_hangs_is_named_and_the_gang_starts_again_from_its_checkpoint(
+    house: SignedInInstallation, trainings: Trainings
+) -> None:
+    job: Job = trainings.job("hangs", steps=FEW_STEPS)
+    job = job.model_copy(update={"schedule": job.schedule.model_copy(update={"stall_limit": "30s"})})
+    house.compute.submit(job)
+    house.wait_for_step(job, 15)
+    os.kill(find_process(house, job, "recipes.train", RANK="1"), signal.SIGSTOP)
+    house.wait_for(job, Phase.SUCCEEDED)
+    stalled, completed = house.attempts.list(job)
+    assert (stalled.reason, completed.reason) == (ExitReason.STALLED, ExitReason.COMPLETED)
+    assert stalled.counted
+    assert stalled.message.startswith("rank 1 of node 1 (") and "made no progress for 30s" in stalled.message
+    assert (trainings.trained(job).resumed_from or 0) >= 10
+
+
+def test_job_waits_in_words_while_an_admission_webhook_is_away(house: SignedInInstallation) -> None:
+    """One of this namespace alone, for JobSets as those of JobSet and Kueue are, whose server does not answer."""
+    rule = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["jobsets"]}
+    webhook = {
+        "name": "away.jobset.example.com",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 1,
+        "clientConfig": {"service": {"namespace": house.name, "name": "away"}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": house.name}},
+        "rules": [rule],
+    }
+    kind = "ValidatingWebhookConfiguration"
+    configuration = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": house.name}}
+    house.cluster.apply({**configuration, "webhooks": [webhook]})
+    try:
+        job = house.submit_command(GREET)
+        house.wait_for_words(job, "its objects cannot be created, will retry", "failed calling webhook")
+        assert house.state(job.id)["phase"] == "queued"
+    finally:
+        house.cluster.kubectl("delete", kind, house.name)
+    house.assert_completed(job)
