@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from transformers.trainer_pt_utils import safe_globals
+
+from recipes.training.checkpointing.state_files import read_state, write_state
 
 # The same numbers each time, on a GPU too: there, some kernels add up in the order in which their threads come to it, the
 # backward pass of attention among them, unless PyTorch is told to be strict. A processor always does the same.
@@ -77,12 +78,11 @@ class RandomStates:
 
     def save(self, file: Path) -> None:
         """By the names that transformers gives them."""
-        torch.save({"python": self.python, "numpy": self.numpy, "cpu": self.cpu, "cuda": self.gpu}, file)
+        write_state({"python": self.python, "numpy": self.numpy, "cpu": self.cpu, "cuda": self.gpu}, file)
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        with safe_globals():
-            found = torch.load(file, map_location="cpu", weights_only=True)
+        found = read_state(file)
         gpu = found.get("cuda")
         if isinstance(gpu, list):  # as transformers saves them
             gpu = dict(enumerate(gpu)).get(torch.cuda.current_device()) if torch.cuda.is_available() else None

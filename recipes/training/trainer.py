@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import torch
 from peft import PeftModel
 from pydantic import JsonValue
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.serialization import config as serialization
 from transformers import Trainer, set_seed
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.client.buffer import MetricBuffer
 from recipes.checkpoints.manager import CheckpointManager
@@ -22,6 +19,13 @@ from recipes.checkpoints.node_parts import PART_KEY, CheckpointPart
 from recipes.checkpoints.retention import DOUBTED_SINCE_KEY, VALIDATION_LOSS_KEY, rank_by_loss
 from recipes.training.checkpointing.save_schedule import RaiseWriteErrors, validation_losses
 from recipes.training.checkpointing.staging import Staging
+from recipes.training.checkpointing.state_files import (
+    JSON_SUFFIX,
+    SAFETENSORS_SUFFIX,
+    find_state_file,
+    read_state,
+    write_state,
+)
 from recipes.training.data.sample_order import SAMPLES_SEEN, ProcessSampler, RunSamples
 from recipes.training.determinism import RandomStates, wrap_seed
 from recipes.training.divergence import StopOnDivergence
@@ -31,6 +35,10 @@ from recipes.training.optimizer import restore_paged_moments
 from recipes.training.parallel import fsdp, zero
 from recipes.training.parallel.ddp_buckets import fix_bucket_order
 from recipes.training.parallel.process_group import ProcessGroup
+
+SCHEDULER_STEM, RNG_STEM = "scheduler", "rng_state"
+"""Names of files in a checkpoint without their suffixes, which were others in earlier releases."""
+TRAINING_ARGS_FILE = "training_args.json"
 
 ELAPSED_SECONDS = "elapsed_seconds"
 """The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""
@@ -165,23 +173,28 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         elif self.saves_sharded:
             fsdp.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group, self.staging)
         elif self.group.is_leader:
-            file = Path(output_dir, OPTIMIZER_NAME)
-            self.staging.stage(self.optimizer.state_dict(), partial(save_without_checksum, file=file))
+            file = Path(output_dir, fsdp.OPTIMIZER_STEM + SAFETENSORS_SUFFIX)
+            self.staging.stage(self.optimizer.state_dict(), partial(write_state, file=file))
         if self.group.is_leader:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+            write_state(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_STEM + JSON_SUFFIX))
+            # Nothing reads them: they are for whoever wants to know how a checkpoint was made.
+            Path(output_dir, TRAINING_ARGS_FILE).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint and self.saves_sharded:
+        if not checkpoint or self.is_deepspeed_enabled:  # DeepSpeed's are loaded in `_prepare_for_training`
+            return
+        if self.saves_sharded:
             fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
-            self._load_scheduler(Path(checkpoint))
         else:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if checkpoint and not self.is_deepspeed_enabled:
-                restore_paged_moments(self.optimizer.optimizer)
+            # Of several processes of a machine, each would hold all of it in host memory: they read it onto their GPUs.
+            device = self.args.device if self.args.world_size > 1 and self.args.device.type != "cpu" else "cpu"
+            self.optimizer.load_state_dict(read_state(find_state_file(Path(checkpoint), fsdp.OPTIMIZER_STEM), device))
+            restore_paged_moments(self.optimizer.optimizer)
+        self._load_scheduler(Path(checkpoint))
 
     def _load_scheduler(self, checkpoint: Path) -> None:
         """The schedule, and with it the rate of the next step."""
-        state = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
+        state = read_state(find_state_file(checkpoint, SCHEDULER_STEM))
         for rates in ("base_lrs", "_last_lr"):  # one rate for all; how many groups have it differs with the processes
             state[rates] = state[rates][:1] * len(self.optimizer.param_groups)
         self.lr_scheduler.load_state_dict(state)
@@ -198,10 +211,17 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """The leader's whole weights, or those that were gathered for it, with the library's files beside them."""
+        """The leader's whole weights, or those that were gathered for it, with the tokenizer.
+
+        The library's own would write the training arguments too, as a pickle.
+        """
         if self.group.is_leader:
             weights = trained_weights(self.model) if state_dict is None else state_dict
-            self.staging.stage(weights, partial(super()._save, output_dir))
+            self.staging.stage(weights, partial(self._write_model, output_dir or self.args.output_dir))
+
+    def _write_model(self, folder: str, weights: dict[str, torch.Tensor]) -> None:
+        self.model.save_pretrained(folder, state_dict=weights)
+        self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.saves_sharded and not isinstance(self.model, PeftModel):
@@ -215,24 +235,24 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         """The random states of all processes, in the leader's folder: another may be on another machine."""
         Path(output_dir).mkdir(parents=True, exist_ok=True)
-        own = self._rng_file(output_dir, self.group.rank)
+        own = Path(output_dir, self._rng_stem(self.group.rank) + SAFETENSORS_SUFFIX)
         RandomStates.capture().save(own)
         states = self.group.all_gather(own.read_bytes())
         own.unlink()
         for rank, state in enumerate(states if self.group.is_leader else ()):
-            self._rng_file(output_dir, rank).write_bytes(state)
+            Path(output_dir, self._rng_stem(rank) + SAFETENSORS_SUFFIX).write_bytes(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
-        if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
+        if checkpoint and len(list(Path(checkpoint).glob(f"{RNG_STEM}*"))) != self.group.size:
             rng_seed = self.args.seed + self.state.global_step * self.group.num_random_streams + self.group.random_stream
             set_seed(wrap_seed(rng_seed))
         elif checkpoint:
-            RandomStates.load(self._rng_file(checkpoint, self.group.rank)).restore()
+            RandomStates.load(find_state_file(Path(checkpoint), self._rng_stem(self.group.rank))).restore()
 
-    def _rng_file(self, folder: str, rank: int) -> Path:
-        """As transformers calls it."""
-        return Path(folder, f"rng_state_{rank}.pth" if self.group.size > 1 else "rng_state.pth")
+    def _rng_stem(self, rank: int) -> str:
+        """As transformers calls the file, without the suffix."""
+        return f"{RNG_STEM}_{rank}" if self.group.size > 1 else RNG_STEM
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -240,12 +260,6 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     if isinstance(model, PeftModel):
         return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     return dict(model.state_dict())
-
-
-def save_without_checksum(state: dict[str, Any], file: Path) -> None:
-    """Torch's takes most of the time of writing; the manifest has SHA-256."""
-    with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-        torch.save(state, file)
 
 
 def move_to_parent(folder: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from recipes.contracts.job import BadConfiguration, Result
 from recipes.export.merge import relative_error
 from recipes.training import precision
+from recipes.training.checkpointing.state_files import read_state
 from recipes.training.model import load_model
 from tests.recipes.tiny_training import FULL, LORA, QLORA, TinyTraining, losses
 
@@ -123,7 +124,7 @@ def weights_of(tiny: TinyTraining, trained: Result) -> list[str]:
 def test_optimizer_states_of_eight_bits_survive_a_restart(tiny: TinyTraining) -> None:
     recipe = FULL | {"optimizer": "adamw_8bit", "max_steps": 4}
     trained = tiny.train("eight-bits", **recipe)
-    states = torch.load(tiny.folder / "work/eight-bits/checkpoints/4/optimizer.pt", weights_only=True)["state"].values()
+    states = read_state(tiny.folder / "work/eight-bits/checkpoints/4/optimizer.safetensors")["state"].values()
     quantized = [state["__bnb_optimizer_quant_state__"]["state1"].dtype for state in states]
     assert torch.uint8 in quantized
     tiny.lose_checkpoints("eight-bits", after=2)

@@ -15,6 +15,7 @@ from transformers.core_model_loading import dot_natural_key
 
 from recipes.checkpoints.node_parts import PLACES_KEY, ROWS_MARKER
 from recipes.contracts.quantities import pluralize
+from recipes.training.checkpointing.safetensors_writer import write_safetensors
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup
 
@@ -146,8 +147,6 @@ def write_rows(
 MAX_FILE_SIZE = "50GB"
 """Of one file, as `save_pretrained` has it."""
 INDEX_FILE = "model.safetensors.index.json"
-SAFETENSORS_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-HEADER_ALIGNMENT_BYTES = 8
 
 
 def consolidate_weights(rows: ShardedTensors, model: PreTrainedModel, folder: Path, largest: str = MAX_FILE_SIZE) -> None:
@@ -156,29 +155,8 @@ def consolidate_weights(rows: ShardedTensors, model: PreTrainedModel, folder: Pa
     weights = {name: named[name] for name in sorted(named, key=dot_natural_key)}
     split = split_torch_state_dict_into_shards(weights, filename_pattern="model{suffix}.safetensors", max_shard_size=largest)
     for name, names in split.filename_to_tensors.items():
-        write_safetensors({weight: weights[weight] for weight in names}, rows, folder / name)
+        write_safetensors(folder / name, {weight: weights[weight] for weight in names}, {"format": "pt"}, rows.iter_pieces)
     if split.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), **split.metadata}
         index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def write_safetensors(weights: Mapping[str, torch.Tensor], rows: ShardedTensors, file: Path) -> None:
-    """A safetensors file: the length of its header, the header, then the bytes of one tensor after the other."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in sorted(weights):
-        begin, end = end, end + weights[name].nbytes
-        shape, dtype = list(weights[name].shape), SAFETENSORS_DTYPES[weights[name].dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    header_bytes += b" " * (-len(header_bytes) % HEADER_ALIGNMENT_BYTES)
-    with file.open("wb") as target:
-        target.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
-        for name in sorted(weights):
-            for piece in rows.iter_pieces(name):
-                target.write(tensor_bytes(piece.to(weights[name].dtype)))
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().data

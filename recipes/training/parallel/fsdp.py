@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from recipes.checkpoints.node_parts import shard_rows
+from recipes.checkpoints.node_parts import ROWS_MARKER, shard_rows
 from recipes.contracts.job import BadConfiguration
 from recipes.training.checkpointing.sharded_safetensors import RowRange, ShardedTensors, write_rows
 from recipes.training.checkpointing.staging import Staging
@@ -68,7 +68,7 @@ def save_optimizer(
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    files = ShardedTensors(sorted(folder.glob(f"{OPTIMIZER_STEM}*.safetensors")))
+    files = ShardedTensors(sorted(folder.glob(f"{OPTIMIZER_STEM}{ROWS_MARKER}*.safetensors")))
     keys = sorted({name.split("/", 1)[0] for name in files.names})
     state = {
         place: {key: shard_like(weight, f"{key}/{name}", files) for key in keys}

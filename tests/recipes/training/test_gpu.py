@@ -285,11 +285,11 @@ def test_random_numbers_go_on_on_another_gpu(tmp_path: Path) -> None:
     on_gpus(2)
     with torch.cuda.device(0):
         torch.cuda.manual_seed(1)
-        RandomStates.capture().save(tmp_path / "states")
+        RandomStates.capture().save(tmp_path / "states.safetensors")
         expected = torch.rand(4, device="cuda").tolist()
     with torch.cuda.device(1):
         torch.cuda.manual_seed(2)
-        RandomStates.load(tmp_path / "states").restore()
+        RandomStates.load(tmp_path / "states.safetensors").restore()
         assert torch.rand(4, device="cuda").tolist() == expected
 
 

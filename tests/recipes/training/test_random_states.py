@@ -17,10 +17,10 @@ def drawn() -> tuple[float, float, float]:
 
 
 def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_written(tmp_path: Path) -> None:
-    RandomStates.capture().save(tmp_path / "states")
+    RandomStates.capture().save(tmp_path / "states.safetensors")
     expected = drawn()
     assert drawn() != expected
-    RandomStates.load(tmp_path / "states").restore()
+    RandomStates.load(tmp_path / "states.safetensors").restore()
     assert drawn() == expected
 
 
@@ -28,11 +28,11 @@ def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_writ
 def test_checkpoints_from_before_are_read(of_gpus: dict[str, Any], tmp_path: Path) -> None:
     """As transformers writes them: without a GPU, of one process, and of several."""
     states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
-    torch.save(states | of_gpus, tmp_path / "states")
+    torch.save(states | of_gpus, tmp_path / "states.pth")
     expected = drawn()
     if torch.cuda.is_available():
         pytest.skip("these are no states of this machine's GPUs")
-    RandomStates.load(tmp_path / "states").restore()
+    RandomStates.load(tmp_path / "states.pth").restore()
     assert drawn() == expected
 
 
@@ -47,9 +47,9 @@ class Harm:
 
 
 def test_a_file_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
-    torch.save({"python": Harm(tmp_path / "harm")}, tmp_path / "states")
+    torch.save({"python": Harm(tmp_path / "harm")}, tmp_path / "states.pth")
     with pytest.raises(pickle.UnpicklingError):
-        RandomStates.load(tmp_path / "states")
+        RandomStates.load(tmp_path / "states.pth")
     assert not (tmp_path / "harm").exists()
 
 

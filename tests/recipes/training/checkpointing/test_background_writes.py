@@ -19,6 +19,8 @@ from recipes.runner import Restart
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Manifest
 from recipes.training import run_setup, trainer
+from recipes.training.checkpointing import state_files
+from recipes.training.checkpointing.safetensors_writer import write_safetensors
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup
 from tests.recipes.training.forked_processes import Forks
@@ -36,7 +38,7 @@ def files_of(place: Place, work: Path) -> dict[int, dict[str, str]]:
         folder = work / "checkpoints" / str(step)
         assert find_corruption(folder, step) is None
         files = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).files
-        found[step] = {file.path: file.sha256 for file in files if Path(file.path).suffix in (".safetensors", ".pt", ".pth")}
+        found[step] = {file.path: file.sha256 for file in files if file.path.endswith((".safetensors", "scheduler.json"))}
     return found
 
 
@@ -68,7 +70,7 @@ def test_a_checkpoint_is_that_of_its_step_however_late_it_is_written(
     monkeypatch.setattr(trainer, "Staging", Held)
     place.train(late, checkpoint=policy, eval_steps=8, **changed)
     found = files_of(place, late)
-    assert [*found] == [8, 6, 3] and {"optimizer.pt", "scheduler.pt", "rng_state.pth"} < {*found[3]}
+    assert [*found] == [8, 6, 3] and {"optimizer.safetensors", "scheduler.json", "rng_state.safetensors"} < {*found[3]}
     assert found == files_of(place, at_once)
 
 
@@ -147,11 +149,13 @@ def test_what_cannot_be_written_ends_the_run_at_the_next_step_and_leaves_no_chec
 ) -> None:
     """The next checkpoint may be an hour away."""
 
-    def full(state: Any, file: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(file: Path, *given: Any) -> None:
+        if file.name == "optimizer.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_safetensors(file, *given)
 
     monkeypatch.setattr(trainer, "Staging", Failed)
-    monkeypatch.setattr(trainer, "save_without_checksum", full)
+    monkeypatch.setattr(state_files, "write_safetensors", full)
     policy = {"interval": "1h", "interval_steps": 3, "keep_last": 9}
     with pytest.raises(OSError, match="No space left"):
         place.train(tmp_path / "full", checkpoint=policy, eval_steps=8)

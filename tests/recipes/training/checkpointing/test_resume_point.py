@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import Trainer
 
 from hanzo_ml.client.points import Point, ResumeFilter
 from hanzo_ml.client.repeated_steps import UNKNOWN_TIME, RepeatedSteps, last_repeat_time
@@ -22,6 +21,7 @@ from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
 from recipes.training.checkpointing.resume_point import check_checkpoint_fits, find_resume_checkpoint
+from recipes.training.checkpointing.state_files import write_state
 from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.trainer import CheckpointingTrainer
 from tests.recipes.preparation.preparation_workspace import BUCKETS
@@ -66,7 +66,7 @@ def test_a_machine_that_has_nothing_goes_on_from_a_compressed_upload(place: Plac
     policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2, "compression": "zstd"}
     first = place.train(work, checkpoint=policy)
     checkpoints = place.checkpoints(work)
-    assert any(uri.endswith("optimizer.pt.zst") for uri in place.store.list(f"{checkpoints.uri}/8"))
+    assert any(uri.endswith("optimizer.safetensors.zst") for uri in place.store.list(f"{checkpoints.uri}/8"))
     checkpoints.discard_from(8)
     shutil.rmtree(work)
     again = place.train(work, checkpoint=policy)
@@ -197,6 +197,7 @@ class Paged(torch.optim.SGD):
     """As those of bitsandbytes: only large moments get a page."""
 
     is_paged = True
+    optimizer: torch.optim.Optimizer
 
     def get_state_buffer(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         room = torch.zeros_like(weight, dtype=dtype)
@@ -204,20 +205,21 @@ class Paged(torch.optim.SGD):
         return room
 
 
-def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_paged_is_paged_again_once_it_was_loaded(tmp_path: Path) -> None:
     small, large = (torch.nn.Parameter(torch.zeros(size)) for size in (10, 200_000))
     optimizer = Paged([small, large], lr=0.1)
     moments = {weight: [torch.randn(weight.numel()) for _ in "12"] for weight in (small, large)}
-
-    def load(self: Trainer, checkpoint: str) -> None:
-        for weight, (first, second) in moments.items():
-            optimizer.state[weight] = {"step": 3, "state1": first.clone(), "state2": second.clone()}
-
-    monkeypatch.setattr(Trainer, "_load_optimizer_and_scheduler", load)
+    for weight, (first, second) in moments.items():
+        optimizer.state[weight] = {"step": 3, "state1": first.clone(), "state2": second.clone()}
     trainer = object.__new__(CheckpointingTrainer)
     trainer.saves_sharded = trainer.is_deepspeed_enabled = False
-    trainer.optimizer = SimpleNamespace(optimizer=optimizer)
-    trainer._load_optimizer_and_scheduler("checkpoint")
+    trainer.args = SimpleNamespace(world_size=1)
+    trainer.optimizer = optimizer.optimizer = optimizer
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+    write_state(optimizer.state_dict(), tmp_path / "optimizer.safetensors")
+    write_state(trainer.lr_scheduler.state_dict(), tmp_path / "scheduler.json")
+    optimizer.state.clear()
+    trainer._load_optimizer_and_scheduler(str(tmp_path))
     for weight, kept in moments.items():
         found = [optimizer.state[weight][key] for key in ("state1", "state2")]
         assert [moment.is_paged for moment in found] == [weight is large] * 2
