@@ -167,7 +167,7 @@ def read_template_arguments(trained: JobRecord, store: Store) -> dict[str, JsonV
     prepared = store.manifest(trained.artifact("train")).facts.get("parameters")
     tokenize = prepared.get("tokenize") if isinstance(prepared, dict) else None
     arguments = tokenize.get("template_arguments") if isinstance(tokenize, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
+    return dict(arguments) if isinstance(arguments, dict) else {}
 
 
 def has_named_templates(base: Artifact, store: Store) -> bool:

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, Undefined
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -60,6 +60,7 @@ def to_engine_values(value: Any) -> Any:
 
 def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
     """The filter `tojson`."""
+    value = None if isinstance(value, Undefined) else value  # of a template that asks for tools where there are none
     marked = mark_numbers(value)
     text = json.dumps(marked, ensure_ascii=ensure_ascii, **form)
     return text if marked is value else NUMBER.sub(r"\1", text)

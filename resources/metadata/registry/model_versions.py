@@ -13,6 +13,8 @@ from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
 
+EXPORT_FAILED = "; its export failed: "
+"""Stands between the reason of a quarantine and that of a failed export."""
 NEWEST_FIRST = versions.c.version.desc()
 CHUNK = 500
 """Versions whose tags are read by one query: each takes three variables, and SQLite has 32,766."""
@@ -68,6 +70,16 @@ class ModelVersion:
     def is_awaiting_export(self) -> bool:
         """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
         return not self.servable and any("artifact" in each for each in self.artifacts.values())
+
+    @property
+    def export_failure(self) -> str:
+        """Why its last export failed; empty where none did."""
+        return self.reason if self.status == "failed" else self.reason.partition(EXPORT_FAILED)[2]
+
+    @property
+    def gate_reason(self) -> str:
+        """Why it is quarantined; empty where it is not."""
+        return "" if self.status == "failed" else self.reason.partition(EXPORT_FAILED)[0]
 
     def artifact(self, format: str) -> Artifact:
         """The artifact of a format. Raises when the version has none."""

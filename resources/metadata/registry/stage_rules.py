@@ -33,9 +33,9 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
         if not is_admin:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, f"only an admin may force {version.reference}")
     if stage in ("canary", "production") and version.is_awaiting_export:
-        if version.status == "failed":
+        if version.export_failure:
             raise conflict(
-                f"{version.reference} has no export to serve, because its export failed: {version.reason}. "
+                f"{version.reference} has no export to serve, because its export failed: {version.export_failure}. "
                 "Run the export again once that is mended: materialize merged and gguf of its run in Dagster"
             )
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")

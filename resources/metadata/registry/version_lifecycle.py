@@ -29,6 +29,7 @@ from resources.metadata.registry.model_names import (
     version_not_found,
 )
 from resources.metadata.registry.model_versions import (
+    EXPORT_FAILED,
     NEWEST_FIRST,
     LoggedFiles,
     ModelVersion,
@@ -151,20 +152,26 @@ class Registry:
         status = "ready" if version.status in AWAITING_STATUSES else version.status
         if stored == dict(version.artifacts) and status == version.status:
             return
-        reason = "" if version.status == "failed" else version.reason
-        self._change(connection, version, artifacts=stored, status=status, reason=reason)
+        self._change(connection, version, artifacts=stored, status=status, reason=version.gate_reason)
         emit_model(connection, "model.exported", version.model, {"version": version.version, "formats": sorted(stored)})
 
     def begin_export(self, connection: Connection, version: ModelVersion) -> None:
         """An export begins: that one before it failed is no news any more."""
-        if version.status == "failed":
-            self._change(connection, version, status="pending", reason="")
+        status = "pending" if version.status == "failed" else version.status
+        reason = version.gate_reason
+        if (status, reason) != (version.status, version.reason):
+            self._change(connection, version, status=status, reason=reason)
 
     def fail_export(self, connection: Connection, version: ModelVersion, reason: str) -> None:
-        """Record why a version has nothing to serve. One that has, or is quarantined, keeps its status and reason."""
+        """Record why a version has nothing to serve. One that has, by another export, stays as it is."""
         current = self.get(version.model, version.version, connection)
-        if current.is_awaiting_export and current.status in AWAITING_STATUSES:
-            self._change(connection, current, status="failed", reason=" ".join(reason.split()))
+        if not current.is_awaiting_export:
+            return
+        message = " ".join(reason.split())
+        if current.status in AWAITING_STATUSES:
+            self._change(connection, current, status="failed", reason=message)
+        elif current.status == "quarantined":  # which it stays, until an admin promotes it
+            self._change(connection, current, reason=f"{current.gate_reason}{EXPORT_FAILED}{message}")
 
     def promote(
         self,

@@ -13,6 +13,7 @@ from mlflow.entities import Dataset, DatasetInput, Metric, Param
 from mlflow.server.graphql.graphql_schema_extensions import schema as mlflow_schema
 
 from api.routes.ui.graphql_execution import exceeded_limit, schema
+from api.routes.ui.static_files import build_folder
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
 from tests.browser_page import page
@@ -323,3 +324,13 @@ def test_a_link_of_a_version_downloads_its_file_wherever_it_lies(server: ServerP
         assert missing.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
     nowhere = httpx.get(f"{server.url}/model-versions/get-artifact", params={"name": "x", "version": "1", "path": "../a"})
     assert nowhere.json() == {"error_code": "INVALID_PARAMETER_VALUE", "message": "Invalid path"}
+
+
+def test_the_page_opens_without_its_notice_of_telemetry() -> None:
+    """The notice said that usage is sent to MLflow's makers. Its keys are those that the installed build reads."""
+    script = (Path(__file__).parents[4] / "api" / "routes" / "ui" / "first_visit.js").read_text()
+    folder = build_folder()
+    assert folder is not None
+    build = "".join(file.read_text() for file in folder.glob("static/js/main*.js"))
+    for key in ("mlflow.telemetry.info.alert.dismissed", "mlflow.settings.telemetry.enabled"):
+        assert f'"{key}_v1"' in script and f'"{key}"' in build

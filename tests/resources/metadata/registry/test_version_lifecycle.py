@@ -143,7 +143,13 @@ def test_failed_export_is_the_version_s_until_another_attempt(house: House) -> N
 
 def test_failed_export_does_not_lead_out_of_quarantine(house: House) -> None:
     version = house.register("r1", exported=False, quarantine="worse")
-    assert fail_export(house, version, "why") == version
+    for _ in range(2):
+        failed = fail_export(house, version, "why")
+        assert (failed.status, failed.reason) == ("quarantined", "worse; its export failed: why")
+    assert "its export failed: why" in refused(house.promote, 1, force=True, is_admin=True).message
+    with house.database.write() as connection:
+        house.registry.begin_export(connection, failed)
+        assert house.registry.get(model("m"), 1, connection).reason == "worse"
 
 
 def test_what_was_not_exported_is_not_promoted(house: House) -> None:
