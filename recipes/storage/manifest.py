@@ -107,23 +107,16 @@ class Manifest(FrozenModel):
     files: tuple[FileRecord, ...]
     inputs: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, JsonValue] = Field(default_factory=dict)
-    folders: tuple[FolderRecord, ...] = ()
-    links: tuple[LinkRecord, ...] = ()
+    folders: tuple[FolderRecord, ...] = Field((), exclude_if=lambda folders: not folders)
+    links: tuple[LinkRecord, ...] = Field((), exclude_if=lambda links: not links)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON. One file after the other: all of them as dictionaries take seven times as much memory as that."""
         files = b",".join([canonical_json(file.model_dump(mode="json")) for file in self.files])
-        rest = self.model_dump(mode="json", exclude={"files"})
-        facts, inputs, kind = (canonical_json(rest[key]) for key in ("facts", "inputs", "kind"))
-        folders, links = (b',"%b":%b' % (key, canonical_json(rest[key.decode()])) for key in (b"folders", b"links"))
-        return b'{"facts":%b,"files":[%b]%b,"inputs":%b,"kind":%b%b}' % (
-            facts,
-            files,
-            folders if self.folders else b"",
-            inputs,
-            kind,
-            links if self.links else b"",
-        )
+        rest = sorted(self.model_dump(mode="json", exclude={"files"}).items())
+        head = b"".join(b'"%b":%b,' % (key.encode(), canonical_json(value)) for key, value in rest if key < "files")
+        tail = b"".join(b',"%b":%b' % (key.encode(), canonical_json(value)) for key, value in rest if key > "files")
+        return b'{%b"files":[%b]%b}' % (head, files, tail)
 
     @property
     def digest(self) -> str:

@@ -68,6 +68,7 @@ def test_a_pointer_does_not_take_the_place_of_what_is_served(office: Office) -> 
     with pytest.raises(HanzoError, match=r"m version 2 has no file that the engine serves, and version 1 of m is deployed"):
         office.promote(pointer)
     assert office.stages()[1] == "production"
+    office.models.create(model("other"))
     office.point("other")
     office.registry.promote(model("other"), 1, "production", user="ann")
 
