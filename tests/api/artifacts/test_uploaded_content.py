@@ -111,7 +111,7 @@ def uploads(server: ArtifactServer, http: httpx.Client) -> list[dict[str, str]]:
 
 
 def asked(template: str, values: dict[str, str], known: Collection[str] | None) -> str:
-    """The address of a route, with every parameter that it takes. MLflow's routes (`known` is None) ignore what is unknown."""
+    """The address of a route with its query parameters; with all where `known` is None, as MLflow ignores others."""
     path = re.sub(r"\{(\w+)[^}]*\}", lambda found: values.get(found[1], "x"), template)
     given = {name: value for name, value in values.items() if known is None or name in known}
     return f"{quote(path)}?{urlencode(given)}"
