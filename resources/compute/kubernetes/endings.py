@@ -12,8 +12,11 @@ from resources.metadata.job_attempts import VAGUE_REASONS, Attempt
 
 UNSEEN_MS = 90_000
 """A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
+MAX_ADMISSION_DIFFERENCE_MS = 5_000
+"""Between the API server and the database. An attempt begins a second or more after its gang was admitted."""
 MAX_CLOCK_DIFFERENCE_MS = 15_000
 """Between nodes and the database: what a node dates so much later than the end of an attempt may have come before it."""
+EVICTED_MESSAGE = "its nodes were needed for another job"
 SEEN_BY_CLUSTER = frozenset({ExitReason.OOM_KILLED, ExitReason.STORAGE_FULL, ExitReason.NODE_LOST})
 """What ends an attempt at once: the launchers that survive know less about it."""
 
@@ -58,9 +61,22 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
             if seen is None and first is not None and first.exit_code == 0:
                 continue  # the other pods still work
             found = seen or explain_absence(first, snapshot)
-            if found.reason is ExitReason.KILLED and snapshot.gang is not None and snapshot.gang.suspended:
-                found = explain_absence(first, snapshot)  # it did not save in time, which is no fault of its own
+            if found.reason is ExitReason.KILLED and snapshot.gang is not None:
+                # It did not save in time, which is no fault of its own.
+                if snapshot.gang.suspended:
+                    found = explain_absence(first, snapshot)
+                elif was_evicted_during(attempt, snapshot):
+                    found = Exit(ExitReason.PREEMPTED, EVICTED_MESSAGE, found.at)
             yield Ending(attempt.attempt, found.reason, found.message, found.at)
+
+
+def was_evicted_during(attempt: Attempt, snapshot: Snapshot) -> bool:
+    """Whether Kueue took the nodes of an attempt away, and has admitted its gang again since, on other nodes."""
+    workload = snapshot.workload
+    if workload is None or workload.admitted_at is None:
+        return False
+    is_same = workload.evicted or workload.queued_at <= attempt.started_at
+    return bool(is_same) and workload.admitted_at > attempt.started_at + MAX_ADMISSION_DIFFERENCE_MS
 
 
 def is_cause(seen: Exit, attempt: Attempt) -> bool:
@@ -85,7 +101,7 @@ def explain_absence(first: PodState | None, snapshot: Snapshot) -> Exit:
     if gang is None or gang.deleting:
         return Exit(ExitReason.KILLED, DELETED_GANG)
     if gang.suspended:
-        return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or "its nodes were needed for another job")
+        return Exit(ExitReason.PREEMPTED, (workload.evicted if workload else "") or EVICTED_MESSAGE)
     if first is None:
         return Exit(ExitReason.UNKNOWN, "its pods are gone, and nothing is left that says why")
     return Exit(ExitReason.KILLED, f"pod {first.name} was deleted")
