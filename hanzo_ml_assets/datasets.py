@@ -193,7 +193,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
 
     So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are, and
-    those by an instruction without what stands beside it.
+    those by an instruction without the other columns.
     """
     parameters = definition.split.model_dump(mode="json")
     form, rendering = SPLIT_FORM, Rendering.AS_STORED

@@ -174,7 +174,7 @@ def store_selections(
 
 
 def leave_out_context(row: dict[str, Any]) -> dict[str, Any]:
-    """A record as it was split before what stands beside an instruction was a part of what it asks."""
+    """A record as it was split before other columns were part of the question."""
     if not row.keys() >= {*LAYOUT_KEYS[Layout.INSTRUCTION]}:
         return row
     return {key: value for key, value in row.items() if key not in OPTIONAL_KEYS[Layout.INSTRUCTION]}

@@ -100,7 +100,7 @@ def read_code(place: Path, code: str) -> CodeSnapshot:
 
 
 def read_named_files(place: Path, command: Any) -> CodeSnapshot:
-    """Files beside the job file that a word of the command names."""
+    """Files next to the job file that a word of the command names."""
     snapshot = CodeSnapshot()
     words = [word for word in command if isinstance(word, str) and word] if isinstance(command, list) else []
     for word in words:

@@ -33,7 +33,7 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
 
 OWN_USER = Submitter("", DEFAULT_ORGANIZATION, from_own_user=True)
-"""Whoever runs the command line, on the machine of the stack."""
+"""The user of the command line, on the machine of the stack."""
 
 
 def dry_run(document: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What tells whether an entry has changed, without reading it. Times are in nanoseconds.
+    """Shows whether an entry has changed, without reading it. Times are in nanoseconds.
 
     Args:
         modified: of a file; that of a link or folder is `entry_modified`, by which it does not count as changed.
@@ -52,7 +52,7 @@ Scan = Mapping[str, FileStamp]
 
 
 def ignore_problem(problem: OSError) -> None:
-    """Whoever looks a second time has been told."""
+    """A later scan has reported it already."""
 
 
 def scan_folder(folder: Path, on_unreadable: Callable[[OSError], None] = ignore_problem) -> dict[str, FileStamp]:

@@ -61,7 +61,7 @@ class SnapshotStore:
     def put_snapshot(
         self, folder: Path, manifest: Manifest, on_upload: Callable[[str], None], times: Mapping[str, int] | None = None
     ) -> Artifact:
-        """A new state, unless the newest is just this. `on_upload` is told of each file that is there, and may raise.
+        """A new state, unless the newest is just this. `on_upload` is called with each uploaded file, and may raise.
 
         Args:
             times: modification times by path, in nanoseconds. Those of a state that is there already are replaced.

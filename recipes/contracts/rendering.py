@@ -10,7 +10,7 @@ class Rendering(IntEnum):
     """What a record becomes before a chat template sees it."""
 
     AS_STORED = 1
-    """Messages and tools as they are stored, an instruction without what stands beside it."""
+    """Messages and tools as they are stored, an instruction without its other columns."""
     AS_SERVED = 2
     """The normal form of the serving engine, and an instruction with its input and its system message."""
 

@@ -177,7 +177,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self.staging.stage(self.optimizer.state_dict(), partial(write_state, file=file))
         if self.group.is_leader:
             write_state(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_STEM + JSON_SUFFIX))
-            # Nothing reads them: they are for whoever wants to know how a checkpoint was made.
+            # Nothing reads them: they record how a checkpoint was made.
             Path(output_dir, TRAINING_ARGS_FILE).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -42,7 +42,7 @@ def split_lines(stream: BinaryIO) -> Iterator[bytes]:
 def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
     """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out.
 
-    With each record comes its stored line, since that tells cheaply what the record has lost.
+    With each record comes its stored line, which shows cheaply what the record has lost.
     """
     is_empty = True
     for number, raw in enumerate(split_lines(stream), start=1):

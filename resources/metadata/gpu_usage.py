@@ -1,6 +1,6 @@
 """GPUs that attempts of jobs held, and for how long: the control plane's own record of GPU hours.
 
-A metric of the run is not a record: whoever may log to a run may write any number.
+A metric of the run is not a record: any user who may log to the run can write any number.
 """
 
 from typing import Any

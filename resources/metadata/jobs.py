@@ -233,6 +233,7 @@ class Jobs:
         job = self.get_locked(identifier, connection)
         if job.status in ENDED_STATUSES:
             return
+        emit_started(connection, identifier, has_ended=True)
         ended = now_ms()
         stored = {role: artifact.model_dump() for role, artifact in artifacts.items()}
         values = {"status": "completed", "ended_at": ended, "artifacts": stored, "reason": ""}
@@ -248,6 +249,7 @@ class Jobs:
             job = self.get_locked(identifier, connection)
             if job.status in ENDED_STATUSES:
                 return
+            emit_started(connection, identifier, has_ended=True)
             values = {"status": "failed", "ended_at": now_ms(), "reason": reason}
             connection.execute(update(table).where(table.c.id == identifier).values(**values))
             self._update_run(job, "failed", connection)

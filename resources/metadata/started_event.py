@@ -17,28 +17,31 @@ OWN_PROGRAMS = ("train", "command", "prepare")
 """Programs that a job may be submitted for; evaluation and conversion belong to a job that has started before."""
 
 
-def emit_started(connection: Connection, job_id: str) -> None:
-    """Emit `job.started` in the caller's transaction if the job runs, its nodes are known and it was not emitted before."""
+def emit_started(connection: Connection, job_id: str, *, has_ended: bool = False) -> None:
+    """Emit `job.started` in the caller's transaction if the job runs, its nodes are known and it was not emitted before.
+
+    With `has_ended` the job is about to end: the attempt of a short one is over before its supervisor has started it.
+    """
     status = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
-    placement = find_placement(connection, job_id) if status == "running" else None
+    placement = find_placement(connection, job_id, has_ended=has_ended) if status == "running" else None
     if placement is None or _newest_state(connection, job_id) == STARTED_EVENT:
         return
     emit(connection, "jobs", STARTED_EVENT, job_id, {"job_id": job_id, **placement})
 
 
-def find_placement(connection: Connection, job_id: str) -> dict[str, list[str]] | None:
+def find_placement(connection: Connection, job_id: str, *, has_ended: bool = False) -> dict[str, list[str]] | None:
     """Nodes and GPUs of a job's newest attempt, by rank; None while a node of its gang has not registered."""
     program = select(cluster_jobs.c.program).where(cluster_jobs.c.job_id == job_id, cluster_jobs.c.program.in_(OWN_PROGRAMS))
     on_cluster = connection.execute(program).scalar()
     if on_cluster is None:
-        return {"node_ids": [], "gpu_ids": []}
+        return None if has_ended else {"node_ids": [], "gpu_ids": []}
     newest: Any = connection.execute(
         select(job_attempts.c.nodes, job_attempts.c.gpus, job_attempts.c.ended_at)
         .where(job_attempts.c.job_id == job_id, job_attempts.c.program == on_cluster)
         .order_by(job_attempts.c.attempt.desc())
         .limit(1)
     ).first()
-    if newest is None or newest.ended_at is not None or None in newest.nodes:
+    if newest is None or (newest.ended_at is not None and not has_ended) or None in newest.nodes:
         return None
     return {"node_ids": [*newest.nodes], "gpu_ids": [gpu for node in newest.gpus for gpu in node or ()]}
 

@@ -41,7 +41,7 @@ REACHED_STATES = {
 DURATION_BUCKETS = (10, 60, 300, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 259_200)
 GPU_HOURS_METRIC = "system/total_gpu_hours"
 GPU_HOURS = cast(func.sum(gpu_usage.c.gpus * (gpu_usage.c.metered_until - gpu_usage.c.started_at)), Double) / 3_600_000.0
-"""Metered by the control plane. The runs' metric of that name is for people: whoever logs to a run may write any number."""
+"""Metered by the control plane. The metric of the runs counts for nothing: any user can write it."""
 GPU_TYPE_TAG = "system/gpu_type"
 DEFAULT_PRIORITY = "medium"
 

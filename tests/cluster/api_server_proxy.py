@@ -88,7 +88,7 @@ def make_handler(proxy: ApiServerProxy) -> type[BaseHTTPRequestHandler]:
                 if GONE in faults:
                     gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
                     self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-                if SILENT in faults:  # for ever: whoever listens has to notice
+                if SILENT in faults:  # for ever: the client has to notice
                     proxy.closing.wait()
                 return
             self.pass_on(lists_without_version=VERSIONLESS in faults and not is_watch)

@@ -39,7 +39,7 @@ class Splits(TypedDict):
 class DatasetOrigin(TypedDict):
     """`origins` are addresses at which the raw files could be had, of a version that was fetched.
 
-    `skipped` and `unread` are as they were told when the version was made.
+    `skipped` and `unread` are as they were reported when the version was made.
     """
 
     parent_datasets: list[str]

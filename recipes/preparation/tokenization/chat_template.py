@@ -183,7 +183,7 @@ class ChatTemplate:
         return whole, spans
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> str:
-        """A conversation up to where the assistant starts to answer: what whoever generates is given. Raises UnfitRecord."""
+        """A conversation up to where the assistant starts to answer: the input of a generation. Raises UnfitRecord."""
         before = self._system if messages[0]["role"] not in SYSTEM_ROLES else []
         return self._render([*before, *messages], answer=True, tools=tools)
 

@@ -64,7 +64,7 @@ def find_resume_checkpoint(
 
 
 def refuse_to_begin_again(branches: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int) -> None:
-    """Never train anew from step 0 what a complete checkpoint holds: look for one once more, and end with an error.
+    """Never start again at step 0 while a complete checkpoint exists: look for one once more, and end with an error.
 
     Raises:
         BadConfiguration: the best is asked for, and none was evaluated.

@@ -186,3 +186,16 @@ def test_gpus_are_metered_from_claim_to_end_on_all_nodes(database: Database, att
     attempts.claim(JOB, replace(CLAIM, pod_uid="uid-b"))
     attempts.end(JOB, 1, ExitReason.OOM_KILLED, "memory ran out")
     assert totals() == ({("nvidia-h100-80gb",): 16}, 16), "the second attempt holds its own"
+
+
+def test_a_job_whose_attempt_ended_before_it_was_running_has_started_too(database: Database, attempts: JobAttempts) -> None:
+    """A command of 5 s had completed before its supervisor marked it as running, and no event named its nodes."""
+    jobs = Jobs(database)
+    jobs.submit(name="j", config={}, user="ann", organization="acme", id=JOB.id)
+    attempts.claim(JOB, replace(CLAIM, num_nodes=1))
+    attempts.end(JOB, 1, ExitReason.COMPLETED, "")
+    jobs.start(JOB.id)
+    assert started_events(database) == []
+    with database.write() as connection:
+        jobs.complete(connection, JOB.id, {}, training_seconds=1.0)
+    assert started_events(database) == [(["node-a"], ["GPU-1"])]

@@ -33,7 +33,7 @@ def test_an_experiment_sums_the_gpu_hours_of_its_runs(http: TestClient, settings
     database = Database(settings.database_url)
     for experiment, hours in (("dear", 1.5), ("dear", 2.25), ("cheap", 0.5)):
         run = http.post("/v1/runs", json={"experiment_name": experiment}).json()
-        metrics = [{"key": "system/total_gpu_hours", "value": 1000}]  # whoever may log it may log any number
+        metrics = [{"key": "system/total_gpu_hours", "value": 1000}]  # any user can log any number
         assert http.post(f"/v1/runs/{run['id']}/metrics", json={"metrics": metrics}).status_code == 200
         meter_attempt(database, run["id"], hours)
     listed = {found["name"]: found for found in http.get("/v1/experiments").json()["experiments"]}
