@@ -399,6 +399,19 @@ def test_pods_that_are_killed_at_the_end_of_their_grace_period_are_preempted_all
     assert not room.attempts.list(TRAIN)[0].counted
 
 
+def test_pods_that_were_killed_are_preempted_also_when_their_gang_is_admitted_elsewhere_at_once(room: Room) -> None:
+    """Kueue had another type of GPU, and admitted the gang before the controller looked: the job failed as killed."""
+    gang = room.start()
+    gang.end(0, 137)
+    room.view.pods.refresh()
+    gang.suspend("Preempted to accommodate a workload")
+    gang.set_workload(condition("QuotaReserved"), condition("Admitted") | {"lastTransitionTime": timestamp(20)})
+    gang.change(suspend=False)
+    row = room.reconcile()
+    assert (row.phase, row.reason) == (Phase.RESTARTING, ExitReason.PREEMPTED)
+    assert not room.attempts.list(TRAIN)[0].counted
+
+
 def test_preempted_pods_that_reported_nothing_are_taken_as_preempted(room: Room) -> None:
     room.start().suspend("Preempted to accommodate a workload")
     row = room.reconcile()
