@@ -16,6 +16,7 @@ from tests.cluster import processes
 from tests.cluster.cluster import FAKE, GPU, Cluster
 from tests.cluster.dependencies import CLAIM
 from tests.cluster.images import DEPENDENCIES, JOB_IMAGE
+from tests.cluster.job_controllers import move_controllers
 
 pytestmark = pytest.mark.cluster
 
@@ -138,6 +139,7 @@ def test_fake_nodes_pretend_to_run_pods(cluster: Cluster, namespace: str) -> Non
 def test_killed_node_returns_under_its_name(cluster: Cluster, namespace: str) -> None:
     number = len(cluster.nodes)
     name = f"node-{number}"
+    move_controllers(cluster, name)
     cluster.kill_node(name)
     cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready=Unknown", "--timeout=60s")
     cluster.add_node(number)

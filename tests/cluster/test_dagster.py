@@ -26,6 +26,7 @@ from resources.metadata.registry.version_lifecycle import Registry
 from tests.cluster.cluster import Cluster
 from tests.cluster.dagster_installation import SETTINGS_MAP, DagsterInstallation, kill_worker, measure_worker
 from tests.cluster.installation import wait_until
+from tests.cluster.job_controllers import move_controllers
 from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
@@ -271,6 +272,7 @@ def test_run_pod_on_a_lost_node_is_replaced_within_two_minutes(house: DagsterIns
         house.cluster.kubectl("uncordon", gang["spec"]["nodeName"])
         (pod,) = house.run_pods(run)
     node = pod["spec"]["nodeName"]
+    move_controllers(house.cluster, node)
     house.cluster.kill_node(node)
     try:
         replaced = house.wait_for_run(job, after=run, within=REPLACED_WITHIN)

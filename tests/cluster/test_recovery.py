@@ -27,6 +27,7 @@ from resources.metadata.job_attempts import Attempt
 from tests.cluster import cgroups
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
+from tests.cluster.job_controllers import LEASES, delete_leader, find_leader, has_other_leader, move_controllers
 from tests.cluster.trainings import (
     Trained,
     Trainings,
@@ -55,7 +56,6 @@ GRACE = "30s"
 """A pod that hangs holds up the next attempt for so long."""
 GANG_ENDS_WITHIN = 60.0
 RECOVERS_WITHIN = 300.0
-CONTROLLER_LEASES = {"jobset": "6d4f6a47.jobset.x-k8s.io", "kueue": "c1f6bfd2.kueue.x-k8s.io"}
 
 
 @dataclass
@@ -260,11 +260,11 @@ def test_training_continues_while_parts_of_the_control_plane_are_killed(
         control_plane = cluster.control_plane
         kill, start = partial(control_plane.kill, program), partial(control_plane.start, program)
         training.endure(f"Kubernetes {program}", kill, start, cluster.is_running)
-    for name in CONTROLLER_LEASES:
+    for name in LEASES:
         leader = find_leader(cluster, name)
         training.endure(
             f"controller of {name}",
-            partial(delete_at_once, cluster, f"{name}-system", leader.partition("_")[0]),
+            partial(delete_leader, cluster, name, leader),
             lambda: None,  # its Deployment starts another pod
             partial(has_other_leader, cluster, name, leader),
         )
@@ -342,32 +342,3 @@ def times_led(installation: Installation) -> int:
 
 def last_heartbeat(cluster: Cluster, node: str) -> str:
     return str(cluster.get("lease", "--namespace=kube-node-lease", node)["spec"]["renewTime"])
-
-
-def find_leader(cluster: Cluster, name: str) -> str:
-    """The pod that leads, and its identity; empty while the controller's pod is not ready."""
-    namespace = f"--namespace={name}-system"
-    deployment = cluster.get("deployment", namespace, f"{name}-controller-manager")
-    if not deployment["status"].get("readyReplicas"):
-        return ""
-    return str(cluster.get("lease", namespace, CONTROLLER_LEASES[name])["spec"].get("holderIdentity", ""))
-
-
-def has_other_leader(cluster: Cluster, name: str, before: str) -> bool:
-    return find_leader(cluster, name) not in ("", before)
-
-
-def move_controllers(cluster: Cluster, node: str) -> None:
-    """Have the controllers of Kueue and JobSet run elsewhere: each is one pod, which a lost node keeps for 5 minutes."""
-    for name in CONTROLLER_LEASES:
-        leader = find_leader(cluster, name)
-        pod = leader.partition("_")[0]
-        if cluster.get("pod", pod, f"--namespace={name}-system")["spec"]["nodeName"] == node:
-            cluster.kubectl("cordon", node)
-            delete_at_once(cluster, f"{name}-system", pod)
-            wait_until(partial(has_other_leader, cluster, name, leader), RECOVERS_WITHIN, lambda: "nobody leads")
-            cluster.kubectl("uncordon", node)
-
-
-def delete_at_once(cluster: Cluster, namespace: str, pod: str) -> None:
-    cluster.kubectl("delete", "pod", pod, f"--namespace={namespace}", "--grace-period=0", "--force")
