@@ -53,6 +53,7 @@ from api.routes.v1 import (
     dataset_trace,
     dataset_upload,
     datasets,
+    engine,
     events,
     features,
     hpo,
@@ -119,6 +120,7 @@ ROUTERS: tuple[Router, ...] = (
     job_uploads.router,
     hpo.router,
     models.router,
+    engine.router,
     pipelines.router,
     static_files.router,
     sign_in.router,
@@ -217,6 +219,7 @@ def protect(app: FastAPI, settings: Settings, database: Database, audit_log: Aud
         database=database,
         audit_log=audit_log,
         max_body_bytes=settings.server.max_body_bytes,
+        engine_token=settings.engine.token,
     )
     app.add_middleware(UnhandledErrors)
     app.add_middleware(HostValidation, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
