@@ -20,7 +20,7 @@ from resources.metadata.registry import deployments, engine_replicas
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.tables import events
 from resources.serving.client import EngineClient
-from resources.serving.replicated_engine import ReplicatedEngine
+from resources.serving.replicated_engine import ReplicatedEngine, list_states
 
 PROMOTED_EVENT = "model.promoted"
 ENGINE_TIMEOUT_SECONDS = 60.0
@@ -59,12 +59,20 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "version": version.version,
                 "sha256": served.sha256,
                 "url": dg.MetadataValue.url(served.url),
+                **describe_replicas(served, control_plane),
                 "export_digest": choose_served_export(version, model.deployment.quantization).digest,
             },
             data_version=dg.DataVersion(served.sha256),
         )
 
     return deployment
+
+
+def describe_replicas(row: deployments.Deployment, control_plane: ControlPlane) -> dict[str, dg.MetadataValue]:
+    """What each replica of an engine that pulls makes of a deployment; nothing for an engine that is pushed to."""
+    with control_plane.database.read() as connection:
+        states = list_states(engine_replicas.list_live_replicas(connection), row.id)
+    return {"replicas": dg.MetadataValue.json({each.replica: each.status for each in states})} if states else {}
 
 
 def find_last_promotion(connection: Connection, version: ModelVersion) -> Event | None:

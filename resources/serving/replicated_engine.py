@@ -4,7 +4,7 @@ It answers as `EngineClient` does for an engine that is pushed to: what is serve
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +50,11 @@ class ReplicatedEngine:
         Raises:
             EngineUnavailable: no replica has reported lately.
         """
+        with self._database.read() as connection:
+            expected = {each.id for each in engine_replicas.list_wanted(connection)}
         best: dict[str, DeploymentReport] = {}
-        for report in self._reports():
-            known = best.get(report.name)
-            if known is None or rank(report) > rank(known):
-                best[report.name] = report
+        for report in sorted(self._reports(), key=lambda each: rank(each, expected)):
+            best[report.name] = report
         return [describe(report) for _, report in sorted(best.items())]
 
     def served_hashes(self, name: str) -> set[str]:
@@ -115,8 +115,12 @@ def no_replicas(seen: str) -> EngineUnavailable:
     return EngineUnavailable(f"no replica of the engine reports ({seen}): look at the pods of the Deployment engine")
 
 
-def rank(report: DeploymentReport) -> tuple[int, int]:
-    return ("failed", "loading", "serving").index(report.status), report.deployment
+def rank(report: DeploymentReport, expected: Collection[int]) -> tuple[bool, int, int]:
+    """Order of reports under one name, the one that describes the engine best last.
+
+    A version that was rolled back still answers until the wanted one is loaded again: that is no difference to be mended.
+    """
+    return report.deployment in expected, ("failed", "loading", "serving").index(report.status), report.deployment
 
 
 def describe(report: DeploymentReport) -> Served:
