@@ -144,9 +144,9 @@ def test_half_of_what_a_store_needs_is_refused(tmp_path: Path, variables: dict[s
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"HANZO_ML_ENGINE_HOST": "0.0.0.0"}, "engine: the engine has no sign-in: keep host on 127.0.0.1"),
-        ({"HANZO_ML_ENGINE_TOKEN": "short"}, "engine.token: use 32 to 500 characters"),
-        ({"HANZO_ML_ENGINE_MODE": "fetch"}, "engine.mode"),
+        ({"HANZO_ML_ENGINE_HOST": "0.0.0.0"}, "the engine has no sign-in: keep host on 127.0.0.1"),
+        ({"HANZO_ML_ENGINE_TOKEN": "short"}, "use 32 to 500 characters"),
+        ({"HANZO_ML_ENGINE_MODE": "fetch"}, "HANZO_ML_ENGINE_MODE"),
     ],
 )
 def test_engine_settings_that_would_be_unsafe_are_refused(tmp_path: Path, variables: dict[str, str], message: str) -> None:
