@@ -1,8 +1,8 @@
 """Wording of docstrings, comments and messages: standard vocabulary and one-line summaries.
 
-`prose_baseline.txt` holds how many findings each file had when the rules were introduced, as lines `path count`. It may only
-shrink: a file with more findings fails, and so does one with fewer, until `REWRITE=1` lowers its count. `REWRITE=accept` also
-raises counts, for merging work that was started before the rules.
+`prose_baseline.txt` holds how many findings each file had when the rules were introduced, as lines `path count`. It may
+only shrink: a file with more findings fails, and so does one with fewer, until `REWRITE=1` lowers its count.
+`REWRITE=accept` also raises counts, for merging work that was started before the rules.
 """
 
 import ast
