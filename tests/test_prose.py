@@ -23,14 +23,14 @@ VAGUE = re.compile(
     r"""\b(?:
         told | tells? | telling | anew | whoever | whomever | whatever | besides? | thereof | wherefrom
         | nobody | somebody | anybody | everybody
-        | stands | stood | lies | brought | owed | heals? | healed | healing
+        | stands(?!\s+in\s+for) | stood | lies | brought | owed | heals? | healed | healing
         | (?:the|an?|each|every|one|its|whose|this|that|own)\s+takings?
         | (?:goes|gone|go|going|went)\s+(?:on|along|with|without|by)
         | (?:is|are|was|were|been|be)\s+(?:asked|looked)
         | (?:looks?|looked|looking)\s+at | looks\s+for
         | (?:makes?|becomes?|became|comes?|came)\s+of
         | (?:is|are|was|were|be)\s+at\s+work | of\s+so\s+many
-        | has\s+it\s+that | of\s+itself | its\s+like | the\s+like | by\s+what | of\s+what
+        | has\s+it\s+that | of\s+itself | its\s+like | the\s+like
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )
