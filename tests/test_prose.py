@@ -26,7 +26,7 @@ VAGUE = re.compile(
         | stands(?!\s+in\s+for) | stood | lies | brought | owed | heals? | healed | healing
         | (?:the|an?|each|every|one|its|whose|this|that|own)\s+takings?
         | (?:goes|gone|go|going|went)\s+(?:on|along|with|without|by)
-        | (?:is|are|was|were|been|be)\s+(?:asked|looked)
+        | (?:is|are|was|were|been|be)\s+(?:asked(?!\s+to\b)|looked)
         | (?:looks?|looked|looking)\s+at | looks\s+for
         | (?:makes?|becomes?|became|comes?|came)\s+of
         | (?:is|are|was|were|be)\s+at\s+work | of\s+so\s+many
