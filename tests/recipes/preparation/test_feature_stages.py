@@ -222,7 +222,7 @@ def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        ({"key": "k"}, "nothing is computed: give columns, aggregate or both"),
+        ({"key": "k"}, "there are no features: set columns, aggregate or both"),
         ({"columns": {"a": {}}}, "write encode: one_hot or ordinal"),
         ({"columns": {"a": {"encode": "ordinal", "normalize": "min_max"}}}, "write encode: one_hot or ordinal"),
         ({"aggregate": {"a": ["mean"]}}, "aggregate needs key"),
