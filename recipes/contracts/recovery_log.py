@@ -1,7 +1,7 @@
 """The recovery log of a run: a small document next to its checkpoints.
 
-Free of torch. It records for a restarted program how to continue (with which micro-batch, without which samples), and users what
-happened. An event is written before the program exits because of it, so that a kill cannot lose it.
+Free of torch. It records how a restarted program must continue (with which micro-batch, without which samples), and what
+users are shown. An event is written before the program exits because of it, so that a kill cannot lose it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
