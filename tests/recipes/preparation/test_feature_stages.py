@@ -227,7 +227,7 @@ def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict
         ({"columns": {"a": {"encode": "ordinal", "normalize": "min_max"}}}, "write encode: one_hot or ordinal"),
         ({"aggregate": {"a": ["mean"]}}, "aggregate needs key"),
         ({"key": "k", "aggregate": {"a": ["median"]}}, "features.aggregate.a.0"),
-        ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "same name as an aggregate"),
+        ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "name as an aggregate"),
     ],
 )
 def test_a_declaration_that_says_nothing_is_refused(features: dict[str, Any], words: str) -> None:
