@@ -43,8 +43,8 @@ def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
         ('experiment: "zen-7b-lora-hpo"', 'experiment: "zen/7b"', "Names cannot contain '/' or ':'"),
         ("  patience: 3 # Stop trial if no improvement for 3 evals", "  patience: 0", "early_stopping.patience"),
         ("  min_delta: 0.001", "  min_delta: .nan", "'early_stopping.min_delta' is nan: write a number"),
-        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026-11-26", "'experiment' is no JSON, such as a date"),
-        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026", "it must be a text, put it in quotes"),
+        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026-11-26", "'experiment' is read by YAML as a date"),
+        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026", "it must be a text: put it in quotes"),
         ("  min_delta: 0.001", "  min_detla: 1", "unknown key 'early_stopping.min_detla': did you mean 'min_delta'?"),
     ],
 )

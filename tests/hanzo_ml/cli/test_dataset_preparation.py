@@ -133,7 +133,7 @@ def test_a_preparation_is_submitted_and_made_into_a_version(
         ("filter: {dedupe: true}\n", "dedupe"),
         ("workers: 0\n", "workers"),
         ("name: ../x\n", "is not allowed"),
-        ("name: 2026-11-22\n", "no JSON, such as a date"),
+        ("name: 2026-11-22\n", "read by YAML as a date"),
         ("name: [\n", "is not valid YAML"),
         ("just words\n", "must be a mapping"),
     ],

@@ -408,7 +408,7 @@ def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> N
 def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
     assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
     refused = run(server.url, "hpo", "start")
-    assert refused.returncode == 1 and "give one sweep file" in refused.stderr
+    assert refused.returncode == 1 and "exactly one sweep file" in refused.stderr
 
 
 def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() -> None:
