@@ -53,7 +53,10 @@ class RunPods(Section):
     image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
     service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
     config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
-    secrets: tuple[str, ...] = Field(("hanzo-ml-secrets",), description="Secrets whose keys become environment variables")
+    secret: str | None = Field(
+        "hanzo-ml-secrets", description="Secret with the keys database-url, storage-access-key and storage-secret-key"
+    )
+    secrets: tuple[str, ...] = Field((), description="further Secrets, whose keys become environment variables")
     env: dict[str, str] = Field({}, description="further environment variables, such as PYTHONPATH")
     memory: str = Field("250M", description="memory limit; a run pod loads neither PyTorch nor data")
     max_launched: int = Field(
@@ -66,6 +69,7 @@ class RunPods(Section):
 class Dagster(Section):
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=1, le=65535)
+    code_server_host: str = Field("127.0.0.1", description="where Dagster's processes reach their code server")
     code_server_port: int = Field(3030, ge=1, le=65535)
     run_pods: RunPods = RunPods()
 
