@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
-    execute(settings, service)
+    return execute(settings, service)
 
 
 def execute(settings: Settings, service: Service) -> NoReturn:
