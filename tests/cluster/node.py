@@ -122,6 +122,10 @@ class Node:
         for program in ("kube-proxy", "kube-router", "kubelet"):
             self.start_program(program)
 
+    def import_image(self, archive: Path) -> None:
+        """Have one image more."""
+        self._ctr("import", archive)
+
     def tag_image(self, image: str, name: str) -> None:
         """Have an image under another name as well."""
         self._ctr("tag", "--force", image, name)
