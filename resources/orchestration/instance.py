@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from packaging.version import Version
 from rich.console import Console
 
 from recipes.contracts.job import BadConfiguration
@@ -82,7 +83,7 @@ def prepare_instance(
     write_atomic(home / "dagster.yaml", yaml.safe_dump(config, sort_keys=False))
     expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
     recorded = note.read()
-    if recorded == expected:
+    if recorded == expected or is_later(recorded.get("dagster"), expected["dagster"]):
         return
     with console.status("preparing the Dagster instance"):
         if recorded.get("dagster") != expected["dagster"]:
@@ -92,6 +93,11 @@ def prepare_instance(
         if limited and recorded.get(GPU_POOL, 1) != max_parallel_jobs:  # dagster.yaml has 1
             run_instance_command(settings, "concurrency", "set", GPU_POOL, str(max_parallel_jobs))
     note.write(expected)
+
+
+def is_later(recorded: str | None, own: Any) -> bool:
+    """Whether a later release prepared the storage: pods of both run while one replaces the other."""
+    return recorded is not None and Version(recorded) > Version(str(own))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,10 @@ class RunPods(Section):
     image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
     service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
     config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
-    secrets: tuple[str, ...] = Field(("hanzo-ml-secrets",), description="Secrets whose keys become environment variables")
+    secret: str | None = Field(
+        "hanzo-ml-secrets", description="Secret with the keys database-url, storage-access-key and storage-secret-key"
+    )
+    secrets: tuple[str, ...] = Field((), description="further Secrets, whose keys become environment variables")
     env: dict[str, str] = Field({}, description="further environment variables, such as PYTHONPATH")
     memory: str = Field("250M", description="memory limit; a run pod loads neither PyTorch nor data")
     max_launched: int = Field(
@@ -64,18 +67,37 @@ class RunPods(Section):
 
 
 class Dagster(Section):
+    """Dagster's own processes, and its UI. `host` is checked in `Settings`, because it depends on the backend."""
+
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=1, le=65535)
+    url: str | None = Field(
+        None,
+        description="Dagster's web server as the API reaches it, started with --path-prefix /dagster: the API then serves "
+        "its UI at /dagster behind its own sign-in; when unset, /dagster leads to host and port on this machine",
+    )
+    admin_organization: str = Field(
+        "default",
+        min_length=1,
+        description="whose ml-admins open Dagster's UI where there are several organizations: it shows the data of all",
+    )
+    code_server_host: str = Field("127.0.0.1", description="where Dagster's processes reach their code server")
     code_server_port: int = Field(3030, ge=1, le=65535)
     run_pods: RunPods = RunPods()
 
-    @field_validator("host")
+    @field_validator("url")
     @classmethod
-    def require_loopback(cls, value: str) -> str:
-        """Whoever reaches Dagster may launch anything: it has no sign-in of its own (row W5)."""
-        if not is_loopback(value):
-            raise ValueError("Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L` or `kubectl port-forward`")
-        return value
+    def check_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            url = urlsplit(value)
+            known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            known = False
+        if not known or url.path.strip("/") or url.query or url.fragment or url.username:
+            raise ValueError("no address such as http://dagster-webserver:3000, without a path")
+        return value.rstrip("/")
 
 
 class Engine(Section):

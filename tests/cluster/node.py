@@ -123,6 +123,7 @@ class Node:
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
+        """Have one image more."""
         self._ctr("import", archive)
 
     def tag_image(self, image: str, name: str) -> None:

@@ -44,6 +44,13 @@ a     GET /v1/audit
 """
 """The probes are open (row W6), everything else asks who it is (row W1)."""
 
+DAGSTER = """
+a     GET /dagster
+a     GET /dagster/{path}
+a     POST /dagster/{path}
+"""
+"""With several organizations, as here. What each role may do where there is one is tried in `tests.api.dagster_ui`."""
+
 EXPERIMENTS = """
 arvj  GET /api/2.0/mlflow/experiments/get
 arv   GET /api/2.0/mlflow/experiments/get-by-name
@@ -230,7 +237,7 @@ ar    POST /v1/hpo
 a     POST /v1/hpo/{sweep}/cancel
 """
 
-SECTIONS = (PROBES_AND_PAGES, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS)
+SECTIONS = (PROBES_AND_PAGES, DAGSTER, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS)
 WHO_MAY: list[tuple[str, str]] = [
     (route.strip(), letters)
     for section in SECTIONS

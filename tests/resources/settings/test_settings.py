@@ -317,6 +317,22 @@ def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, ho
         Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DAGSTER_HOST": host})
 
 
+def test_dagster_may_listen_on_the_network_of_a_cluster(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "dagster: {host: 0.0.0.0}\nscheduler: {backend: kubernetes}")
+    assert loaded.dagster.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    "url", ["dagster:3000", "ftp://dagster", "http://", "http://a/dagster", "http://u:p@a", "http://a?b"]
+)
+def test_address_of_dagster_is_checked(tmp_path: Path, url: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"dagster.url': no address such as"):
+        load(tmp_path, HANZO_ML_DAGSTER_URL=url)
+    assert (
+        load(tmp_path, HANZO_ML_DAGSTER_URL="http://dagster-webserver:3000/").dagster.url == "http://dagster-webserver:3000"
+    )
+
+
 @pytest.mark.parametrize(
     ("refused", "told"),
     [
