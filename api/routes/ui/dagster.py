@@ -231,8 +231,8 @@ def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
     if not all(mutation.has_selection for mutation in mutations):
         return graphql_refusal(message)
     code = ErrorCode.PERMISSION_DENIED
-    error = {"__typename": "PythonError", "message": message, "className": code.value, "stack": [], "errorChain": []}
-    data = {mutation.key: error for mutation in mutations}
+    error: dict[str, object] = {"__typename": "PythonError", "message": message, "stack": [], "errorChain": []}
+    data = {mutation.key: error | {"className": code.value} for mutation in mutations}
     return JSONResponse({"data": data, "error_code": code.value, "message": message}, HTTP_STATUS[code])
 
 
