@@ -14,11 +14,10 @@ from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.pod_manifest import USER_ID
-from resources.compute.kubernetes.setup.render import render_cluster
 from resources.compute.kubernetes.setup.queues import render_queues
+from resources.compute.kubernetes.setup.render import render_cluster
 from resources.metadata.database import Database
 from resources.orchestration.kubernetes_instance import CONFIG, SECRET_VARIABLES, STATE
-from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.settings import Settings
 from resources.stack.liveness import LIVENESS_SECONDS, liveness_file
 from resources.stack.run_service import find_service

@@ -136,8 +136,7 @@ def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_withou
     lines = file('{"question": 1, "answer": 2}', "same.jsonl")
     assert create(cli, table, "formats").returncode == 0
     assert (
-        "ignored, because sending a version again does not change it: format jsonl"
-        in create(cli, lines, "formats").stdout
+        "ignored, because sending a version again does not change it: format jsonl" in create(cli, lines, "formats").stdout
     )
 
 

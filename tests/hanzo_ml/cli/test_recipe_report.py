@@ -93,10 +93,7 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
     disk = next(line for line in said if line.startswith("disk"))
     assert disk.startswith("disk         812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (")
     (start,) = (line for line in said if line.startswith("start"))
-    assert (
-        start
-        == f"start        {' '.join(command)} (on each of 4 nodes; rank and rendezvous are added at the start)"
-    )
+    assert start == f"start        {' '.join(command)} (on each of 4 nodes; rank and rendezvous are added at the start)"
 
 
 @pytest.mark.parametrize(
