@@ -33,7 +33,7 @@ This page is made from the code (`make docs`).
 Settings are the sections of `config.yaml`. The file is the one that `HANZO_ML_CONFIG` names, else `config.yaml` in the state
 folder (`HANZO_ML_HOME`, default `.hanzo-ml`), else `/etc/hanzo-ml/config.yaml`.
 
-- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which wins over the file. Lists are separated by commas.
+- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which wins over the file. Commas separate list items.
   Of keys with more dots, only `storage.buckets.*` has one.
 - `${VAR}` in a value of the file is replaced by an environment variable.
 - An unknown key is an error.
