@@ -247,19 +247,8 @@ e     DELETE /v1/engine/replicas/{replica}
 """They serve the models of all organizations, so that no administrator of one may ask what they ask."""
 
 SECTIONS = (
-    PROBES_AND_PAGES,
-    DAGSTER,
-    EXPERIMENTS,
-    RUNS,
-    ARTIFACTS,
-    LOGGED_MODELS,
-    DATASETS,
-    JOBS,
-    PROGRAMS,
-    MODELS,
-    SWEEPS,
-    ENGINE,
-)
+    PROBES_AND_PAGES, DAGSTER, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS, ENGINE,
+)  # fmt: skip
 WHO_MAY: list[tuple[str, str]] = [
     (route.strip(), letters)
     for section in SECTIONS
