@@ -150,13 +150,14 @@ class Cluster:
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
-    def load_product_images(self) -> None:
+    def load_product_images(self) -> list[Path]:
         """Build control plane and engine from this checkout, and load them on all nodes, also on those added later."""
-        loaded = self._loaded_images()
-        images = [image for image in build_product_images(self.cache) if image not in loaded]
+        loaded, built = self._loaded_images(), build_product_images(self.cache)
+        images = [image for image in built if image not in loaded[-len(built) :]]
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: [node.import_image(image) for image in images], self.nodes.values()))
         (self.state / LOADED_IMAGES).write_text("".join(f"{image}\n" for image in [*loaded, *images]))
+        return built
 
     def _loaded_images(self) -> list[Path]:
         file = self.state / LOADED_IMAGES

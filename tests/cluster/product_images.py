@@ -25,6 +25,8 @@ CONTROL_PLANE_IMAGE = "docker.io/hanzoai/ml:latest"
 ENGINE_IMAGE = "docker.io/hanzoai/ml-engine:latest"
 KEPT_ARCHIVES = 3
 """Of each image: the cache serves other checkouts too."""
+OUTSIDE = ("nsenter", "--net=/proc/1/ns/net")
+"""Tests run in the cluster's network, from which nothing leads to a package index."""
 PACKAGES, KEPT_PACKAGES = "localhost/packages", 2
 BUILD_SETTINGS = ("index-url", "extra-index-url", "cert", "timeout", "proxy")
 
@@ -75,7 +77,13 @@ class Builder:
         folder = cache.folder / "buildah"
 
         def command(driver: str) -> tuple[str, ...]:
-            return "buildah", f"--storage-driver={driver}", f"--root={folder / driver}", f"--runroot={folder / 'state'}"
+            return (
+                *OUTSIDE,
+                "buildah",
+                f"--storage-driver={driver}",
+                f"--root={folder / driver}",
+                f"--runroot={folder / 'state'}",
+            )
 
         # Copies of whole layers are slow, but the only way on top of a file system that is an overlay itself.
         has_overlay = subprocess.run([*command("overlay"), "info"], capture_output=True, check=False).returncode == 0
