@@ -25,14 +25,15 @@ CONTROL_PLANE_IMAGE = "docker.io/hanzoai/ml:latest"
 ENGINE_IMAGE = "docker.io/hanzoai/ml-engine:latest"
 KEPT_ARCHIVES = 3
 """Of each image: the cache serves other checkouts too."""
-OUTSIDE = ("nsenter", "--net=/proc/1/ns/net")
-"""Tests run in the cluster's network, from which nothing leads to a package index."""
 PACKAGES, KEPT_PACKAGES = "localhost/packages", 2
 BUILD_SETTINGS = ("index-url", "extra-index-url", "cert", "timeout", "proxy")
 
 
 def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
-    """The archives of control plane and engine in the cache, made where they are missing."""
+    """The archives of control plane and engine in the cache, made where they are missing.
+
+    Builds download packages: the caller is not in the network of a cluster.
+    """
     with exclusive(cache.folder / "build.lock"):
         base = base_image(cache)
     with exclusive(cache.folder / "product-images.lock"):  # clusters start meanwhile
@@ -78,7 +79,6 @@ class Builder:
 
         def command(driver: str) -> tuple[str, ...]:
             return (
-                *OUTSIDE,
                 "buildah",
                 f"--storage-driver={driver}",
                 f"--root={folder / driver}",
