@@ -5,6 +5,7 @@ What they are together, and where their values come from, is in `resources.setti
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -101,8 +102,34 @@ class Dagster(Section):
 
 
 class Engine(Section):
-    host: str = "127.0.0.1"
+    """The inference engine: on one machine deployments are pushed to it, on a cluster replicas pull them from the API."""
+
+    host: str = Field("127.0.0.1", description="address that it listens on; another than loopback needs mode pull")
     port: int = Field(8043, ge=1, le=65535)
+    mode: Literal["push", "pull"] = Field("push", description="pull on a cluster, where the engine is a Deployment")
+    url: str | None = Field(None, description="where clients reach it; http://{host}:{port} when unset")
+    api_url: str | None = Field(
+        None, description="where replicas that pull reach the API; scheduler.tracking_uri or the server's own when unset"
+    )
+    token: SecretStr | None = Field(
+        None, description="shared by API and replicas that pull, at least 32 characters: good for /v1/engine alone"
+    )
+    cache: Path | None = Field(None, description="folder of downloaded files; engine in the state folder when unset")
+    drain: Duration = Field("10s", description="how long a replica that was asked to stop still accepts requests")
+
+    @field_validator("token")
+    @classmethod
+    def check_length(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not 32 <= len(value.get_secret_value()) <= 500:
+            raise ValueError("use 32 to 500 characters, such as those of `openssl rand -hex 32`")
+        return value
+
+    @model_validator(mode="after")
+    def require_loopback(self) -> Self:
+        """It has no sign-in: what is pushed to it may be any file, and anybody who reaches it may ask it."""
+        if self.mode == "push" and not is_loopback(self.host):
+            raise ValueError("the engine has no sign-in: keep host on 127.0.0.1, or set mode to pull on a cluster")
+        return self
 
 
 CONNECT_SECONDS = 10

@@ -173,7 +173,11 @@ class Settings(Section):
 
     @property
     def engine_url(self) -> str:
-        return f"http://{self.engine.host}:{self.engine.port}"
+        return (self.engine.url or f"http://{self.engine.host}:{self.engine.port}").rstrip("/")
+
+    @property
+    def engine_cache(self) -> Path:
+        return self.engine.cache or self.home / "engine"
 
     @property
     def dagster_url(self) -> str:

@@ -40,6 +40,8 @@ def list_services(settings: Settings) -> list[Service]:
     web_logs = ("--dagster-log-level", level, *dagster_form)
     workspace = str(SOURCE / WORKSPACE_FILE)
     code_server_port = str(dagster.code_server_port)
+    state_folder = str(settings.home / "engine")
+    gateway = (python, "-m", "resources.serving.gateway", "--port", str(settings.engine.port), "--state-dir", state_folder)
     on_cluster = settings.scheduler.backend == "kubernetes"
     # The API then serves the UI below its own address, behind its sign-in.
     path_prefix = ("--path-prefix", DAGSTER_PREFIX) if dagster.url else ()
@@ -53,16 +55,7 @@ def list_services(settings: Settings) -> list[Service]:
         ),
         Service(
             "engine",
-            (
-                python,
-                "-m",
-                "resources.serving.gateway",
-                "--port",
-                str(settings.engine.port),
-                "--state-dir",
-                str(settings.home / "engine"),
-                *logs,
-            ),
+            (python, "-m", "resources.serving.replica") if settings.engine.mode == "pull" else (*gateway, *logs),
             settings.engine.port,
             "HANZO_ML_ENGINE_PORT",
             f"{settings.engine_url}/health",

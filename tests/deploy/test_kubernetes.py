@@ -267,7 +267,7 @@ def test_api_s_probes_and_prometheus_find_what_they_ask_for(objects: list[Item],
     settings = load(objects, container, tmp_path)
     assert ports == {"api": settings.server.port, "metrics": settings.metrics.port}
     assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(ports["metrics"])}
-    variables = {"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_SERVER_HOST": "0.0.0.0", "HANZO_ML_CONFIG": "/dev/null"}
+    variables = {"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_SERVER_HOST": "0.0.0.0"}
     local = Settings.load(variables)
     Database(local.database_url).migrate()
     with TestClient(create_app(local), base_url="http://10.1.2.3:8057") as http:
