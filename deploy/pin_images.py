@@ -21,6 +21,12 @@ REFERENCE = re.compile(
     r"(?P<tagged>[\w./:-]+)(?:@sha256:[0-9a-f]{64})?(?=[\"'\s},]|$)",
     re.MULTILINE,
 )
+KUSTOMIZED = re.compile(
+    r"(?P<before>^(?P<indent> *)- name: (?P<name>[\w./:-]+)\n(?P=indent)  newTag: (?P<tag>[\w.-]+)\n)"
+    r"(?: +digest: sha256:[0-9a-f]{64}\n)?",
+    re.MULTILINE,
+)
+"""An entry of `images` in a kustomization, which replaces what the manifests say."""
 INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 TIMEOUT_SECONDS = 30.0
@@ -99,24 +105,32 @@ def pin_file(path: Path, problems: dict[str, str]) -> None:
     """Write the digests of a file's images; why an image has none goes into `problems`."""
 
     def pinned(match: re.Match[str]) -> str:
-        tagged = match["tagged"]
+        tagged = tagged_name(match)
         try:
-            return f"{match['before']}{tagged}@{resolve(tagged).digest}"
+            digest = resolve(tagged).digest
         except Unresolved as problem:
             problems[tagged] = str(problem)
             return match[0]
+        if match.re is KUSTOMIZED:
+            return f"{match['before']}{match['indent']}  digest: {digest}\n"
+        return f"{match['before']}{tagged}@{digest}"
 
     text = path.read_text()
-    if (changed := REFERENCE.sub(pinned, text)) != text:
+    if (changed := KUSTOMIZED.sub(pinned, REFERENCE.sub(pinned, text))) != text:
         path.write_text(changed)
+
+
+def tagged_name(match: re.Match[str]) -> str:
+    return match["tagged"] if match.re is REFERENCE else f"{match['name']}:{match['tag']}"
 
 
 def list_images(root: Path) -> dict[str, list[Path]]:
     """The files that name each image."""
     found: dict[str, list[Path]] = {}
     for path in sorted(path for pattern in FILES for path in root.glob(pattern)):
-        for match in REFERENCE.finditer(path.read_text()):
-            found.setdefault(match["tagged"], []).append(path)
+        text = path.read_text()
+        for match in (*REFERENCE.finditer(text), *KUSTOMIZED.finditer(text)):
+            found.setdefault(tagged_name(match), []).append(path)
     return found
 
 

@@ -50,6 +50,7 @@ class Cluster:
         self.control_plane = ControlPlane(self.state, self.namespace, self.cache)
         self.s3 = S3(self.state, self.namespace, self.cache)
         self.postgres = Postgres(self.state, self.namespace)
+        self._outside = network.open_current()
 
     @property
     def kubeconfig(self) -> Path:
@@ -150,13 +151,16 @@ class Cluster:
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
-    def load_product_images(self) -> None:
+    def load_product_images(self) -> list[Path]:
         """Build control plane and engine from this checkout, and load them on all nodes, also on those added later."""
+        with network.switched(self._outside):  # nothing leads from the cluster's network to a package index
+            built = build_product_images(self.cache)
         loaded = self._loaded_images()
-        images = [image for image in build_product_images(self.cache) if image not in loaded]
+        images = [image for image in built if image not in loaded[-len(built) :]]
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: [node.import_image(image) for image in images], self.nodes.values()))
         (self.state / LOADED_IMAGES).write_text("".join(f"{image}\n" for image in [*loaded, *images]))
+        return built
 
     def _loaded_images(self) -> list[Path]:
         file = self.state / LOADED_IMAGES

@@ -25,13 +25,18 @@ CONTROL_PLANE_IMAGE = "docker.io/hanzoai/ml:latest"
 ENGINE_IMAGE = "docker.io/hanzoai/ml-engine:latest"
 KEPT_ARCHIVES = 3
 """Of each image: the cache serves other checkouts too."""
+PACKAGES, KEPT_PACKAGES = "localhost/packages", 2
 BUILD_SETTINGS = ("index-url", "extra-index-url", "cert", "timeout", "proxy")
 
 
 def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
-    """The archives of control plane and engine in the cache, made where they are missing."""
+    """The archives of control plane and engine in the cache, made where they are missing.
+
+    Builds download packages: the caller is not in the network of a cluster.
+    """
     with exclusive(cache.folder / "build.lock"):
         base = base_image(cache)
+    with exclusive(cache.folder / "product-images.lock"):  # clusters start meanwhile
         stage, _, _ = containerfile("control-plane", checkout).partition("FROM ${PACKAGES}")
         commit = NO_COMMIT if git_diff(checkout) else git_commit(checkout)
         packages = digest(stage, base.name, checkout=checkout)
@@ -44,7 +49,7 @@ def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
         if not all(archive.exists() for archive in archives.values()):
             builder = Builder.open(cache, checkout)
             report(f"images {', '.join(archives)}")
-            layer = f"localhost/packages:{packages}"
+            layer = f"{PACKAGES}:{packages}"
             if not builder.has(layer):
                 report("packages of the control plane: once for each lock")
                 builder.build(layer, stage, BASE_IMAGE=f"oci-archive:{base}")
@@ -52,7 +57,7 @@ def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
             builder.build(ENGINE_IMAGE, containerfile("engine", checkout), BASE_IMAGE=CONTROL_PLANE_IMAGE)
             for name, archive in archives.items():
                 builder.export(name, archive)
-            builder.keep_only(layer)
+            builder.remove_images()
         for archive in archives.values():
             archive.touch()  # the newest are those used last
             remove_old(archive)
@@ -69,11 +74,16 @@ class Builder:
 
     @classmethod
     def open(cls, cache: Cache, checkout: Path) -> Builder:
-        """Remove what an interrupted build left; what stays is one image with the packages."""
+        """Remove what an interrupted build left."""
         folder = cache.folder / "buildah"
 
         def command(driver: str) -> tuple[str, ...]:
-            return "buildah", f"--storage-driver={driver}", f"--root={folder / driver}", f"--runroot={folder / 'state'}"
+            return (
+                "buildah",
+                f"--storage-driver={driver}",
+                f"--root={folder / driver}",
+                f"--runroot={folder / 'state'}",
+            )
 
         # Copies of whole layers are slow, but the only way on top of a file system that is an overlay itself.
         has_overlay = subprocess.run([*command("overlay"), "info"], capture_output=True, check=False).returncode == 0
@@ -103,11 +113,13 @@ class Builder:
 
         self.cache.publish(archive, write)
 
-    def keep_only(self, image: str) -> None:
-        names = json.loads(self.run("images", "--json"))
-        others = {each["id"] for each in names if image not in (each["names"] or [])}
-        for identity in others:
-            subprocess.run([*self.command, "rmi", "--force", identity], capture_output=True, check=False)
+    def remove_images(self) -> None:
+        """All but the layers of packages that were built last: two checkouts may differ in theirs."""
+        images = sorted(json.loads(self.run("images", "--json")), key=lambda image: image["createdatraw"])
+        packages = [image["id"] for image in images if any(name.startswith(PACKAGES) for name in image["names"] or ())]
+        for image in images:
+            if image["id"] not in packages[-KEPT_PACKAGES:]:
+                subprocess.run([*self.command, "rmi", "--force", image["id"]], capture_output=True, check=False)
 
 
 def digest(document: str, *more: str, checkout: Path) -> str:

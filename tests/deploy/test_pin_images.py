@@ -85,6 +85,15 @@ def test_images_get_the_digests_of_their_registry(checkout: Path, registry: str)
     assert pin(checkout).returncode == 0 and containerfile.read_text().startswith(f"ARG BASE_IMAGE={pinned}\n")
 
 
+def test_entries_of_a_kustomization_get_a_digest_beside_their_tag(checkout: Path, registry: str) -> None:
+    file = checkout / "deploy" / "kubernetes" / "base" / "kustomization.yaml"
+    entry = f"images:\n  - name: {registry}/hanzoai/ml\n    newTag: latest\n"
+    file.write_text(f"{entry}replicas:\n  - {{name: hanzo-ml, count: 3}}\n")
+    for _ in range(2):
+        assert pin(checkout).returncode == 0
+        assert file.read_text() == f"{entry}    digest: {DIGEST}\nreplicas:\n  - {{name: hanzo-ml, count: 3}}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("hanzoai/other:1", "answers 404"), ("hanzoai/ml:0", "answers 404"), ("hanzoai/ml:tampered", "another")],
