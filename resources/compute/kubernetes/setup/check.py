@@ -195,9 +195,7 @@ def check_objects(facts: ClusterFacts) -> Iterator[Finding]:
 def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
     """Namespaces of organizations: of those that have one, or have a quota in the settings.
 
-    Raises:
-        BadConfiguration: the settings name the object store in a way that no NetworkPolicy can express.
-        ClusterError: the API server does not answer.
+    Raises ClusterError: the API server does not answer.
     """
     known: list[str] = []
     if settings.scheduler.namespace_per_organization:
@@ -206,7 +204,13 @@ def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
         except RequestDenied:  # those of the settings then
             known = [*settings.scheduler.quotas]
     for organization in dict.fromkeys((DEFAULT_ORGANIZATION, *known)):
-        missing = find_missing(cluster, settings, organization)
+        try:
+            missing = find_missing(cluster, settings, organization)
+        except BadConfiguration as refusal:
+            yield Finding(
+                "network policies", str(refusal), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER
+            )
+            return
         mend = RENDER if organization == DEFAULT_ORGANIZATION else shlex.join(["hanzo-ml", "tenant", "apply", organization])
         problem = f"its namespace lacks {', '.join(missing)}" if missing else ""
         yield Finding(f"organization {organization}", problem, mend)
