@@ -20,6 +20,7 @@ from resources.settings.scheduler import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
 RENDER = "hanzo-ml cluster render | kubectl apply -f -"
+SET = f"hanzo-ml config show    # set it in config.yaml, then: {RENDER}"
 INSTALL = {
     "jobset.x-k8s.io/v1alpha2": "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
@@ -85,7 +86,7 @@ def check_queues(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]
     try:
         wanted = render_queues(scheduler)
     except BadConfiguration as problem:
-        yield Finding("queues", str(problem), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER)
+        yield Finding("queues", str(problem), SET)
         return
     if facts.missing_apis:
         return  # without its API there is no queue either
