@@ -14,12 +14,10 @@ NAMES = frozenset(
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CC", "CXX"),
         *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "PIP_FIND_LINKS"),
-        *("UV_INDEX_URL", "UV_CACHE_DIR"),
     }
 )
 PREFIXES = (
-    *("LC_", "XDG_", "PYTHON", "MALLOC_"),
+    *("LC_", "XDG_", "PYTHON", "MALLOC_", "PIP_", "UV_", "MLFLOW_HTTP_REQUEST_", "MLFLOW_ENABLE_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "HSA_", "ROCR_"),
     *("TORCH", "PYTORCH_", "TRITON_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "POLARS_", "RAYON_"),
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_"),

@@ -20,6 +20,7 @@ from resources.settings.scheduler import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
 RENDER = "hanzo-ml cluster render | kubectl apply -f -"
+SET = f"hanzo-ml config show    # set it in config.yaml, then: {RENDER}"
 INSTALL = {
     "jobset.x-k8s.io/v1alpha2": "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
@@ -85,7 +86,7 @@ def check_queues(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]
     try:
         wanted = render_queues(scheduler)
     except BadConfiguration as problem:
-        yield Finding("queues", str(problem), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER)
+        yield Finding("queues", str(problem), SET)
         return
     if facts.missing_apis:
         return  # without its API there is no queue either
@@ -195,9 +196,7 @@ def check_objects(facts: ClusterFacts) -> Iterator[Finding]:
 def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
     """Namespaces of organizations: of those that have one, or have a quota in the settings.
 
-    Raises:
-        BadConfiguration: the settings name the object store in a way that no NetworkPolicy can express.
-        ClusterError: the API server does not answer.
+    Raises ClusterError: the API server does not answer.
     """
     known: list[str] = []
     if settings.scheduler.namespace_per_organization:
@@ -206,7 +205,13 @@ def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
         except RequestDenied:  # those of the settings then
             known = [*settings.scheduler.quotas]
     for organization in dict.fromkeys((DEFAULT_ORGANIZATION, *known)):
-        missing = find_missing(cluster, settings, organization)
+        try:
+            missing = find_missing(cluster, settings, organization)
+        except BadConfiguration as refusal:
+            yield Finding(
+                "network policies", str(refusal), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER
+            )
+            return
         mend = RENDER if organization == DEFAULT_ORGANIZATION else shlex.join(["hanzo-ml", "tenant", "apply", organization])
         problem = f"its namespace lacks {', '.join(missing)}" if missing else ""
         yield Finding(f"organization {organization}", problem, mend)

@@ -129,3 +129,10 @@ def test_check_expects_the_organizations_of_the_quotas(settings: Settings) -> No
     with serving() as server:
         found = list(check_tenants(server.cluster, settings.model_copy(update={"scheduler": scheduler})))
     assert found[-1].mend == "hanzo-ml tenant apply 'Acme Inc'"
+
+
+def test_check_names_a_store_that_no_policy_can_name(settings: Settings) -> None:
+    storage = settings.storage.model_copy(update={"endpoint": "https://s3.eu-central-1.amazonaws.com"})
+    with serving() as server:
+        [finding] = check_tenants(server.cluster, settings.model_copy(update={"storage": storage}))
+    assert finding.subject == "network policies" and "set scheduler.egress" in finding.problem
