@@ -33,8 +33,8 @@ This page is made from the code (`make docs`).
 Settings are the sections of `config.yaml`. The file is the one that `HANZO_ML_CONFIG` names, else `config.yaml` in the state
 folder (`HANZO_ML_HOME`, default `.hanzo-ml`), else `/etc/hanzo-ml/config.yaml`.
 
-- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which wins over the file; lists are separated by commas.
-  Of keys with more dots, only `storage.buckets.*` has one.
+- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which overrides the file. Commas separate the items of a
+  list. Of keys with more dots, only `storage.buckets.*` has a variable.
 - `${VAR}` in a value of the file is replaced by an environment variable.
 - An unknown key is an error.
 - `hanzo-ml config show` prints what is in force, with secrets masked.
