@@ -204,9 +204,9 @@ def refusal(folder: Path, text: str) -> str:
 def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: str, named: str) -> None:
     message = refusal(tmp_path, SMALL.replace(line, instead))
     place = SMALL.splitlines().index(line) + 1
-    if "there already" in named:
+    if "a duplicate" in named:
         place = SMALL.replace(line, instead).splitlines().index("hardware: {gpus: 0, cpu: 2, memory: 4Gi}") + 1
-    if "\n" in instead and "there already" not in named:
+    if "\n" in instead and "a duplicate" not in named:
         place += 1
     assert f"line {place}: " in message
     assert named in message
