@@ -68,8 +68,10 @@ class Diverged(FrozenModel):
     def message(self) -> str:
         if self.skipped:
             start = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
-            skipped = f"{self.skipped[0]} to {self.skipped[1] - 1}"
-            return f"diverged: {self.reason}; continuing from {start} without samples {skipped}"
+            return (
+                f"diverged: {self.reason}; continuing from {start} "
+                f"without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            )
         if self.rolled_back_to:
             return f"diverged: {self.reason}; stopped and rolled back to checkpoint {self.rolled_back_to}"
         return f"diverged: {self.reason}; stopped, and there is no earlier checkpoint: try a lower learning_rate"

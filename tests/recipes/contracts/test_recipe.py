@@ -355,13 +355,13 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     ("name", "changes", "named"),
     [
         ("zen-7b-lora", {}, "not pinned"),
-        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
-        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
+        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not adamw_8bit: use optimizer adamw"),
+        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 does not support weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
         (
             "zen-7b-lora",
             PINNED | {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}},
-            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or take 1",
+            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or use 1",
         ),
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
