@@ -114,6 +114,8 @@ def signed_in(conformance: Conformance, tmp_path_factory: pytest.TempPathFactory
             "HANZO_ML_METRICS_ENABLED": "true",
             "HANZO_ML_METRICS_PORT": str(metrics_port),
             "HANZO_ML_SERVER_MAX_BODY_BYTES": "100000",
+            "HANZO_ML_DAGSTER_URL": f"http://127.0.0.1:{free_port()}",
+            "HANZO_ML_DAGSTER_ADMIN_ORGANIZATION": "acme",
         }
         tokens: list[str] = []
         with ServerProcess(tmp_path_factory.mktemp("signed-in"), extra) as server:

@@ -45,6 +45,13 @@ a     GET /v1/audit
 """
 """The probes are open (row W6), everything else asks who it is (row W1)."""
 
+DAGSTER = """
+a     GET /dagster
+a     GET /dagster/{path}
+a     POST /dagster/{path}
+"""
+"""With several organizations, as here. What each role may do where there is one is tried in `tests.api.dagster_ui`."""
+
 EXPERIMENTS = """
 arvj  GET /api/2.0/mlflow/experiments/get
 arv   GET /api/2.0/mlflow/experiments/get-by-name
@@ -239,7 +246,9 @@ e     DELETE /v1/engine/replicas/{replica}
 """
 """They serve the models of all organizations, so that no administrator of one may ask what they ask."""
 
-SECTIONS = (PROBES_AND_PAGES, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS, ENGINE)
+SECTIONS = (
+    PROBES_AND_PAGES, DAGSTER, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS, ENGINE,
+)  # fmt: skip
 WHO_MAY: list[tuple[str, str]] = [
     (route.strip(), letters)
     for section in SECTIONS
