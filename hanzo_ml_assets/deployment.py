@@ -69,7 +69,7 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 
 def describe_replicas(row: deployments.Deployment, control_plane: ControlPlane) -> dict[str, dg.MetadataValue]:
-    """What each replica of an engine that pulls makes of a deployment; nothing for an engine that is pushed to."""
+    """The state of a deployment in each replica; empty in push mode."""
     with control_plane.database.read() as connection:
         states = list_states(engine_replicas.list_live_replicas(connection), row.id)
     return {"replicas": dg.MetadataValue.json({each.replica: each.status for each in states})} if states else {}
@@ -148,7 +148,7 @@ def record_pulled_file(
     export: Artifact,
     control_plane: ControlPlane,
 ) -> int:
-    """Have replicas that pull serve a deployment from now on. Returns the number of the attempt, 0 where nothing pulls."""
+    """Have replicas serve a deployment. Returns the attempt's number, 0 in push mode."""
     if control_plane.settings.engine.mode != "pull":
         return 0
     attempt = 0

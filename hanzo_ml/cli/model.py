@@ -44,7 +44,7 @@ def list_versions(
 
 
 def describe_deployment(version: dict[str, Any]) -> str:
-    """The state of a version's deployment, and how many replicas of an engine on a cluster serve it."""
+    """The state of a version's deployment, with the number of replicas that serve it."""
     status = str((version["deployment"] or {}).get("status", "-"))
     replicas = version.get("replicas", [])
     serving = sum(replica["status"] == "serving" for replica in replicas)

@@ -116,7 +116,7 @@ def test_deployment_without_replicas_fails_and_says_where_to_look(
     deploying: Deploying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resources.serving.replicated_engine.ABSENT_SECONDS", 0.1)
-    with pytest.raises(dg.Failure, match=r"no replica of the engine reports .*: look at the pods"):
+    with pytest.raises(dg.Failure, match=r"no replica of the engine reports .*: check the pods"):
         deploying.deploy(1, deploying.promote(1))
 
 
