@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -136,6 +135,8 @@ class DagsterServer:
             await self._http.aclose()
 
     def _client(self) -> "httpx.AsyncClient":
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
         import httpx
 
         if self._http is None:

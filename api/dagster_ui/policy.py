@@ -132,7 +132,9 @@ def asset_selections(mutation: Mutation) -> Iterator[list[str] | None]:
         launches = mutation.arguments.get(name)
         for launch in launches if isinstance(launches, list) else [launches]:
             if isinstance(launch, dict):
-                yield selected_assets(launch)
+                # A backfill with a selector is one of a whole job, beside which Dagster may ignore selected assets.
+                is_job_backfill = name == "backfillParams" and launch.get("selector") is not None
+                yield None if is_job_backfill else selected_assets(launch)
 
 
 def selected_assets(launch: Mapping[str, Any]) -> list[str] | None:
