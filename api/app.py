@@ -54,6 +54,7 @@ from api.routes.v1 import (
     dataset_trace,
     dataset_upload,
     datasets,
+    engine,
     events,
     features,
     hpo,
@@ -120,6 +121,7 @@ ROUTERS: tuple[Router, ...] = (
     job_uploads.router,
     hpo.router,
     models.router,
+    engine.router,
     pipelines.router,
     static_files.router,
     sign_in.router,
@@ -224,6 +226,7 @@ def protect(app: FastAPI, settings: Settings, database: Database, audit_log: Aud
         audit_log=audit_log,
         max_body_bytes=settings.server.max_body_bytes,
         websockets=websockets,
+        engine_token=settings.engine.token,
     )
     app.add_middleware(UnhandledErrors)
     app.add_middleware(HostValidation, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})

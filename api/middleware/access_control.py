@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -75,10 +76,11 @@ class AccessControl:
         audit_log: AuditLog,
         max_body_bytes: int,
         websockets: Mapping[str, ASGIApp] | None = None,
+        engine_token: SecretStr | None = None,
     ) -> None:
         self._app = app
         self._routes = routes
-        self._authenticator = Authenticator(tokens, database) if tokens is not None else None
+        self._authenticator = Authenticator(tokens, database, engine_token) if tokens is not None else None
         self._programs = ProgramTokens(database)
         self._database = database
         self._audit_log = audit_log

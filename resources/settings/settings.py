@@ -127,10 +127,11 @@ class Settings(Section):
     @model_validator(mode="after")
     def refuse_open_dagster(self) -> Self:
         """Dagster has no sign-in (row W5). On a cluster, NetworkPolicies keep everybody but the API from its port."""
-        if not is_loopback(self.dagster.host) and self.scheduler.backend != "kubernetes":
-            raise ValueError(
-                f"dagster.host is {self.dagster.host}, but Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L`"
-            )
+        for key, host in (("host", self.dagster.host), ("code_server_host", self.dagster.code_server_host)):
+            if not is_loopback(host) and self.scheduler.backend != "kubernetes":
+                raise ValueError(
+                    f"dagster.{key} is {host}, but Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L`"
+                )
         return self
 
     @model_validator(mode="after")
@@ -172,7 +173,11 @@ class Settings(Section):
 
     @property
     def engine_url(self) -> str:
-        return f"http://{self.engine.host}:{self.engine.port}"
+        return (self.engine.url or f"http://{self.engine.host}:{self.engine.port}").rstrip("/")
+
+    @property
+    def engine_cache(self) -> Path:
+        return self.engine.cache or self.home / "engine"
 
     @property
     def dagster_url(self) -> str:

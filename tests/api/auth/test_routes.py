@@ -38,6 +38,8 @@ PARAMETERS_THAT_NAME_NO_OBJECT = {
     "unserved",
     "program",
     "attempt",
+    "sha256",
+    "replica",
 }
 """`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
