@@ -1,8 +1,8 @@
 """Decide who reaches Dagster's UI at all: it shows what all organizations have.
 
-Where one organization works, its roles hold (`policy`). Where several do, nobody but administrators of the organization
-that runs the installation (`dagster.admin_organization`). There are several where the metadata database has data of others,
-or as soon as the installation is made for several (`scheduler.namespace_per_organization`).
+Where one organization works, its roles hold (`policy`). Where several do, it is open only to administrators of the
+organization that runs the installation (`dagster.admin_organization`). There are several as soon as the metadata database
+has data of others, or `scheduler.namespace_per_organization` is set.
 """
 
 import time
