@@ -126,7 +126,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def refuse_open_dagster(self) -> Self:
-        """Dagster has no sign-in (row W5). On a cluster, NetworkPolicies keep everybody but the API from its port."""
+        """Dagster has no sign-in. On a cluster, NetworkPolicies allow only the API to its port."""
         for key, host in (("host", self.dagster.host), ("code_server_host", self.dagster.code_server_host)):
             if not is_loopback(host) and self.scheduler.backend != "kubernetes":
                 raise ValueError(
@@ -181,7 +181,7 @@ class Settings(Section):
 
     @property
     def dagster_url(self) -> str:
-        """Where Dagster's web server answers on this machine. People reach it through the API if `dagster.url` is set."""
+        """Address of Dagster's web server on this machine; `dagster.url` is the API's."""
         return f"http://{self.dagster.host}:{self.dagster.port}"
 
     @property
