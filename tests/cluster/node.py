@@ -118,7 +118,7 @@ class Node:
         socket = self.folder / "containerd.sock"
         self._wait_for(socket, "containerd")
         for image in images:
-            self._ctr("import", image)
+            self.import_image(image)
         for program in ("kube-proxy", "kube-router", "kubelet"):
             self.start_program(program)
 
