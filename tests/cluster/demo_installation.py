@@ -67,6 +67,7 @@ class DemoInstallation:
             "default_image": JOB_IMAGE,
             "volumes": [{"claim": CLAIM, "path": DEPENDENCIES, "read_only": True}],
             "capacity": CAPACITY,
+            "egress": [{"cidr": f"{self.cluster.address}/32", "ports": [53]}],  # DNS is no pod here
         }
         for section, values in (changes or {}).items():
             config[section] = config.get(section, {}) | values
