@@ -147,7 +147,7 @@ class Cluster:
         self.apply(namespace, *dependencies.manifests(name, folder))
 
     def delete_namespace(self, name: str) -> None:
-        self.kubectl("delete", "namespace", name, "--timeout=120s")
+        self.kubectl("delete", "namespace", name, "--timeout=120s", "--ignore-not-found")
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
