@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow test-install-slow demo-cluster demo-cluster-token demo-cluster-down up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster pin-images
+.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow test-install-slow demo-cluster demo-cluster-token demo-cluster-down up down status lint types style walls defs docs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster pin-images
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -68,6 +68,9 @@ pin-images: $(INSTALLED)
 
 up down status: $(INSTALLED)
 	@$(BIN)/hanzo-ml $@
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m docs.generate
 
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/end_to_end.py

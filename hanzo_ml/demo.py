@@ -79,7 +79,7 @@ class Chain:
 
 
 def demo() -> None:
-    """Raw data to a served and proved model, on this machine."""
+    """Take raw data to a served and proved model on this machine."""
     console = Console(highlight=False)
     console.rule("1  the stack")
     run_module("resources.stack.lifecycle", "up")

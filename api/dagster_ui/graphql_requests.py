@@ -20,18 +20,35 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One mutation of a request, whatever its alias and in whichever fragment."""
+    """One mutation of a request, in whichever fragment.
+
+    Args:
+        key: its name in the response, which may be an alias.
+        has_selection: it returns an object, and no scalar.
+    """
 
     name: str
     arguments: Arguments
+    key: str
+    has_selection: bool
+
+
+@dataclass(frozen=True)
+class RootField:
+    """A mutation in a document, whose arguments are not evaluated yet."""
+
+    name: str
+    key: str
+    has_selection: bool
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`fields` are the root fields of a mutation with their unevaluated arguments, `defaults` those of its variables."""
+    """`fields` are those of a mutation alone, `defaults` those of its variables."""
 
     kind: str
-    fields: tuple[tuple[str, Any], ...] = ()
+    fields: tuple[RootField, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
 
 
@@ -120,7 +137,15 @@ def describe_operation(node: Any, fragments: Mapping[str, Any]) -> Operation:
     kind = str(node.operation.value)
     if kind != MUTATION:
         return Operation(kind)
-    fields = tuple((field.name.value, tuple(field.arguments)) for field in selected_fields(node.selection_set, fragments))
+    fields = tuple(
+        RootField(
+            name=field.name.value,
+            key=(field.alias or field.name).value,
+            has_selection=field.selection_set is not None,
+            arguments=tuple(field.arguments),
+        )
+        for field in selected_fields(node.selection_set, fragments)
+    )
     defaults = tuple(
         (variable.variable.name.value, variable.default_value)
         for variable in node.variable_definitions
@@ -134,10 +159,10 @@ def list_mutations(operation: Operation, variables: Arguments) -> Iterator[Mutat
     from graphql import value_from_ast_untyped
 
     known = {name: value_from_ast_untyped(value) for name, value in operation.defaults} | dict(variables)
-    for name, arguments in operation.fields:
-        if name != "__typename":
-            values = {argument.name.value: value_from_ast_untyped(argument.value, known) for argument in arguments}
-            yield Mutation(name, values)
+    for field in operation.fields:
+        if field.name != "__typename":
+            values = {argument.name.value: value_from_ast_untyped(argument.value, known) for argument in field.arguments}
+            yield Mutation(field.name, values, field.key, field.has_selection)
 
 
 def values_by_key(value: Any, keys: Sequence[str]) -> Iterator[Any]:

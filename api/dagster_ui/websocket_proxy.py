@@ -33,6 +33,8 @@ SUBPROTOCOLS = ("graphql-ws", "graphql-transport-ws")
 STARTS = ("start", "subscribe")
 CONTROLS = ("connection_init", "connection_terminate", "stop", "complete", "ping", "pong")
 RECHECK_SECONDS = 5.0
+PING_SECONDS = 20.0
+"""To Dagster, which may be busy with a page for as long as three of these before it counts as gone."""
 MAX_CONNECTIONS = 200
 """Of each worker: more are refused."""
 MAX_MESSAGE_BYTES = 1 << 20
@@ -86,6 +88,8 @@ class DagsterSocket:
                 compression=None,
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=1,
+                ping_interval=PING_SECONDS,
+                ping_timeout=3 * PING_SECONDS,
                 max_size=MAX_UPDATE_BYTES,
                 proxy=None,
             )

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.audit_log import AuditLog, Call, begin_call
+from api.auth.audit_log import AuditLog, Call, begin_call, begin_websocket
 from api.auth.authentication import Authenticator, authorization_header
 from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
 from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
@@ -123,7 +123,8 @@ class AccessControl:
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Authenticate the handshake, with the web UI's cookie too if a page of this server opens the websocket."""
-        headers, authenticator = Headers(scope=scope), self._authenticator
+        headers, authenticator, endpoint = Headers(scope=scope), self._authenticator, self._websockets.get(scope["path"])
+        call = begin_websocket(scope, scope["path"] if endpoint is not None else "")
 
         async def authenticate() -> Caller:
             if authenticator is None:
@@ -132,14 +133,14 @@ class AccessControl:
 
         scope.setdefault("state", {})["authenticate"] = authenticate
         try:
-            await authenticate()
-            endpoint = self._websockets.get(scope["path"])
+            call.caller = await authenticate()
             if endpoint is None:
                 raise no_such_route("websocket", scope["path"])
             if is_from_browser(headers) and not is_same_origin(headers):
                 raise HanzoError(ErrorCode.PERMISSION_DENIED, "This websocket is for pages of this server only")
             await endpoint(scope, receive, send)
         except HanzoError as refusal:
+            await self._audit_log.record_call(call, refusal.status)
             await refuse_handshake(error_response(refusal.code, refusal.message), scope, send)
         except SQLAlchemyError as error:
             log.warning("the metadata database is unavailable: %s", type(error).__name__)

@@ -13,7 +13,7 @@ from hanzo_ml.cli.output import adapt_streams, sanitize_text
 from hanzo_ml.client.transport import InvalidToken
 
 EXIT_REFUSED = 1
-HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."
+HELP = "Take raw data to a model that serves traffic. COMMAND --help shows the options of a command."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 dataset.app.command("trace")(lineage.trace)
@@ -30,6 +30,7 @@ app.add_typer(run.experiment_app, name="experiment")
 app.add_typer(run.app, name="run")
 run.app.command("replay")(run.replay)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(cluster.tenant, name="tenant")
 app.add_typer(local.config, name="config")
 app.add_typer(local.server, name="server")
 app.command("up")(local.up)
@@ -52,10 +53,10 @@ def main() -> None:
         sys.exit(EXIT_REFUSED)
     except httpx.ConnectError:
         errors.print(
-            f"error: nothing answers at {tracking_uri()}: start it with `hanzo-ml up`, or set HANZO_ML_TRACKING_URI",
+            f"error: no server answers at {tracking_uri()}: start it with `hanzo-ml up`, or set HANZO_ML_TRACKING_URI",
             markup=False,
         )
         sys.exit(EXIT_REFUSED)
     except httpx.HTTPError as error:
-        errors.print(f"error: {tracking_uri()} broke off ({type(error).__name__}): try again", markup=False)
+        errors.print(f"error: the connection to {tracking_uri()} broke ({type(error).__name__}): try again", markup=False)
         sys.exit(EXIT_REFUSED)

@@ -51,7 +51,7 @@ def attach_code(config: Path, document: dict[str, Any]) -> None:
     place = config.parent
     code = document.pop("code", None)
     if code is not None and not isinstance(code, str):
-        raise Refused(f"`code:` in {config} must be a file or a folder beside it, such as code: ./src")
+        raise Refused(f"`code:` in {config} must be a file or folder, relative to the job file, such as code: ./src")
     snapshot = read_code(place, code) if code else read_named_files(place, document["command"])
     if code:
         report_left_out(code, snapshot.left_out)
@@ -120,7 +120,7 @@ def replace_escaping_links(snapshot: CodeSnapshot, root: Path) -> None:
 def add_named_file(snapshot: CodeSnapshot, path: str, file: Path) -> None:
     """Raises Refused for a binary: one that is named is not left out."""
     if is_binary_file(file):
-        raise Refused(f"{file} is no text: `code:` takes source files, data belongs into a dataset")
+        raise Refused(f"{file} is not a text file: `code:` accepts source files, keep data in a dataset")
     snapshot.files[path], snapshot.entries[path] = read_source(file), file.stat()
 
 
@@ -192,7 +192,9 @@ def read_source(file: Path) -> bytes:
     """Raises Refused for a file that is too large for a request, or cannot be read."""
     with readable(file):
         if (size := file.stat().st_size) > MAX_CODE_BYTES:
-            raise Refused(f"{file} has {size} bytes, of source files {MAX_CODE_BYTES} fit: keep data in a dataset")
+            raise Refused(
+                f"{file} makes {size} bytes of source files, the limit is {MAX_CODE_BYTES}: keep data in a dataset"
+            )
         return file.read_bytes()
 
 

@@ -22,7 +22,7 @@ def check_json(document: Mapping[str, Any], file: Path | None) -> None:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError):
             where, problem = next(
-                find_invalid_values(value, (key,)), ((key,), "holds a value that is no JSON: put it in quotes")
+                find_invalid_values(value, (key,)), ((key,), "holds a value that JSON cannot represent: put it in quotes")
             )
             line = file and find_line(file.read_text(encoding="utf-8"), where)
             place = f"{file}, line {line}: " if line else ""
@@ -32,7 +32,7 @@ def check_json(document: Mapping[str, Any], file: Path | None) -> None:
 def find_invalid_values(value: Any, where: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """The values below a place that are no JSON, each with its own place and what to do about it."""
     if isinstance(value, date):
-        yield where, "is no JSON, such as a date, which YAML takes it for: put it in quotes"
+        yield where, "is read by YAML as a date, which JSON does not have: put it in quotes"
     elif isinstance(value, float) and not math.isfinite(value):
         yield where, f"is {value}: write a number"
     elif isinstance(value, dict):
@@ -77,7 +77,7 @@ def locate_refusal(document: Mapping[str, Any], file: Path | None) -> Iterator[N
 
 def rephrase_problem(problem: str) -> str:
     """A refusal of the API as one of a file: with what to do, and without what is said to programs."""
-    message = NOT_A_STRING.sub("it must be a text, put it in quotes", problem.removesuffix(MLFLOW_SUFFIX))
+    message = NOT_A_STRING.sub("it must be a text: put it in quotes", problem.removesuffix(MLFLOW_SUFFIX))
     return MISSING_VALUE.sub(r"'\1' is missing or empty: give it a value", message)
 
 

@@ -32,14 +32,14 @@ def tracking_uri() -> str:
         is_address = False
     if not is_address:
         name = "HANZO_ML_TRACKING_URI" if "HANZO_ML_TRACKING_URI" in os.environ else "HANZO_ML_SERVER_PORT"
-        raise Refused(f"{uri!r} is no address of a server: correct {name}, so that it is one such as {DEFAULT_URI}")
+        raise Refused(f"{name} is {uri!r}, which is not the address of a server: set it to one such as {DEFAULT_URI}")
     return uri
 
 
 def build_url(path: str) -> str:
     """The whole address. Raises Refused where an id in it is empty: another route would answer, as if nobody listened."""
     if path.endswith("/") or "//" in path:
-        raise Refused("the id or name is empty: give one that `list` shows")
+        raise Refused("the id or name is empty: use one that `list` shows")
     return tracking_uri() + path
 
 
@@ -59,7 +59,7 @@ def call(method: str, path: str, **options: Any) -> Any:
         return answer.json()
     except ValueError:
         raise Refused(
-            f"{url} answers with something else than JSON: another program listens there, correct HANZO_ML_TRACKING_URI"
+            f"{url} did not answer with JSON: another program listens there, correct HANZO_ML_TRACKING_URI"
         ) from None
 
 
@@ -99,7 +99,8 @@ MAX_ATTEMPTS = 8
 CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout)
 
 KeyOption = Annotated[
-    str | None, typer.Option("--key", help="Any text of your own: said again with the same one, it is started once.")
+    str | None,
+    typer.Option("--key", help="Idempotency key, any text: repeating the command with the same key starts the work once."),
 ]
 
 
@@ -110,7 +111,7 @@ def start_once(path: str, key: str | None, **options: Any) -> Any:
         Refused: as `call` does; or no answer came, and what was asked for may have been started: the message has its key.
     """
     if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
-        raise Refused(f"--key {key!r} is none: give letters and digits")
+        raise Refused(f"--key {key!r} is not a valid key: use letters and digits")
     sent, lost = key or uuid.uuid4().hex, ""
 
     def may_have_started(error: BaseException) -> bool:
@@ -129,6 +130,6 @@ def start_once(path: str, key: str | None, **options: Any) -> Any:
         return retrying(call, "POST", path, headers={"Idempotency-Key": sent}, **options)
     except RetryError:
         raise Refused(
-            f"{tracking_uri()} broke off ({lost}), and may have started it all the same: with `--key {sent}` it is started "
-            "once, however often you say it"
+            f"the connection to {tracking_uri()} broke ({lost}), but the work may have started: repeat the command with "
+            f"`--key {sent}`, which starts it at most once"
         ) from None

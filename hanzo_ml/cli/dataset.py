@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset`: versions that nobody can change."""
+"""Create, inspect, check and prepare dataset versions."""
 
 import shlex
 from pathlib import Path
@@ -33,38 +33,46 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
 app.command()(features)
 
-Records = Annotated[bool, typer.Option("--records", help="The records as JSON lines, instead of the files as uploaded.")]
+Records = Annotated[bool, typer.Option("--records", help="Fetch the records as JSON lines instead of the uploaded files.")]
 Split = Annotated[
-    Literal["train", "validation", "test"] | None, typer.Option(help="One split; of a prepared version its tokens too.")
+    Literal["train", "validation", "test"] | None,
+    typer.Option(help="Fetch one split; of a prepared version with its tokens."),
 ]
-Rejected = Annotated[bool, typer.Option("--rejected", help="What a preparation rejected: file, line and reason.")]
+Rejected = Annotated[bool, typer.Option("--rejected", help="Fetch what a preparation rejected: file, line and reason.")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="Name of the dataset.")],
+    name: Annotated[str, typer.Option(help="Name of the dataset; created if it does not exist.")],
     path: Annotated[
         str | None,
-        typer.Option(help="A file or a folder; or s3://..., file://... or kafka://BROKER/TOPIC, which the server fetches."),
+        typer.Option(
+            help="File or folder to upload; or s3://..., file://... or kafka://BROKER/TOPIC for the server to fetch."
+        ),
     ] = None,
-    format: Annotated[str | None, typer.Option(help=f"{', '.join(Format)}; by default what the files' endings say.")] = None,
-    sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(Format)}; detected from file names by default.")
+    ] = None,
+    sql: Annotated[str | None, typer.Option(help="Query whose rows become the records; needs --database.")] = None,
     database: Annotated[
-        str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here; or a name that the server knows.")
+        str | None,
+        typer.Option(
+            help="sqlite:///FILE or postgresql://..., queried from here; or a name in storage.databases of the server."
+        ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="NAME@VERSION", help="Of a topic, only what came after the messages of this version."),
+        typer.Option(metavar="NAME@VERSION", help="Read a Kafka topic from where this version ended."),
     ] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag to find it by; may be repeated.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; may be repeated.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag of the version; repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a version of the files at --path, or of the rows of --sql. The same content never makes a second version."""
+    """Create a version from the files at --path or the rows of --sql. Equal content never makes a second version."""
     if (path is None) == (sql is None) or (sql is None) != (database is None):
-        raise Refused("give --path, or --sql together with --database")
+        raise Refused("no source: use --path, or --sql together with --database")
     if sql is not None and format is not None:
-        raise Refused("--format says what the files at --path are: leave it out, the rows of --sql have no format")
+        raise Refused("--format describes the files at --path, and rows of --sql have no format: remove it")
     if since is not None:
         path = continue_topic(str(path), find_version(since))
     is_read_here = database is not None and "://" in database
@@ -80,15 +88,15 @@ def create(
     if as_json:
         print_json(made)
         return
-    what = "created" if made["created"] else "is there already with this content"
+    what = "created" if made["created"] else "exists already with this content"
     print(
         f"{made['name']}@{made['version']} {what}: {pluralize(made['num_records'], 'record')}, "
         f"{pluralize(made['size_bytes'], 'byte')}, id {made['id']}"
     )
     if skipped := made.get("skipped"):
-        print(f"skipped, as hidden, empty or no records: {', '.join(map(sanitize_text, skipped))}")
+        print(f"skipped (hidden, empty or without records): {', '.join(map(sanitize_text, skipped))}")
     if unread := made.get("unread"):
-        print(f"not rendered, as the serving engine drops it: {sanitize_text(describe_unread(unread))}")
+        print(f"not rendered, because the serving engine drops it: {sanitize_text(describe_unread(unread))}")
     if ignored := made.get("not_taken"):
         print(describe_ignored_fields(made, ignored))
 
@@ -102,16 +110,16 @@ def describe_ignored_fields(version: dict[str, Any], ignored: dict[str, Any]) ->
         how.append(f"`hanzo-ml dataset tag {shlex.join([reference, *version['tags'], *ignored['tags']])}` sets its tags")
     if "metadata" in ignored:
         how.append(f"PATCH /v1/datasets/{version['id']} its metadata")
-    return "; ".join([f"not taken, since nothing of a version changes by sending it again: {', '.join(what)}", *how])
+    return "; ".join([f"ignored, because sending a version again does not change it: {', '.join(what)}", *how])
 
 
 @app.command("list")
 def list_versions(
-    name: Annotated[str | None, typer.Option()] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only versions of this dataset.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only versions with this tag; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All versions, newest last. `dataset check NAME@VERSION` says why one is blocked, or what its problem is."""
+    """List versions, newest last. `dataset check NAME@VERSION` shows why one is blocked, or what its problem is."""
     found = list(iterate_versions(name, tag or ()))
     if as_json:
         print_json(found)
@@ -133,13 +141,15 @@ def list_versions(
 
 @app.command("show")
 def show_version(reference: Reference) -> None:
-    """All that is known of a version, as JSON."""
+    """Show everything known of a version, as JSON."""
     print_json(find_version(reference))
 
 
 @app.command()
-def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, max=1000)] = 10) -> None:
-    """The first records, one JSON line each."""
+def preview(
+    reference: Reference, n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Number of records.")] = 10
+) -> None:
+    """Print the first records, one JSON line each."""
     address = f"{tracking_uri()}/v1/datasets/{find_version(reference)['id']}/preview"
     answer = httpx.get(address, params={"n": n}, headers=authorization_header(), timeout=60, trust_env=False)
     if answer.is_error:
@@ -151,10 +161,10 @@ def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, ma
 def diff(
     old: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
     new: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
-    key: Annotated[str | None, typer.Option(help="Column that tells which record became which.")] = None,
+    key: Annotated[str | None, typer.Option(help="Column that identifies a record in both versions.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What changed from one version to another."""
+    """Show what changed from one version to another."""
     params = {"against": find_version(old)["id"], **({"key": key} if key else {})}
     found = call("GET", f"/v1/datasets/{find_version(new)['id']}/diff", params=params)
     print_json(found) if as_json else print_diff(found)
@@ -182,12 +192,12 @@ def print_diff(found: dict[str, Any]) -> None:
 @app.command()
 def checkout(
     reference: Reference,
-    to: Annotated[Path, typer.Option(help="Folder to make; not there yet, or empty.")],
+    to: Annotated[Path, typer.Option(help="Output directory; created if missing, must be empty.")],
     records: Records = False,
     split: Split = None,
     rejected: Rejected = False,
 ) -> None:
-    """The exact files of a version, each verified. Interrupted, it goes on where it was."""
+    """Download the exact files of a version and verify each. Continues where it was interrupted."""
     version = find_version(reference)
     content = choose_content(records, split, rejected)
 
@@ -199,7 +209,7 @@ def checkout(
             size = checking_out.checkout_files(links, to, f"{version['id'][:8]}-{content}", report_progress)
         except checking_out.CheckoutError as problem:
             raise Refused(str(problem)) from None
-    print(f"{version['name']}@{version['version']} is in {to}: {pluralize(size, 'byte')}, every SHA-256 as recorded")
+    print(f"{version['name']}@{version['version']} is in {to}: {pluralize(size, 'byte')}, every SHA-256 matches")
 
 
 @app.command()
@@ -210,7 +220,7 @@ def download(
     rejected: Rejected = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Addresses under which anybody can download a version for an hour."""
+    """Print addresses from which anybody can download a version for one hour."""
     found = download_links(find_version(reference), choose_content(records, split, rejected))
     if as_json:
         print_json(found)
@@ -222,7 +232,7 @@ def download(
 
 @app.command()
 def lineage(reference: Reference, as_json: JsonOption = False) -> None:
-    """What a version was made of, and what was made of it."""
+    """Show what a version was made from, and what was made from it."""
     found = call("GET", f"/v1/datasets/{find_version(reference)['id']}/lineage")
     if as_json:
         print_json(found)
@@ -242,18 +252,23 @@ def lineage(reference: Reference, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def tag(reference: Reference, tags: Annotated[list[str], typer.Argument(help="All tags that it shall have.")]) -> None:
+def tag(
+    reference: Reference,
+    tags: Annotated[list[str], typer.Argument(help="All tags of the version; they replace those it has.")],
+) -> None:
     """Replace the tags of a version."""
     changed = call("PATCH", f"/v1/datasets/{find_version(reference)['id']}", json={"tags": tags})
     print(f"{changed['name']}@{changed['version']}: {', '.join(changed['tags'])}")
 
 
 @app.command()
-def delete(reference: Reference, yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False) -> None:
+def delete(
+    reference: Reference, yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion (required).")] = False
+) -> None:
     """Delete a version that no run, job or other version refers to."""
     version = find_version(reference)
     if not yes:
-        raise Refused(f"this deletes {version['name']}@{version['version']} for good: say --yes")
+        raise Refused(f"this deletes {version['name']}@{version['version']} permanently: confirm with --yes")
     print(f"{call('DELETE', '/v1/datasets/' + version['id'])['deleted']} is deleted")
 
 
@@ -261,7 +276,7 @@ def choose_content(records: bool, split: str | None, rejected: bool) -> str:
     """What of a version is fetched, in the API's words."""
     wanted = [word for word, asked in (("records", records), (split, split), ("rejected", rejected)) if asked and word]
     if len(wanted) > 1:
-        raise Refused("give one of --records, --split and --rejected")
+        raise Refused("--records, --split and --rejected exclude each other: use one of them")
     return wanted[0] if wanted else "source"
 
 

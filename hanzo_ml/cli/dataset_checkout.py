@@ -66,7 +66,7 @@ def checkout_files(
     """
     with lock_folder(to):
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise CheckoutError(f"{to} is there already: give another folder with --to, or remove it")
+            raise CheckoutError(f"{to} exists and is not empty: choose another folder with --to, or remove it")
         unfinished = sibling_path(to, f"{mark}.part")
         files = download_all(links, unfinished, progress)
         wanted = {checked_path(file.path) for file in files}
@@ -105,7 +105,7 @@ def lock_folder(to: Path) -> Iterator[None]:
             is_ours = False
         if not is_ours:
             raise CheckoutError(
-                f"another checkout into {to} is at work: wait until it has ended, or give another folder with --to"
+                f"another checkout into {to} is running: wait until it ends, or choose another folder with --to"
             )
         try:
             yield
@@ -131,7 +131,7 @@ def download_all(
             return files
         except UrlExpired:  # it took longer than the addresses hold: what is there is kept
             failures = 0 if folder_bytes(folder) > had_bytes else failures + 1
-    raise CheckoutError("the addresses of the files are refused: is the clock of this machine or of the server wrong?")
+    raise CheckoutError("the signed addresses of the files are refused: check the clocks of this machine and of the server")
 
 
 def folder_bytes(folder: Path) -> int:

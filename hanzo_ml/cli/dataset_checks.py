@@ -19,11 +19,11 @@ STATUS_TEXT = {"passed": "passed", "failed": "may be trained on: no check that f
 
 def check(
     reference: Reference,
-    again: Annotated[bool, typer.Option("--again", help="Check it once more, by the contract as it is now.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it was checked.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Check the version again, by the contract as it is now.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the version was checked.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Did a version pass its checks? Exit code 1 where one of them blocks it, or it could not be checked or split."""
+    """Show the checks of a version. Exits with 1 if one blocks it, or if it could not be checked or split."""
     path = f"/v1/datasets/{find_version(reference)['id']}/checks"
     before = read_attempt_times(call("GET", path)) if again else (None, None)
     if again:
@@ -37,9 +37,9 @@ def check(
     print_json(found) if as_json else print_checks(found)
     name = f"{found['name']}@{found['version']}"
     if found["problem"]:
-        raise Refused(f"{name} {found['problem']}. Mend that, then `hanzo-ml dataset check {name} --again`")
+        raise Refused(f"{name} {found['problem']}. Repair that, then run `hanzo-ml dataset check {name} --again`")
     if found["status"] == "blocked":
-        raise Refused(f"nothing is split or trained of {name}: a check blocks it")
+        raise Refused(f"{name} is neither split nor trained on: a check blocks it")
 
 
 def read_attempt_times(found: dict[str, Any]) -> tuple[int | None, int | None]:
@@ -52,7 +52,7 @@ def print_checks(found: dict[str, Any]) -> None:
     name = f"{found['name']}@{found['version']}"
     if found["status"] == "pending":
         if not found["problem"]:
-            console.print(f"{name} was not checked yet: it is as soon as the stack runs (`hanzo-ml up`)", markup=False)
+            console.print(f"{name} was not checked yet: start the stack with `hanzo-ml up`", markup=False)
         return
     drawn = Table(box=None, pad_edge=False)
     for column in ("check", "verdict", "why"):
@@ -78,7 +78,7 @@ def format_severity(verdict: dict[str, Any]) -> str:
 
 def report(
     reference: Reference,
-    out: Annotated[Path | None, typer.Option(help="Where to write it; NAME-VERSION.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; NAME-VERSION.html by default.")] = None,
 ) -> None:
     """Write one self-contained HTML page: schema, quality, plots, checks, drift, lineage, sample records."""
     version = find_version(reference)
@@ -90,5 +90,5 @@ def report(
     try:
         target.write_bytes(answer.content)
     except OSError as error:
-        raise Refused(f"cannot write {target} ({error.strerror}): choose another --out") from None
+        raise Refused(f"cannot write {target} ({error.strerror}): choose another file with --out") from None
     print(target)

@@ -19,16 +19,19 @@ from recipes.contracts.quantities import pluralize
 
 
 def features(
-    reference: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is the newest with features.")],
-    key: Annotated[str | None, typer.Option(help="Whose: a value of the column that the features name as key.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="A file of JSON lines: the features of each, prepared alike.")] = None,
+    reference: Annotated[
+        str,
+        typer.Argument(metavar="NAME@VERSION", help="Dataset version; NAME alone means the newest version with features."),
+    ],
+    key: Annotated[str | None, typer.Option(help="Value of the features' key column.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="File of JSON lines to compute features of.")] = None,
 ) -> None:
-    """Features of a key, or of rows that were never prepared, as JSON."""
+    """Print the features of a key, or compute those of new rows, as JSON."""
     if (key is None) == (rows is None):
-        raise Refused("give --key, or --rows with a file of JSON lines")
+        raise Refused("nothing to look up: use --key, or --rows with a file of JSON lines")
     name, at, number = reference.partition("@")
     if not name or (at and not number.isdecimal()):
-        raise Refused(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
+        raise Refused(f"'{reference}' is not a dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
     params = {"version": number} if at else {}
     where = f"/v1/features/{quote(name, safe='')}"
     if rows is None:
@@ -51,13 +54,14 @@ def read_rows(path: Path) -> list[Any]:
 def prepare(
     reference: Reference,
     config: Annotated[
-        Path, typer.Option(help="A YAML file: clean, tokenize, filter, features, augment, split; name, workers.")
+        Path,
+        typer.Option(help="Preparation file (YAML) with clean, tokenize, filter, features, augment, split, name, workers."),
     ],
-    wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the version exists.")] = False,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a prepared version of another."""
+    """Make a prepared version of another: clean, filter, mask, tokenize, shuffle, split."""
     document = read_config(config)
     check_json(document, config)
     path = f"/v1/datasets/{find_version(reference)['id']}/prepare"

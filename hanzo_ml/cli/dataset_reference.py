@@ -7,14 +7,16 @@ import typer
 
 from hanzo_ml.cli.connection import Refused, iterate_pages
 
-Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
+Reference = Annotated[
+    str, typer.Argument(metavar="NAME@VERSION", help="Dataset version; NAME alone means its newest version.")
+]
 
 
 def find_version(reference: str) -> dict[str, Any]:
     """The version that is meant. Half a reference, as of a variable that is not set, is none: it might be deleted."""
     name, at, number = reference.partition("@")
     if not name or (at and not number.isdecimal()):
-        raise Refused(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
+        raise Refused(f"'{reference}' is not a dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
     found = [each for each in iterate_versions(name) if not at or str(each["version"]) == number]
     if not found:
         raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")

@@ -26,14 +26,14 @@ def continue_topic(address: str, version: Mapping[str, Any]) -> str:
     """The address, from behind the messages of a version on. Raises Refused where that is not of the same topic."""
     parts = urlsplit(address)
     if parts.scheme != "kafka" or "from" in parse_qs(parts.query):
-        raise Refused("--since goes with --path kafka://BROKER/TOPIC without from=, and says where its messages begin")
+        raise Refused("--since needs --path kafka://BROKER/TOPIC without from=: it sets where the messages begin")
     reference = f"{version['name']}@{version['version']}"
     for origin in version["lineage"].get("origins", ()):
         before = urlsplit(origin)
         if before.scheme == "kafka" and before.path.strip("/") == parts.path.strip("/"):
             first = f"from={parse_qs(before.query)['until'][0]}"
             return parts._replace(query="&".join(filter(None, (first, parts.query)))).geturl()
-    raise Refused(f"{reference} was not made of the topic '{parts.path.strip('/')}': give --since a version that was")
+    raise Refused(f"{reference} was not made from the topic '{parts.path.strip('/')}': set --since to a version that was")
 
 
 # What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address or a query for the
@@ -94,7 +94,7 @@ class ProgressFile(io.RawIOBase):
 def send_files(name: str, fields: dict[str, Any]) -> Any:
     """Upload a file, or all of the format in a folder."""
     if "://" in name:
-        raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://..., file://... or kafka://...")
+        raise Refused(f"{name} cannot be fetched: use a file of this machine, s3://..., file://... or kafka://...")
     path = Path(name)
     files, skipped = list_local_files(path, str(fields["format"]), str(fields["name"]))
     total = sum(file.stat().st_size for file in files)
@@ -148,7 +148,7 @@ def detect_format(path: str) -> str:
     names = (name for name in walk_files(folder) if not is_hidden(name)) if folder.is_dir() else (path,)
     found = detect_formats(names)
     if len(found) > 1:
-        raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: say which with --format")
+        raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: choose one with --format")
     return found[0] if found else "jsonl"
 
 
@@ -164,19 +164,19 @@ def list_local_files(path: Path, format: str, name: str = "NAME") -> tuple[Seque
         except MixedSplits as mixed:
             part = str(path / mixed.first)
             command = shlex.join(["hanzo-ml", "dataset", "create", "--name", name, "--path", part])
-            raise Refused(f"folder {path} is no dataset: {mixed.advice(command)}") from None
+            raise Refused(f"folder {path} is not one dataset: {mixed.advice(command)}") from None
         files, skipped = [path / found for found in selected.chosen], selected.skipped
     if not files:
         ending = ENDINGS.get(format, (f".{format}",))[0]
         unread = f" that is read ({', '.join(skipped)} is not)" if skipped else ""
         raise Refused(f"folder {path} holds no *{ending} file{unread}: check --path and --format")
     if unread_links := [file for file in files if not file.is_file()]:
-        raise Refused(f"{unread_links[0]} is a link to nothing, or no regular file: correct or remove it")
+        raise Refused(f"{unread_links[0]} is a broken link, or not a regular file: correct or remove it")
     for file in files:
         try:
             str(file).encode()
         except UnicodeEncodeError:
-            raise Refused(f"file name {file.name!r} is not allowed: rename it, in UTF-8") from None
+            raise Refused(f"file name {file.name!r} is not UTF-8: rename it") from None
     return files, skipped
 
 
@@ -186,7 +186,7 @@ def parse_metadata(pairs: Sequence[str]) -> str:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise Refused(f"--metadata {pair!r} is no KEY=VALUE")
+            raise Refused(f"--metadata {pair!r} is not KEY=VALUE: write --metadata source=web, for example")
         try:
             found[key] = json.loads(value)
         except ValueError:

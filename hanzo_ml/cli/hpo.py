@@ -1,4 +1,4 @@
-"""`hanzo-ml hpo`: search for good hyperparameters."""
+"""Search for good hyperparameters."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def export_study(sweep: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], 
             optuna.delete_study(study_name=name, storage=database)
         study = optuna.create_study(storage=database, study_name=name, direction=objective["direction"])
     except Exception as error:  # of SQLAlchemy, of a driver, or that a driver is not there
-        raise Refused(f"--to names no database that Optuna can write to: {str(error).splitlines()[0]}") from None
+        raise Refused(f"Optuna cannot write to the database of --to: {str(error).splitlines()[0]}") from None
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         study.set_metric_names([objective["metric"]])
     study.set_user_attr("sweep", sweep["id"])
@@ -126,20 +126,21 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 EXPLAINED_STATUSES = ("failed", "queued", "running")
 """Trials that failed, or wait for something: a sweep whose store is away seems to do nothing."""
 ID_PATTERN = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
-SWEEP_FILE_HELP = "A YAML file: experiment, base_config, search_space, strategy, objective."
+SweepId = Annotated[str, typer.Argument(help="Id of the sweep, as `hpo list` shows it.")]
+SWEEP_FILE_HELP = "Sweep file (YAML) with experiment, base_config, search_space, strategy, objective."
 
 
 @app.command()
 def start(
     file: Annotated[Path | None, typer.Argument(help=SWEEP_FILE_HELP)] = None,
-    config: Annotated[Path | None, typer.Option(help="The same file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Sweep file (YAML); the same as the argument FILE.")] = None,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a sweep."""
     path = file or config
     if path is None or (file and config):
-        raise Refused("give one sweep file: `hanzo-ml hpo start --config FILE`")
+        raise Refused("exactly one sweep file is needed: `hanzo-ml hpo start --config FILE`")
     document = read_config(path)
     check_json(document, path)
     with locate_refusal(document, path):
@@ -149,11 +150,11 @@ def start(
 
 @app.command()
 def results(
-    sweep_id: str,
-    top: Annotated[int, typer.Option(min=1, help="So many of the best trials.")] = 10,
+    sweep_id: SweepId,
+    top: Annotated[int, typer.Option(min=1, help="Number of best trials to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """How a sweep stands, and its best trials."""
+    """Show the progress of a sweep and its best trials."""
     sweep = call("GET", f"/v1/hpo/{sweep_id}")
     trials = list(iterate_pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))
     best = rank_trials(trials, sweep["objective"]["direction"])[:top]
@@ -210,10 +211,12 @@ def format_number(value: Any) -> str:
 
 @app.command("list")
 def list_sweeps(
-    status: Annotated[str | None, typer.Option(help="running, completed, failed or cancelled")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only sweeps with this status: running, completed, failed or cancelled.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All sweeps, newest first."""
+    """List sweeps, newest first."""
     sweeps = list(iterate_pages("/v1/hpo", "sweeps", {"status": status} if status else {}))
     if as_json:
         print_json(sweeps)
@@ -234,17 +237,17 @@ def list_sweeps(
 
 
 @app.command()
-def cancel(sweep_id: str) -> None:
-    """End a sweep, with the trials that run."""
+def cancel(sweep_id: SweepId) -> None:
+    """Cancel a sweep and its running trials."""
     print(f"{sweep_id} {call('POST', f'/v1/hpo/{sweep_id}/cancel')['status']}")
 
 
 @app.command()
 def export(
-    sweep_id: str,
-    to: Annotated[str, typer.Option(help="Where: sqlite:///study.db, or another database as SQLAlchemy names it.")],
+    sweep_id: SweepId,
+    to: Annotated[str, typer.Option(help="Database for the study: sqlite:///study.db, a path, or another SQLAlchemy URL.")],
 ) -> None:
-    """A sweep as a study of Optuna's own: for optuna-dashboard, its plots and its importances."""
+    """Export a sweep as an Optuna study, for optuna-dashboard, its plots and its importances."""
 
     sweep = call("GET", f"/v1/hpo/{sweep_id}")
     trials = list(iterate_pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))

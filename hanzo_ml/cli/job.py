@@ -1,4 +1,4 @@
-"""`hanzo-ml job`: submit, look, follow, cancel, resume."""
+"""Submit, follow, cancel and resume jobs."""
 
 import json
 from datetime import datetime
@@ -23,12 +23,13 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="A YAML file: name, model, dataset, recipe, parameters, schedule, env, pod. Or, for a script of your own: "
-        "name, command, code, env, resources, distributed, storage, schedule, pod."
+        help="Job file (YAML). For fine-tuning: name, model, dataset, recipe, parameters, schedule, env, pod. "
+        "For a script of your own: name, command, code, env, resources, distributed, storage, schedule, pod."
     ),
 ]
-Model = Annotated[str | None, typer.Option(help="A model definition; enough by itself.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")]
+Model = Annotated[str | None, typer.Option(help="Model definition of the asset graph; needs no --config.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, as `job list` shows it.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, changes a key of the recipe; repeatable.")]
 
 
 @app.command()
@@ -37,12 +38,13 @@ def submit(
     model: Model = None,
     set_: Changes = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
+        bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML and submit nothing.")
     ] = False,
     keep_failed: Annotated[
         bool,
         typer.Option(
-            "--keep-failed", help="On a cluster, keep the pods of the job for a day if it fails, so that kubectl shows them."
+            "--keep-failed",
+            help="On a cluster, keep the pods of a failed job for scheduler.keep_failed_for (24h by default).",
         ),
     ] = False,
     key: KeyOption = None,
@@ -50,12 +52,12 @@ def submit(
 ) -> None:
     """Queue a job: fine-tuning by a recipe, or a script of your own.
 
-    A file with a list `command:`, such as torchrun, --nproc_per_node=2, train.py,
-    runs that as it is. `code: ./src` takes that folder (or file) along; without
-    it, the files beside it that the command names.
+    A job file with a list `command:`, such as torchrun, --nproc_per_node=2,
+    train.py, runs that command as it is. `code: ./src` sends that folder or
+    file along; by default, the files next to the job file that the command names.
 
     The script finds its run in MLFLOW_TRACKING_URI and MLFLOW_RUN_ID, a folder
-    that outlives a restart in HANZO_ML_CHECKPOINTS, and the dataset that
+    that survives restarts in HANZO_ML_CHECKPOINTS, and the dataset that
     `storage:` names in HANZO_ML_DATASETS.
     """
     document = build_document(config, model, set_)
@@ -63,7 +65,7 @@ def submit(
         set_keep_failed(document)
     if dry_run:
         if as_json:
-            raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
+            raise Refused("--dry-run prints YAML: remove --json")
         with locate_refusal(document, None if model or set_ else config):
             note = check_on_server(document)
         run_module("hanzo_ml_assets.dry_run", given=json.dumps({"job": document, "note": note}))
@@ -97,7 +99,7 @@ def build_document(config: Path | None, model: str | None, set_: list[str] | Non
     if model:
         document["model"] = model
     if "name" not in document and "model" not in document:
-        raise Refused("say which model: --model NAME, or `name:` and `dataset:` in the --config file")
+        raise Refused("no model is named: use --model NAME, or `name:` and `dataset:` in the --config file")
     document.setdefault("name", document.get("model"))
     if document.get("parameters") is None:  # all of them commented out
         document["parameters"] = {}
@@ -114,7 +116,7 @@ def build_command_document(
 ) -> dict[str, Any]:
     """The body for a file with a command, whose source files it takes along."""
     if model or set_:
-        raise Refused(f"{config} has a `command:`, which takes neither --model nor --set: put arguments into it")
+        raise Refused(f"{config} has a `command:`, which accepts neither --model nor --set: put arguments into the command")
     attach_code(config, document)
     check_json(document, config)
     return document
@@ -131,7 +133,7 @@ def set_keep_failed(document: dict[str, Any]) -> None:
 def read_config(path: Path) -> dict[str, Any]:
     """A YAML file of one mapping. Raises Refused where it is none."""
     if path.is_dir():
-        raise Refused(f"{path} is a folder: name a file in it")
+        raise Refused(f"{path} is a folder: use a file in it")
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
@@ -157,10 +159,12 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 @app.command("list")
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="queued, running, completed, failed or cancelled")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only jobs with this status: queued, running, completed, failed or cancelled.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All jobs, newest first."""
+    """List jobs, newest first."""
     jobs = list(iterate_pages("/v1/jobs", "jobs", {"status": status} if status else {}))
     if as_json:
         print_json(jobs)
@@ -171,14 +175,17 @@ def list_jobs(
 
 
 @app.command()
-def get(job_id: str) -> None:
-    """One job, whole."""
+def get(job_id: JobId) -> None:
+    """Show everything known of a job, as JSON."""
     print_json(call("GET", f"/v1/jobs/{job_id}"))
 
 
 @app.command()
-def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Until the job ends.")] = False) -> None:
-    """The log of the job's program."""
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new lines until the job ends.")] = False,
+) -> None:
+    """Print the log of a job."""
     if follow:
         wait_for_start(job_id)
     event = ""
@@ -190,27 +197,28 @@ def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Unt
 
 
 @app.command()
-def cancel(job_id: str) -> None:
-    """End a job; it saves a checkpoint first."""
+def cancel(job_id: JobId) -> None:
+    """Cancel a job. It saves a checkpoint first."""
     print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/cancel')['status']}")
 
 
 @app.command()
 def resume(
-    job_id: str,
-    from_: Annotated[str, typer.Option("--from", help="A checkpoint: latest, best, or its step.")] = "latest",
+    job_id: JobId,
+    from_: Annotated[str, typer.Option("--from", help="Checkpoint to resume from: latest, best, or a step.")] = "latest",
     gpus: Annotated[
-        int | None, typer.Option(help="Go on with so many, of all nodes; where there is none, processes.")
+        int | None, typer.Option(help="Number of GPUs on all nodes, or of processes without GPUs; as before by default.")
     ] = None,
 ) -> None:
-    """Go on with a job that failed or was cancelled.
+    """Resume a job that failed or was cancelled.
 
-    From `best` or a step, what the job did after that checkpoint stays in the
-    store, and its steps are logged once more. With another number of GPUs it sees
-    the same samples in the same order. A trial goes on when its sweep has ended.
+    With `best` or a step, what the job did after that checkpoint stays in the
+    store, and those steps are logged again. With another number of GPUs it sees
+    the same samples in the same order. A trial can be resumed once its sweep has
+    ended.
     """
     if from_ not in ("latest", "best") and not from_.isdigit():
-        raise Refused(f"--from {from_}: say latest, best, or the step of a checkpoint")
+        raise Refused(f"--from {from_} is not a checkpoint: use latest, best, or a step")
     body = {"resume_from": int(from_) if from_.isdigit() else from_, "gpus": gpus}
     print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/resume', json=body)['status']}")
 
@@ -226,7 +234,7 @@ GIB = 1024**3
 
 
 def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: JsonOption = False) -> None:
-    """Tokens, steps, memory, hours and dollars of a job. One that cannot fit its memory is refused, with what would."""
+    """Estimate tokens, steps, memory, hours and dollars of a job. Refuses a job that cannot fit its memory."""
     document = build_document(config, model, set_)
     with locate_refusal(document, None if model or set_ else config):
         found = call("POST", "/v1/jobs/estimate", json=document)

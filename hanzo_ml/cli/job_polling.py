@@ -43,7 +43,7 @@ def describe_silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
     if min(waited, waited if ago is None else ago) <= SILENCE_SECONDS:
         return ""
     heard = "was never heard" if ago is None else f"was last heard {ago:.0f} s ago"
-    return f"nobody takes this up: Dagster's daemon {heard}. Start it with `hanzo-ml up`: this waits on, and nothing is lost"
+    return f"nothing starts this: Dagster's daemon {heard}. Start it with `hanzo-ml up`; this command keeps waiting"
 
 
 def wait_for_end(job_id: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def wait_for_start(job_id: str) -> dict[str, Any]:
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
         if job["status"] != "queued":
             return job
-        reason = job["reason"] or "it starts within seconds, or once what runs before it has left it a place"
+        reason = job["reason"] or "it starts within seconds, or when a running job ends"
         if reason != last_reason:
             print_note(f"{job_id} is queued: {reason}")
             last_reason = reason

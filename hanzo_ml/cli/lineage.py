@@ -20,14 +20,14 @@ MAX_RECORDS = 100
 
 
 def trace(
-    record: Annotated[Path | None, typer.Option(help="A file with a record, or with one a line.")] = None,
-    match: Annotated[str | None, typer.Option(help="Trace all records in which this text stands.")] = None,
-    limit: Annotated[int, typer.Option(help="How many of the matching records are traced; all are counted.")] = 10,
+    record: Annotated[Path | None, typer.Option(help="JSON file with one record, or one record per line.")] = None,
+    match: Annotated[str | None, typer.Option(help="Trace all records that contain this text.")] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of matching records to trace; all are counted.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Which dataset versions, splits, runs, models and deployments a record reached."""
+    """Trace a record to the dataset versions, splits, runs, models and deployments that it reached."""
     if (record is None) == (match is None):
-        raise Refused("say what to trace: --record FILE or --match TEXT")
+        raise Refused("nothing to trace: use --record FILE or --match TEXT")
     if match is not None:
         found = call("POST", "/v1/datasets/trace", json={"match": match, "limit": limit})
         traces = found["traces"]
@@ -48,7 +48,7 @@ def read_record_file(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise Refused(f"{path} cannot be read ({error.strerror}): check --record") from None
     except UnicodeDecodeError:
-        raise Refused(f"{path} is not UTF-8: --record takes JSON") from None
+        raise Refused(f"{path} is not UTF-8: --record needs JSON in UTF-8") from None
     try:
         rows = [json.loads(text)]
     except json.JSONDecodeError:
@@ -56,7 +56,7 @@ def read_record_file(path: Path) -> list[dict[str, Any]]:
             parse_record_line(path, number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
         ]
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise Refused(f"{path} holds no record: write a JSON object, or one a line")
+        raise Refused(f"{path} holds no record: write one JSON object, or one per line")
     if len(rows) > MAX_RECORDS:
         raise Refused(f"{path} holds {len(rows)} records: trace at most {MAX_RECORDS} at a time")
     return rows
@@ -134,8 +134,12 @@ def format_minute(milliseconds: int | None) -> str:
 # `hanzo-ml model data`: what data was this model trained on, and was personal data included?
 
 
-def data(name: str, version: int, as_json: JsonOption = False) -> None:
-    """What data a version was trained on, and what is known of personal data in it."""
+def data(
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    version: Annotated[int, typer.Argument(help="Number of the version.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what data a version was trained on, and what is known of personal data in it."""
     found = call("GET", f"/v1/models/{name}/versions/{version}/data")
     if as_json:
         print_json(found)

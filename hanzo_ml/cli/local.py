@@ -22,28 +22,28 @@ except KeyboardInterrupt:
 """
 """A program of the platform, which ends without a traceback also where Ctrl-C comes while it imports what it needs."""
 
-server = typer.Typer(no_args_is_help=True, help="The tracking server by itself, and its store.")
-config = typer.Typer(no_args_is_help=True, help="The settings in force.")
+server = typer.Typer(no_args_is_help=True, help="Run the tracking server alone, and manage its store.")
+config = typer.Typer(no_args_is_help=True, help="Show the settings in force.")
 
 
 def up() -> None:
-    """Start whatever of the stack does not run, and wait until it answers."""
+    """Start the processes of the stack that are not running, and wait until they answer."""
     run_module("resources.stack.lifecycle", "up")
 
 
 def down() -> None:
-    """End the stack. Running jobs save a checkpoint; `hanzo-ml up` goes on with them."""
+    """Stop the stack. Running jobs save a checkpoint; `hanzo-ml up` resumes them."""
     run_module("resources.stack.lifecycle", "down")
 
 
 def status() -> None:
-    """What runs."""
+    """Show which processes of the stack are running."""
     run_module("resources.stack.lifecycle", "status")
 
 
 @config.callback()
 def settings() -> None:
-    """The settings in force."""
+    """Show the settings in force."""
 
 
 @config.command("show")
@@ -54,7 +54,7 @@ def show() -> None:
 
 @server.callback()
 def tracking_server() -> None:
-    """The tracking server by itself, and its store."""
+    """Run the tracking server alone, and manage its store."""
 
 
 @server.command("run")
@@ -67,13 +67,15 @@ def run() -> None:
 
 @server.command("migrate")
 def migrate() -> None:
-    """Bring the metadata database to this release. `hanzo-ml up` does so by itself."""
+    """Migrate the metadata database to this release. `hanzo-ml up` does so by itself."""
     run_module("resources.metadata.migrate")
 
 
 @server.command("reset")
-def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everything.")] = False) -> None:
-    """Empty the store: every experiment, run, dataset, job and model. Refused in production mode."""
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion of everything (required).")] = False,
+) -> None:
+    """Delete everything in the store: experiments, runs, datasets, jobs and models. Refused in production mode."""
     run_module("resources.stack.reset", *(["--yes"] if yes else []))
 
 

@@ -1,4 +1,4 @@
-"""`hanzo-ml model`: versions, stages, proof."""
+"""List, register, promote, undeploy and prove model versions."""
 
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -16,9 +16,9 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 @app.command("list")
 def list_versions(
-    name: Annotated[str | None, typer.Option(help="Only this model.")] = None, as_json: JsonOption = False
+    name: Annotated[str | None, typer.Option(help="Only versions of this model.")] = None, as_json: JsonOption = False
 ) -> None:
-    """All versions of all models."""
+    """List versions with stage, status and deployment."""
     names = [name] if name else [model["name"] for model in iterate_pages("/v1/models", "models", {})]
     found = [
         version
@@ -59,9 +59,9 @@ def describe_failures(version: dict[str, Any]) -> str:
 
 @app.command()
 def register(
-    name: Annotated[str, typer.Option()],
+    name: Annotated[str, typer.Option(help="Name of the model; created if it does not exist.")],
     run: Annotated[str, typer.Option(help="Id of the run.")],
-    artifact: Annotated[str, typer.Option(help="Artifact of the run.")] = "checkpoint-final",
+    artifact: Annotated[str, typer.Option(help="Path of the run's artifact.")] = "checkpoint-final",
 ) -> None:
     """Register a run's artifact as the next version of a model."""
     version = call("POST", f"/v1/models/{name}/versions", json={"run_id": run, "artifact": artifact})
@@ -72,29 +72,33 @@ def register(
 
 @app.command()
 def promote(
-    name: Annotated[str, typer.Option()],
-    version: Annotated[int, typer.Option()],
-    stage: Annotated[str, typer.Option(help="none, staging, production or archived")],
-    force: Annotated[bool, typer.Option("--force", help="Also when it is quarantined (admins only).")] = False,
+    name: Annotated[str, typer.Option(help="Name of the model.")],
+    version: Annotated[int, typer.Option(help="Number of the version.")],
+    stage: Annotated[str, typer.Option(help="New stage: none, staging, canary, production or archived.")],
+    force: Annotated[bool, typer.Option("--force", help="Promote a quarantined version (admins only).")] = False,
 ) -> None:
-    """Move a version to a stage. Production deploys it."""
+    """Move a version to a stage. Stage production deploys it."""
     moved = call("PATCH", f"/v1/models/{name}/versions/{version}/stage", json={"stage": stage, "force": force})
     print(f"{moved['name']} version {moved['version']}: {moved['stage']}")
     if moved["stage"] == "production" and not moved["servable"]:
-        print("nothing of it is served: it points to files of yours, and the engine loads what was trained here")
+        print("it is not served: its files were not trained here, and the engine loads only what was")
 
 
 @app.command()
-def undeploy(name: str) -> None:
-    """Take a model out of service; its version in production is archived. It can then be deleted or renamed."""
+def undeploy(name: Annotated[str, typer.Argument(help="Name of the model.")]) -> None:
+    """Take a model out of service and archive its version in production. It can then be deleted or renamed."""
     left = call("DELETE", f"/v1/models/{name}/deployment")["deployments"]
     versions = ", ".join(str(deployment["version"]) for deployment in left)
     print(f"{name}: version {versions} is being taken out of service" if left else f"{name}: archived, nothing was served")
 
 
 @app.command()
-def prove(name: str, version: int, as_json: JsonOption = False) -> None:
-    """Prove a version back to its raw files, hashing every byte again. Exits with 1 when an edge is broken."""
+def prove(
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    version: Annotated[int, typer.Argument(help="Number of the version.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Prove a version back to its raw files, hashing every byte again. Exits with 1 if an edge is broken."""
     proof = call("GET", f"/v1/models/{name}/versions/{version}/proof")
     if as_json:
         print_json(proof)

@@ -59,7 +59,7 @@ JSON_CONTROL_CHARACTER = re.compile("[\\x7f-\\x9f]")
 COLUMN_GAP = 2
 """Between two columns."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def print_json(document: Any) -> None:

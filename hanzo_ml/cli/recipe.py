@@ -1,7 +1,6 @@
-"""`hanzo-ml recipe`: the ways to fine-tune that this installation has, what each needs, and a try without weights.
+"""List, show and check recipes: the ways to fine-tune that this installation has.
 
-What they print is `recipe_report`, imported when it is asked for: the schema of recipes takes longer to load than all other
-commands together.
+`recipe_report` prints them. It is imported on demand: the schema of recipes takes longer to load than all other commands.
 """
 
 from typing import Annotated
@@ -10,14 +9,14 @@ import typer
 
 from hanzo_ml.cli.output import JsonOption
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(no_args_is_help=True, help="List, show and check recipes.")
 
-Name = Annotated[str, typer.Argument(help="A recipe's name, or a YAML file of your own.")]
+Name = Annotated[str, typer.Argument(help="Name of a recipe, or a YAML file.")]
 
 
 @app.command("list")
 def list_recipes(as_json: JsonOption = False) -> None:
-    """All recipes, with what each needs of a GPU's memory."""
+    """List recipes with the GPU memory that each needs."""
     from hanzo_ml.cli import recipe_report
 
     recipe_report.list_recipes(as_json)
@@ -25,7 +24,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show_recipe(name: Name, as_json: JsonOption = False) -> None:
-    """A recipe, whole, with the values that hold where its file says nothing."""
+    """Show a recipe with all its values, defaults included."""
     from hanzo_ml.cli import recipe_report
 
     recipe_report.show_recipe(name, as_json)
@@ -33,7 +32,7 @@ def show_recipe(name: Name, as_json: JsonOption = False) -> None:
 
 @app.command()
 def check(name: Name, as_json: JsonOption = False) -> None:
-    """Validate a recipe, show its memory budget, and try it at its real size without weights (takes a minute)."""
+    """Validate a recipe, show its memory budget, and build the model at its real size without weights."""
     from hanzo_ml.cli import recipe_report
 
     recipe_report.check_recipe(name, as_json)

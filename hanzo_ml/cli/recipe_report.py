@@ -63,7 +63,7 @@ def print_recipes(rows: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in rows
     ]
-    print_table(columns, cells, "no recipe: the folder recipes/ has no *.yaml")
+    print_table(columns, cells, "no recipe: the folder recipes/ has no *.yaml file")
 
 
 def summarize_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def check_recipe(name: str, as_json: bool) -> None:
     else:
         print("\n".join(report_lines(recipe, found, checkpoint_bytes(recipe, shape), dry_run_result)))
     if problems:
-        raise Refused(f"recipe '{recipe.name}' does not hold: {'; '.join(problems)}")
+        raise Refused(f"recipe '{recipe.name}' cannot be trained as it is: {'; '.join(problems)}")
 
 
 def locate_problem(name: str, problem: str) -> str:
@@ -140,7 +140,7 @@ def run_dry_run(name: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "recipes.dry_run", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise Refused(last.removeprefix("error: "))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])[0]
     return found
@@ -149,7 +149,7 @@ def run_dry_run(name: str) -> dict[str, Any]:
 def find_differences(dry_run_result: dict[str, Any]) -> list[str]:
     """Where the libraries build something else than was reckoned with."""
     return [
-        f"{what} are {dry_run_result[what]:,}, reckoned were {dry_run_result[f'{what}_expected']:,}"
+        f"{what} are {dry_run_result[what]:,}, expected {dry_run_result[f'{what}_expected']:,}"
         for what in ("parameters", "trainable")
         if dry_run_result[what] != dry_run_result[f"{what}_expected"]
     ]
@@ -172,7 +172,7 @@ def report_lines(recipe: Recipe, found: HardwareFit, checkpoint: int, dry_run_re
     if dry_run_result["kept"] is not None:
         kept = (
             f"{format_bytes(dry_run_result['kept'])} kept by autograd on meta tensors, "
-            f"{format_bytes(dry_run_result['kept_expected'])} reckoned"
+            f"{format_bytes(dry_run_result['kept_expected'])} expected"
         )
         report.append(f"activations  {kept}")
     if dry_run_result["sharding"]:
@@ -180,10 +180,10 @@ def report_lines(recipe: Recipe, found: HardwareFit, checkpoint: int, dry_run_re
     if problem := unsupported_reason(recipe):
         report.append(f"note         {problem}")
     if found.fits and found.available is not None and found.needed > found.available and not found.paged:
-        report.append("note         it fits without its allowance alone: raise hardware.memory")
+        report.append("note         it fits only without its allowance: raise hardware.memory")
     return report
 
 
 def describe_nodes(recipe: Recipe) -> str:
     nodes = recipe.distributed.num_nodes if recipe.distributed else 1
-    return f" (on each of {nodes} nodes; what starts the job adds their rank and where they meet)" if nodes > 1 else ""
+    return f" (on each of {nodes} nodes; rank and rendezvous are added at the start)" if nodes > 1 else ""

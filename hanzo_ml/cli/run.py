@@ -1,4 +1,4 @@
-"""`hanzo-ml run`: tracked runs side by side."""
+"""List, compare and replay tracked runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -11,19 +11,21 @@ from hanzo_ml.cli.job_polling import print_note, wait_for_end, wait_for_start
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_text
 from recipes.contracts.validation_errors import suggest_spelling
 
-# `hanzo-ml experiment`: what was tried.
+RunId = Annotated[str, typer.Argument(help="Id of the run, as `run list` shows it.")]
 
-experiment_app = typer.Typer(no_args_is_help=True, help="`hanzo-ml experiment`: what was tried.")
+# `hanzo-ml experiment`
+
+experiment_app = typer.Typer(no_args_is_help=True, help="List experiments.")
 
 
 @experiment_app.callback()
 def experiments() -> None:
-    """What was tried."""
+    """List experiments."""
 
 
 @experiment_app.command("list")
 def list_experiments(as_json: JsonOption = False) -> None:
-    """All experiments, with the GPU hours of their runs."""
+    """List experiments with the GPU hours of their runs."""
     found = list(iterate_pages("/v1/experiments", "experiments", {}))
     if as_json:
         print_json(found)
@@ -35,11 +37,11 @@ def list_experiments(as_json: JsonOption = False) -> None:
 # `hanzo-ml run replay`: a finished run once more from its record alone, and whether the same came out.
 
 
-def replay(run_id: str, key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
+def replay(run_id: RunId, key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """Train a finished run again and compare. Exits with 1 if a loss or the final weights differ.
 
-    The new run is trained by the same path as any job, and is neither evaluated
-    nor registered. Given a replay, it waits for that one, or says what came of it.
+    The new run is trained like any job, and is neither evaluated nor registered.
+    With the id of a replay, wait for that replay or show its verdict.
     """
     job = run_id if is_replay(run_id) else submit_replay(run_id, key)
     wait_for_start(job)
@@ -70,7 +72,7 @@ def submit_replay(run_id: str, key: str | None) -> str:
     for line in environment_lines(submitted["environment"]):
         print_note(line)
     print_note(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
-    print_note(f"this waits for it; once broken off, `hanzo-ml run replay {job}` goes on waiting")
+    print_note(f"waiting for it; if interrupted, `hanzo-ml run replay {job}` waits again")
     return job
 
 
@@ -79,7 +81,7 @@ def environment_lines(differences: list[dict[str, str]]) -> list[str]:
     if not differences:
         return []
     report = [f"  {each['what']}: {each['then']} then, {each['now']} now" for each in differences]
-    return ["the environment is not that of the first run, so results may differ:", *report]
+    return ["the environment differs from that of the first run, so results may differ:", *report]
 
 
 def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
@@ -88,7 +90,7 @@ def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
         return []
     other = {"run": "in the first run, not in the replay", "replay": "in the replay, not in the first run"}
     report = [f"  {other[each['of']]}: {each['what']}" for each in unrepeated]
-    return ["only one of the runs was healed of something, so results may differ from there on:", *report]
+    return ["only one of the runs recovered from something, so results may differ from there on:", *report]
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
@@ -134,10 +136,10 @@ EPOCH_METRICS = ("epoch", "train/epoch")
 
 @app.command("list")
 def list_runs(
-    experiment: Annotated[str | None, typer.Option(help="Only those of this experiment: its name or its id.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment, by name or id.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All runs, by experiment, the newest first."""
+    """List runs by experiment, newest first."""
     everywhere = iterate_pages("/v1/experiments", "experiments", {})
     asked = [each for each in everywhere if experiment in (None, each["name"], each["id"])]
     if experiment is not None and not asked:
@@ -153,20 +155,20 @@ def list_runs(
 
 
 @app.command()
-def get(run_id: str) -> None:
-    """One run, whole: params, latest metrics, artifacts."""
+def get(run_id: RunId) -> None:
+    """Show params, latest metrics and artifacts of a run, as JSON."""
     print_json(call("GET", f"/v1/runs/{run_id}"))
 
 
 @app.command()
 def compare(
-    run_ids: list[str],
-    metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = DEFAULT_METRICS,
+    run_ids: Annotated[list[str], typer.Argument(help="Two or more run ids, as `run list` shows them.")],
+    metrics: Annotated[str, typer.Option(help="Metrics to show, separated by commas.")] = DEFAULT_METRICS,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs side by side: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
+    """Compare runs: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
     if len([run for ids in run_ids for run in ids.split(",") if run.strip()]) < 2:
-        raise Refused("give two runs or more: `hanzo-ml run compare RUN RUN`, of those that `hanzo-ml run list` shows")
+        raise Refused("two or more runs are needed: `hanzo-ml run compare RUN RUN`, with ids that `hanzo-ml run list` shows")
     found = call("GET", "/v1/runs/compare", params={"ids": run_ids})
     if as_json:
         print_json(found)

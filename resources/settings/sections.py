@@ -35,16 +35,16 @@ class Section(BaseModel):
 
 
 class Server(Section):
-    host: str = "127.0.0.1"
-    port: int = Field(8057, ge=1, le=65535)
+    """The API."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; other than loopback needs auth.verify_tokens")
+    port: int = Field(8057, ge=1, le=65535, description="port of the API")
     workers: int = Field(1, ge=1, description="processes of the API; several need PostgreSQL, because SQLite has one writer")
     allowed_hosts: tuple[str, ...] = Field(
         ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
-        description="names under which clients reach the API, beside localhost and host",
+        description="host names that requests may use, besides localhost and `host`",
     )
-    max_body_bytes: int = Field(
-        32 << 20, ge=1, description="of a request that is no upload of a file, such as a dataset's profile of 16 MB"
-    )
+    max_body_bytes: int = Field(32 << 20, ge=1, description="maximum size of a request body, except uploads of files")
 
 
 class RunPods(Section):
@@ -105,7 +105,7 @@ class Engine(Section):
     """The inference engine: on one machine deployments are pushed to it, on a cluster replicas pull them from the API."""
 
     host: str = Field("127.0.0.1", description="address that it listens on; another than loopback needs mode pull")
-    port: int = Field(8043, ge=1, le=65535)
+    port: int = Field(8043, ge=1, le=65535, description="port of the engine")
     mode: Literal["push", "pull"] = Field("push", description="pull on a cluster, where the engine is a Deployment")
     url: str | None = Field(None, description="where clients reach it; http://{host}:{port} when unset")
     api_url: str | None = Field(
@@ -136,12 +136,12 @@ CONNECT_SECONDS = 10
 
 
 class DatabaseSection(Section):
+    """The metadata database."""
+
     url: SecretStr | None = Field(
         None, description="SQLAlchemy URL; PostgreSQL also holds Dagster's history; SQLite in the state folder when unset"
     )
-    connect_seconds: int = Field(
-        CONNECT_SECONDS, ge=2, le=300, description="how long a PostgreSQL that says nothing is waited for"
-    )
+    connect_seconds: int = Field(CONNECT_SECONDS, ge=2, le=300, description="timeout of a connection to PostgreSQL")
 
     @field_validator("url")
     @classmethod
@@ -162,19 +162,19 @@ class DatabaseSection(Section):
 
 
 class Buckets(Section):
-    datasets: str = "hanzo-ml-datasets"
-    checkpoints: str = "hanzo-ml-checkpoints"
-    models: str = "hanzo-models"
+    datasets: str = Field("hanzo-ml-datasets", description="bucket of dataset versions and splits")
+    checkpoints: str = Field("hanzo-ml-checkpoints", description="bucket of checkpoints")
+    models: str = Field("hanzo-models", description="bucket of model versions and their exports")
 
 
 class QueryDatabase(Section):
     """A database of which datasets are queries. It is asked as the user in its address, who needs to read and no more."""
 
-    url: SecretStr = Field(description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
-    organizations: tuple[str, ...] = Field(
-        (), description="whose people may ask it over HTTP, for all that its user may read; none at first"
+    url: SecretStr = Field(
+        description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE; give its user read access only"
     )
-    seconds: int = Field(3600, ge=1, description="how long a query may take")
+    organizations: tuple[str, ...] = Field((), description="organizations that may query it over HTTP; none by default")
+    seconds: int = Field(3600, ge=1, description="timeout of a query")
 
     @field_validator("url")
     @classmethod
@@ -191,25 +191,33 @@ class QueryDatabase(Section):
 
 
 class Storage(Section):
+    """The object store, and sources of datasets."""
+
     endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
     public_endpoint: str | None = Field(
-        None, description="the same S3 server as clients reach it: large files go there in parts; through the API when unset"
+        None,
+        description="the same S3 server as clients reach it, for direct uploads of large files in parts; through the API "
+        "when unset",
     )
-    access_key: SecretStr | None = Field(None, description="with secret_key; the AWS variables hold where both are unset")
-    secret_key: SecretStr | None = None
-    encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")
+    access_key: SecretStr | None = Field(
+        None, description="S3 access key; set secret_key too. The variables AWS_* are used when both are unset"
+    )
+    secret_key: SecretStr | None = Field(None, description="S3 secret key")
+    encryption: Literal["AES256", "aws:kms", "none"] = Field(
+        "AES256", description="encryption of objects at rest, by the S3 server"
+    )
     kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
     checksum: Literal["SHA256", "none"] = Field(
-        "SHA256", description="sent with all that is put there; none for an S3 server that knows no checksums"
+        "SHA256", description="checksum sent with every upload; `none` for an S3 server that does not support them"
     )
     buckets: Buckets = Buckets()
     import_from: tuple[str, ...] = Field(
         (),
-        description="addresses from which anybody may have this server fetch a dataset: s3:// and file://, with all below, "
-        "kafka://BROKER or kafka://BROKER/TOPIC; none at first",
+        description="addresses from which the server may fetch datasets: s3:// and file:// with everything below them, "
+        "kafka://BROKER or kafka://BROKER/TOPIC; none by default",
     )
     databases: dict[str, QueryDatabase] = Field(
-        {}, description="databases, by the names under which definitions and requests have datasets made of their rows"
+        {}, description="databases that definitions and requests may query by name (`sql` and `database`)"
     )
 
     @field_validator("databases")
@@ -249,15 +257,23 @@ class Storage(Section):
 
 
 class Stream(Section):
+    """Kafka."""
+
     brokers: str | None = Field(None, description="Kafka brokers; events stay in the database when unset")
-    topic_prefix: str = Field("hanzo.ml", pattern=r"^[A-Za-z0-9._-]{1,200}$")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="how all brokers are spoken to, those of datasets too (kafka:// of storage.import_from)"
+    topic_prefix: str = Field(
+        "hanzo.ml",
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="prefix of the topics `.jobs`, `.models`, `.datasets` and `.audit`",
     )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    sasl_username: str | None = Field(None, description="with sasl_password, for the protocols SASL_PLAINTEXT and SASL_SSL")
-    sasl_password: SecretStr | None = None
-    ca_file: str | None = Field(None, description="certificates that the brokers' are signed by; the system's when unset")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="protocol of all brokers, also of those in storage.import_from"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", description="SASL mechanism, for security_protocol SASL_PLAINTEXT and SASL_SSL"
+    )
+    sasl_username: str | None = Field(None, description="SASL user, for security_protocol SASL_PLAINTEXT and SASL_SSL")
+    sasl_password: SecretStr | None = Field(None, description="SASL password")
+    ca_file: str | None = Field(None, description="CA certificates of the brokers; the system's when unset")
 
     @field_validator("brokers")
     @classmethod
@@ -289,18 +305,18 @@ class Stream(Section):
 
 
 class Auth(Section):
-    """Sign-in with the IAM's tokens (rows W1-W6). Which claims say what is not in the specification: it is set here."""
+    """Sign-in with the tokens of an identity provider (IAM)."""
 
     iam_url: str = Field("https://hanzo.id", description="issuer of the tokens; its keys are at /.well-known/jwks.json")
-    verify_tokens: bool = False
+    verify_tokens: bool = Field(False, description="require a bearer token for every call")
     audience: str = Field("hanzo-ml", min_length=1, description="what the claim aud of a token must name")
     user_claim: str = Field("sub", description="claim with the user's id")
     organization_claim: str = Field("organization", description="claim with the one organization of the user")
     roles_claim: str = Field("roles", description="claim with a list of ml-admin, ml-researcher, ml-viewer")
-    leeway_seconds: int = Field(30, ge=0, le=300, description="how far the clocks of IAM and API may lie apart")
+    leeway_seconds: int = Field(30, ge=0, le=300, description="allowed difference between the clocks of IAM and API")
     keys_refresh_seconds: int = Field(300, ge=0, description="age at which the IAM's keys are fetched again")
-    keys_retry_seconds: int = Field(10, ge=0, description="pause between two fetches, also for keys that are not known")
-    keys_limit_seconds: int = Field(3600, ge=1, description="how long keys hold while the IAM does not answer")
+    keys_retry_seconds: int = Field(10, ge=0, description="minimum time between two fetches, also for an unknown key")
+    keys_limit_seconds: int = Field(3600, ge=1, description="how long keys are used while the IAM does not answer")
 
     @field_validator("iam_url")
     @classmethod
@@ -321,34 +337,42 @@ class Auth(Section):
 
 
 class Prices(Section):
-    """The price book (row Z26). The defaults are the specification's two to three dollars for an A100, and list prices."""
+    """Prices that estimates use."""
 
     gpu_hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0, "nvidia-h100-80gb": 4.0, "nvidia-h200-141gb": 5.0},
-        description="dollars an hour of one GPU, by its type; a list of your own replaces this one",
+        description="dollars per hour of one GPU, by type; replaces the whole default mapping",
     )
 
 
 class Alerts(Section):
-    """When a running job is told of as one in trouble (rows I4, Y5, Z29)."""
+    """When a running job is reported as stalled."""
 
-    stalled_after: Duration = Field("15m", description="no metric for so long")
-    checkpoint_slack: float = Field(1.5, ge=1, description="no checkpoint for so many of its policy's intervals")
+    stalled_after: Duration = Field("15m", description="time without a metric until the event `job.stalled`")
+    checkpoint_slack: float = Field(
+        1.5, ge=1, description="checkpoint intervals without a checkpoint until the event `job.checkpoint_stale`"
+    )
 
 
 class Hpo(Section):
-    max_concurrent_trials: int = Field(8, ge=1)
-    default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = "bayesian"
+    """Defaults of sweeps."""
+
+    max_concurrent_trials: int = Field(8, ge=1, description="trials of a sweep at a time, where the sweep sets no number")
+    default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = Field(
+        "bayesian", description="strategy of a sweep that sets none"
+    )
 
 
 class Metrics(Section):
-    """Prometheus (rows V2-V6), on a port of its own beside the API."""
+    """The page that Prometheus reads, on a port of its own."""
 
-    enabled: bool = True
-    port: int = Field(9090, ge=1, le=65535)
-    path: str = Field("/metrics", pattern=r"^/[\w./-]*$")
+    enabled: bool = Field(True, description="serve metrics")
+    port: int = Field(9090, ge=1, le=65535, description="port of the page")
+    path: str = Field("/metrics", pattern=r"^/[\w./-]*$", description="path of the page")
 
 
 class Logging(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "text"] = "json"
+    """Logs of the server processes."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level that is logged")
+    format: Literal["json", "text"] = Field("json", description="one JSON document per line, or text")

@@ -14,11 +14,10 @@ from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.pod_manifest import USER_ID
-from resources.compute.kubernetes.setup.permissions import render_roles
 from resources.compute.kubernetes.setup.queues import render_queues
+from resources.compute.kubernetes.setup.render import render_cluster
 from resources.metadata.database import Database
 from resources.orchestration.kubernetes_instance import CONFIG, SECRET_VARIABLES, STATE
-from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.settings import Settings
 from resources.stack.liveness import LIVENESS_SECONDS, liveness_file
 from resources.stack.run_service import find_service
@@ -186,8 +185,7 @@ def test_pods_keep_to_the_restricted_profile_and_write_to_nothing_that_must_surv
 def test_roles_are_those_of_the_code(objects: list[Item], tmp_path: Path) -> None:
     api = next(container for name, container, _ in services_of(objects) if name == "api")
     settings = load(objects, api, tmp_path)
-    run_pods = settings.dagster.run_pods
-    wanted = [*render_roles(settings.scheduler, run_pods.namespace), *launcher_objects(run_pods)]
+    wanted = render_cluster(settings)
     granting = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     found = {describe(item) for item in objects if item["kind"] in granting}
     expected = {describe(item) for item in wanted if item["kind"] in granting}

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
 
 from api.auth.audit_log import AuditLog
@@ -27,7 +28,7 @@ from api.json_bodies import parse_json
 from api.middleware.request_body import limit_body, read_body, too_large
 from api.routing import Router
 from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
-from resources.errors import ErrorCode, HanzoError, invalid
+from resources.errors import HTTP_STATUS, ErrorCode, HanzoError, invalid
 from resources.metadata.audit_log import AuditedCall
 from resources.metadata.database import Database
 from resources.metadata.ownership import ObjectKind, Reference, find_owners
@@ -90,7 +91,7 @@ async def read(path: str, request: Request, caller: CallerDep) -> Response:
         if UNSAFE_PATH.search(path) or UNSERVED_PATHS.fullmatch(path):
             raise no_such_route("GET", request.url.path)
         if ui.server is None:
-            return RedirectResponse(f"{ui.address}/{path}", 307)
+            return RedirectResponse(str(URL(f"{ui.address}/{path}").replace(query=request.url.query)), 307)
         if request.url.path == PREFIX:
             return RedirectResponse(f"{PREFIX}/", 307)
         query = list(request.query_params.multi_items())
@@ -148,7 +149,7 @@ async def send_graphql(ui: DagsterUI, server: DagsterServer, request: Request, c
     problem = refusal(caller, asked) or await find_run_refusal(ui, server, asked, caller)
     if problem:
         await record(ui, request, caller, 403, started, objects=recorded_objects(asked))
-        return graphql_refusal(problem)
+        return mutation_refusal(problem, asked)
     status, document = 503, None
     try:
         # If Dagster breaks off the response, nobody knows what it did: the mutation is on record all the same.
@@ -216,9 +217,23 @@ async def refuse(ui: DagsterUI, request: Request, caller: Caller, error: HanzoEr
 
 
 def graphql_refusal(message: str, code: ErrorCode = ErrorCode.PERMISSION_DENIED, status: int = 403) -> Response:
-    """This server's error and GraphQL's in one: the UI shows the message of the latter."""
+    """This server's error and GraphQL's in one."""
     errors = [{"message": message, "extensions": {"error_code": code.value}}]
     return JSONResponse({"data": None, "errors": errors, "error_code": code.value, "message": message}, status)
+
+
+def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
+    """A refusal that the UI shows in words: as the error that each of Dagster's mutations may return.
+
+    Of GraphQL's `errors` it would only write a line to the browser's console.
+    """
+    mutations = asked.mutations
+    if not all(mutation.has_selection for mutation in mutations):
+        return graphql_refusal(message)
+    code = ErrorCode.PERMISSION_DENIED
+    error: dict[str, object] = {"__typename": "PythonError", "message": message, "stack": [], "errorChain": []}
+    data = {mutation.key: error | {"className": code.value} for mutation in mutations}
+    return JSONResponse({"data": data, "error_code": code.value, "message": message}, HTTP_STATUS[code])
 
 
 def recorded_objects(asked: GraphQLRequest, answer: Any = None) -> tuple[str, ...]:

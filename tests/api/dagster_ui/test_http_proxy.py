@@ -69,7 +69,8 @@ def test_roles_for_graphql(installation: Installation) -> None:
         known = len(installation.dagster.received)
         refused = ask(viewer, query, variables=variables)
         assert refused.status_code == 403 and len(installation.dagster.received) == known
-        assert refused.json()["errors"][0]["message"] == refused.json()["message"]
+        [error] = refused.json()["data"].values()
+        assert (error["__typename"], error["message"]) == ("PythonError", refused.json()["message"])
         assert "Your role (ml-viewer) does not include" in refused.json()["message"]
     assert ask(researcher, LAUNCH, variables=SELECTION).status_code == 200
     assert ask(researcher, "mutation { reloadWorkspace { __typename } }").status_code == 403
@@ -257,3 +258,13 @@ def test_on_one_machine_it_leads_to_dagsters_own_port(tmp_path: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (307, "http://127.0.0.1:3000/runs")
         assert http.get("/v1/addresses").json()["dagster"] == "http://127.0.0.1:3000"
         assert http.post(GRAPHQL, json={"query": "{ version }"}).status_code == 404
+
+
+def test_refusal_has_the_form_of_what_was_asked_for(installation: Installation) -> None:
+    viewer = installation.client("viewer")
+    aliased = ask(viewer, 'mutation { again: terminateRun(runId: "1") { __typename } }').json()
+    assert aliased["data"]["again"]["message"] == aliased["message"] and "errors" not in aliased
+    scalar = ask(viewer, "mutation { setNuxSeen }").json()
+    assert (scalar["data"], scalar["errors"][0]["message"]) == (None, scalar["message"])
+    unreadable = ask(viewer, "mutation {").json()
+    assert (unreadable["data"], unreadable["error_code"]) == (None, "INVALID_PARAMETER_VALUE")

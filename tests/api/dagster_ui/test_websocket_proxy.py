@@ -161,6 +161,16 @@ def test_handshake_names_this_server(installation: Installation) -> None:
     assert answer.status_code == 403
 
 
+def test_refused_handshake_is_on_record(installation: Installation) -> None:
+    bearer = {"Authorization": f"Bearer {installation.token('viewer')}"}
+    assert refused_status(installation, **bearer, Origin="http://evil.example:80") == 403
+    assert refused_status(installation, **bearer, Origin="http://127.0.0.1:1") == 403
+    deadline = time.monotonic() + 20
+    while not any(call["method"] == "WEBSOCKET" and call["status"] == 403 for call in installation.audited()):
+        assert time.monotonic() < deadline, "the audit log does not show it"
+        time.sleep(0.2)
+
+
 def test_other_subprotocols_are_refused(installation: Installation) -> None:
     headers = {"Authorization": f"Bearer {installation.token('viewer')}"}
     with pytest.raises(InvalidStatus) as refused:

@@ -100,7 +100,7 @@ def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: Ser
     assert done.stdout == "last version 1: none, pending, of the artifact checkpoint/step-2\n", done.stderr
     promoted = cli("model", "promote", "--name", "last", "--version", "1", "--stage", "production").stdout.splitlines()
     assert promoted[0] == "last version 1: production"
-    assert promoted[1].startswith("nothing of it is served: ")
+    assert promoted[1].startswith("it is not served: ")
 
 
 def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess
 def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path]) -> None:
     done = create(cli, file(GOOD), "listed")
     assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 record, "), done.stderr
-    assert "listed@1 is there already" in create(cli, file(GOOD), "listed").stdout
+    assert "listed@1 exists already" in create(cli, file(GOOD), "listed").stdout
     listed = json.loads(cli("dataset", "list", "--name", "listed", "--json").stdout)
     assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]
 
@@ -124,9 +124,9 @@ def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_withou
     assert len(cli(*said).stdout.splitlines()) == 1, "all of it is said already"
     more = [*said, "--tag", "new", "--metadata", "owner=you", "--metadata", "source=crawl"]
     told = cli(*more).stdout.splitlines()
-    assert told[0].startswith("again@1 is there already with this content")
+    assert told[0].startswith("again@1 exists already with this content")
     assert told[1].startswith(
-        "not taken, since nothing of a version changes by sending it again: tags new, metadata owner, source; "
+        "ignored, because sending a version again does not change it: tags new, metadata owner, source; "
         "`hanzo-ml dataset tag again@1 'a b' new` sets its tags; PATCH /v1/datasets/"
     )
     answer = json.loads(cli(*more, "--json").stdout)
@@ -136,8 +136,7 @@ def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_withou
     lines = file('{"question": 1, "answer": 2}', "same.jsonl")
     assert create(cli, table, "formats").returncode == 0
     assert (
-        "not taken, since nothing of a version changes by sending it again: format jsonl"
-        in create(cli, lines, "formats").stdout
+        "ignored, because sending a version again does not change it: format jsonl" in create(cli, lines, "formats").stdout
     )
 
 
@@ -160,7 +159,7 @@ def test_the_format_is_what_the_endings_say(cli: Cli, file: Callable[..., Path],
     (tmp_path / "many").mkdir()
     for name in ("a.csv", "B.JSONL", "README.txt"):
         (tmp_path / "many" / name).write_text(GOOD)
-    assert "holds files of the formats csv, jsonl: say which with --format" in refusal(create(cli, tmp_path / "many"))
+    assert "holds files of the formats csv, jsonl: choose one with --format" in refusal(create(cli, tmp_path / "many"))
     done = cli("dataset", "create", "--name", "said", "--path", str(tmp_path / "many"), "--format", "jsonl", "--json")
     assert json.loads(done.stdout)["num_records"] == 1
     assert "line 1: not JSON" in refusal(create(cli, file("words\n", "words.txt"))), "text is what is said to be text"
@@ -173,8 +172,8 @@ def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[...,
     (tmp_path / "links" / "b.jsonl").symlink_to("nowhere")
     assert "b.jsonl is a link to nothing" in refusal(create(cli, tmp_path / "links"))
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "pipe.jsonl is a link to nothing, or no regular file" in refusal(create(cli, tmp_path / "pipe.jsonl"))
-    assert "nothing is fetched from http://" in refusal(
+    assert "pipe.jsonl is a broken link, or not a regular file" in refusal(create(cli, tmp_path / "pipe.jsonl"))
+    assert " cannot be fetched: use a file of this machine" in refusal(
         cli("dataset", "create", "--name", "d", "--path", "http://x/a.jsonl")
     )
     assert "a\\\\b.jsonl' is not allowed: rename it" in refusal(create(cli, file(GOOD, "a\\b.jsonl")))
@@ -270,7 +269,7 @@ def test_a_key_that_a_file_says_twice_is_named_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
 ) -> None:
     """YAML takes the last one, and the search or the job was another than its file says at first."""
-    assert f"{words} is there already: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
+    assert f"{words} is a duplicate: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +285,7 @@ def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, line: int, key: str
 ) -> None:
     said = refusal(cli(*command, "--config", str(file(text, "odd.yaml"))))
-    assert f"odd.yaml, line {line}: the key `{key}` is no text in YAML: put it in quotes" in said
+    assert f"odd.yaml, line {line}: the key `{key}` is not a text in YAML: put it in quotes" in said
 
 
 def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
@@ -305,11 +304,11 @@ def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callabl
     ("arguments", "words"),
     [
         (["job", "submit", "--config", "/nowhere.yaml"], "there is no file /nowhere.yaml"),
-        (["job", "submit", "--config", "/"], "/ is a folder: name a file in it"),
+        (["job", "submit", "--config", "/"], "/ is a folder: use a file in it"),
         (["job", "get", "nobody"], "there is no job 'nobody'"),
         (["job", "cancel", "nobody"], "there is no job 'nobody'"),
         (["job", "resume", "nobody"], "there is no job 'nobody'"),
-        (["job", "resume", "nobody", "--from", "newest"], "--from newest: say latest, best, or the step of a checkpoint"),
+        (["job", "resume", "nobody", "--from", "newest"], "--from newest is not a checkpoint: use latest, best, or a step"),
         (["job", "logs", "nobody"], "there is no job 'nobody'"),
         (["job", "list", "--status", "runing"], "status 'runing' is unknown"),
         (["run", "get", "nobody"], "nobody"),
@@ -411,7 +410,7 @@ def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None
     assert misspelled.stderr == "none of these runs has a metric 'eval/los': did you mean 'eval/loss'?\n"
     assert misspelled.stdout.splitlines()[-1].split() == ["eval/loss", "0.5", "0.25"]
     for one in (ids[0], f"{ids[0]},"):
-        assert "give two runs or more: `hanzo-ml run compare RUN RUN`" in refusal(cli("run", "compare", one))
+        assert "two or more runs are needed: `hanzo-ml run compare RUN RUN`" in refusal(cli("run", "compare", one))
     assert json.loads(cli("run", "compare", ",".join(ids), "--json").stdout)["runs"] == compared["runs"]
 
 
@@ -457,7 +456,7 @@ def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
     with HTTPServer(("127.0.0.1", 0), Quiet) as other:
         threading.Thread(target=other.handle_request, daemon=True).start()
         line = refusal(run(f"http://127.0.0.1:{other.server_port}/?", "job", "list"))
-    assert "answers with something else than JSON" in line and "HANZO_ML_TRACKING_URI" in line
+    assert "did not answer with JSON" in line and "HANZO_ML_TRACKING_URI" in line
 
 
 @pytest.mark.parametrize("token", ["t\u00f6ken", "to\nken"])

@@ -159,7 +159,7 @@ def test_a_server_that_is_not_there_is_asked_once(starts: Starts, server: Server
     """Nothing was sent, so nothing may have been started: it is said at once."""
     with losing(server, starts.path, 0) as front:
         pass
-    assert "nothing answers at" in refusal(run(front.url, *starts.arguments))
+    assert "no server answers at" in refusal(run(front.url, *starts.arguments))
 
 
 @pytest.mark.parametrize("key", ["", " ", "ü", "a\nb"])

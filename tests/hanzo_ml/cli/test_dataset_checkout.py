@@ -36,10 +36,10 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
     for name in ("a.jsonl", "inner/b.jsonl"):
         assert (to / name).read_bytes() == (folder / name).read_bytes()
     again = cli("dataset", "checkout", "out@1", "--to", str(to))
-    assert again.returncode == 1 and "is there already" in again.stderr
+    assert again.returncode == 1 and "exists and is not empty" in again.stderr
     for options, reason in (
         (["--split", "test"], "no split 'test' yet"),
-        (["--split", "test", "--records"], "give one of"),
+        (["--split", "test", "--records"], "exclude each other"),
         (["--rejected"], "was not prepared"),
     ):
         assert reason in cli("dataset", "checkout", "out@1", "--to", str(tmp_path / "none"), *options).stderr
@@ -49,7 +49,7 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
     (folder / "inner" / "b.jsonl").write_text('{"id": 2}\n')
     cli("dataset", "create", "--name", "out", "--path", str(folder))
     assert "1 added, 1 removed" in cli("dataset", "diff", "out@1", "out@2").stdout
-    assert "say --yes" in cli("dataset", "delete", "out@2").stderr
+    assert "confirm with --yes" in cli("dataset", "delete", "out@2").stderr
     assert cli("dataset", "delete", "out@2", "--yes").stdout == "out@2 is deleted\n"
     assert "there is no dataset 'out@2'" in cli("dataset", "show", "out@2").stderr
 
@@ -68,7 +68,7 @@ def test_half_a_reference_names_nothing_that_could_be_deleted(cli: Cli, tmp_path
     cli("dataset", "create", "--name", "half", "--path", str(tmp_path / "a.jsonl"))
     for reference in ("@1", "half@", "half@x", ""):
         done = cli("dataset", "delete", reference, "--yes")
-        assert done.returncode == 1 and "is no dataset: write NAME or NAME@VERSION, such as" in done.stderr
+        assert done.returncode == 1 and "is not a dataset: write NAME or NAME@VERSION, such as" in done.stderr
     assert cli("dataset", "show", "half@1").returncode == 0
 
 
@@ -122,7 +122,7 @@ def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at
     refused = []
 
     def links() -> list[RemoteFile]:
-        with pytest.raises(CheckoutError, match=r"another checkout into .* is at work") as problem:
+        with pytest.raises(CheckoutError, match=r"another checkout into .* is running") as problem:
             checkout_files(lambda: [remote], tmp_path / "to", "other mark")
         refused.append(problem)
         return [remote]
@@ -130,7 +130,7 @@ def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at
     assert checkout_files(links, tmp_path / "to", "mark") == remote.size
     assert len(refused) == 1 and (tmp_path / "to" / remote.path).read_text() == LINES
     assert not list(tmp_path.glob(".to.*")), "nothing is left beside it"
-    with pytest.raises(CheckoutError, match="is there already"):
+    with pytest.raises(CheckoutError, match="exists and is not empty"):
         checkout_files(lambda: [remote], tmp_path / "to", "mark")
 
 

@@ -104,7 +104,7 @@ def test_a_version_that_could_not_be_checked_says_why_until_it_could(server: Ser
     with database.write() as connection:
         record_problem(connection, version, "could not be checked: the contract [names] no column")
     refused = refusal(run(server.url, "dataset", "check", "d", "--wait"))
-    assert "d@1 could not be checked: the contract [names] no column. Mend that, then" in refused
+    assert "d@1 could not be checked: the contract [names] no column. Repair that, then" in refused
     assert "d@1 could not be checked" in refusal(run(server.url, "dataset", "check", "d"))
     assert "problem" in run(server.url, "dataset", "list", "--name", "d").stdout
     with database.write() as connection:

@@ -43,7 +43,7 @@ def test_the_rows_of_a_query_of_postgresql_are_a_version(cli: Cli, warehouse: st
 
 def test_the_rows_of_a_query_have_no_format(cli: Cli, shop: str) -> None:
     done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", shop, "--format", "csv")
-    assert done.returncode == 1 and "--format says what the files at --path are" in done.stderr
+    assert done.returncode == 1 and "--format describes the files at --path" in done.stderr
 
 
 def test_a_database_that_nobody_can_read_is_refused_without_its_password(cli: Cli) -> None:

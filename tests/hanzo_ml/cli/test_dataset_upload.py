@@ -48,7 +48,7 @@ def test_a_folder_of_more_files_than_a_process_may_open_is_uploaded(server: Serv
 def test_a_file_whose_name_is_no_text_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     """It ended in a stack trace of the form that it was to be sent in."""
     (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
-    with pytest.raises(Refused, match="is not allowed: rename it, in UTF-8"):
+    with pytest.raises(Refused, match="is not UTF-8: rename it"):
         list_local_files(tmp_path, "jsonl")
 
 
@@ -71,8 +71,8 @@ def test_skipped_files_and_keys_that_no_model_is_shown_are_listed(server: Server
     (tmp_path / "b.ndjson").write_text("")
     words = ["dataset", "create", "--name", "listed", "--path", str(tmp_path)]
     environment = {**os.environ, "HANZO_ML_TRACKING_URI": server.url}
-    for _ in ("created", "is there already"):
+    for _ in ("created", "exists already"):
         command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *words]
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
-        assert "skipped, as hidden, empty or no records: ._a.ndjson, b.ndjson" in done.stdout
-        assert "not rendered, as the serving engine drops it: messages.refusal (in 1)" in done.stdout
+        assert "skipped (hidden, empty or without records): ._a.ndjson, b.ndjson" in done.stdout
+        assert "not rendered, because the serving engine drops it: messages.refusal (in 1)" in done.stdout

@@ -44,7 +44,7 @@ def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
     assert poll_until(lambda: next(answers)) == "done"
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.count("nobody takes this up: Dagster's daemon was never heard") == told.err.count("\n") == 1
+    assert told.err.count("nothing starts this: Dagster's daemon was never heard") == told.err.count("\n") == 1
 
 
 def test_who_follows_a_log_is_told_what_its_job_waits_for(
@@ -61,8 +61,8 @@ def test_who_follows_a_log_is_told_what_its_job_waits_for(
     told = capsys.readouterr()
     assert told.out == ""
     queued, silent = told.err.splitlines()
-    assert queued == f"{job_id} is queued: it starts within seconds, or once what runs before it has left it a place"
-    assert "nobody takes this up" in silent
+    assert queued == f"{job_id} is queued: it starts within seconds, or when a running job ends"
+    assert "nothing starts this" in silent
 
 
 class QuietJob(BaseHTTPRequestHandler):

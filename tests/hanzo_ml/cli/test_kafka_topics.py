@@ -45,7 +45,7 @@ def test_a_topic_is_read_and_then_what_came_since(server: ServerProcess, brokers
     send(brokers, "clicks.csv", [0, 1, 2])
     assert create(server, "--path", address).stdout.startswith("clicks@1 created: 3 records")
     again = create(server, "--path", address)
-    assert again.stdout.startswith("clicks@1 is there already with this content"), again.stderr
+    assert again.stdout.startswith("clicks@1 exists already with this content"), again.stderr
     assert "no message between from and until" in refusal(create(server, "--path", address, "--since", "clicks@1"))
     send(brokers, "clicks.csv", [3, 4])
     assert create(server, "--path", address, "--since", "clicks").stdout.startswith("clicks@2 created: 2 records")
@@ -80,12 +80,12 @@ def test_since_goes_with_the_topic_that_a_version_is_of() -> None:
     assert continue_topic("kafka://b/t", version) == "kafka://b/t?from=0:5,1:2"
     assert continue_topic("kafka://b/t/?tombstones=skip", version) == "kafka://b/t/?from=0:5,1:2&tombstones=skip"
     for address, told in (
-        ("kafka://a/u", "d@3 was not made of the topic 'u'"),
+        ("kafka://a/u", "d@3 was not made from the topic 'u'"),
         ("kafka://a/t?from=0:1", "without from="),
-        ("s3://t", "--since goes with --path kafka"),
-        ("None", "--since goes with --path kafka"),
+        ("s3://t", "--since needs --path kafka"),
+        ("None", "--since needs --path kafka"),
     ):
         with pytest.raises(Refused, match=told):
             continue_topic(address, version)
-    with pytest.raises(Refused, match="was not made of the topic"):
+    with pytest.raises(Refused, match="was not made from the topic"):
         continue_topic("kafka://a/t", version | {"lineage": {}})

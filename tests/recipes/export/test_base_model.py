@@ -71,8 +71,8 @@ def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, 
         ("file:///nowhere/at-all", "unknown base model file:///nowhere/at-all: no config.json"),
         ("ftp://somewhere/model", "use pypi://PACKAGE or file:///FOLDER"),
         ("SmolLM2", "use pypi://PACKAGE or file:///FOLDER"),
-        ("pypi://--index-url=x", "that is no name of a package"),
-        ("pypi://", "that is no name of a package"),
+        ("pypi://--index-url=x", "that is not a package name"),
+        ("pypi://", "that is not a package name"),
     ],
 )
 def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_path: Path) -> None:

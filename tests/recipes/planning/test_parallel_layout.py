@@ -82,7 +82,7 @@ def test_what_has_not_been_tried_is_not_taken(recipe: Recipe, named: str) -> Non
 
 
 def test_it_is_not_together_with_tensor_parallelism() -> None:
-    with pytest.raises(ValidationError, match="tensor_parallel is not known to pipeline: use strategy fsdp"):
+    with pytest.raises(ValidationError, match="tensor_parallel is not supported by pipeline: use strategy fsdp"):
         Distributed.model_validate({"strategy": "pipeline", "tensor_parallel": 2})
 
 

