@@ -148,7 +148,8 @@ def test_docker_run_line_answers_on_both_ports(cluster: Cluster, namespace: str)
 
         def status(url: str) -> int:
             try:
-                return httpx.get(f"http://{address}:{url}", trust_env=False).status_code
+                # The name by which a published port is reached.
+                return httpx.get(f"http://{address}:{url}", headers={"Host": "localhost"}, trust_env=False).status_code
             except httpx.TransportError:
                 return 0
 
