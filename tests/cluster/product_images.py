@@ -37,7 +37,7 @@ def build_product_images(cache: Cache, checkout: Path = ROOT, tag: str = TAG) ->
     with exclusive(cache.folder / "build.lock"):
         base = base_image(cache)
     with exclusive(cache.folder / "product-images.lock"):  # clusters start meanwhile
-        stage, _, _ = containerfile("control-plane", checkout).partition("FROM ${PACKAGES}")
+        stage, _, code = containerfile("control-plane", checkout).partition("FROM packages\n")
         commit = NO_COMMIT if git_diff(checkout) else git_commit(checkout)
         packages = digest(stage, base.name, checkout=checkout)
         control_plane = digest(containerfile("control-plane", checkout), packages, commit, tag, checkout=checkout)
@@ -54,7 +54,7 @@ def build_product_images(cache: Cache, checkout: Path = ROOT, tag: str = TAG) ->
                 report("packages of the control plane: once for each lock")
                 builder.build(layer, stage, BASE_IMAGE=f"oci-archive:{base}")
             first, second = archives
-            builder.build(first, containerfile("control-plane", checkout), PACKAGES=layer, GIT_COMMIT=commit)
+            builder.build(first, f"FROM {layer}\n{code}", GIT_COMMIT=commit)
             builder.build(second, containerfile("engine", checkout), BASE_IMAGE=first)
             for name, archive in archives.items():
                 builder.export(name, archive)

@@ -27,7 +27,7 @@ from tests.cluster.test_install import QUESTION, TINY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
-FIRST_INSTALLABLE = ""
+FIRST_INSTALLABLE = "2264028a47a2592dee332938c4b97e8f9d02d5e4"
 MODEL = "first-model"
 ENDS_WITHIN = 400.0
 JOBS = ("completed", "failed", "cancelled")
