@@ -27,7 +27,7 @@ from tests.cluster.test_install import QUESTION, TINY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
-FIRST_INSTALLABLE = "2264028a47a2592dee332938c4b97e8f9d02d5e4"
+FIRST_INSTALLABLE = "3ae60cbcd9a744977b662b7166f497806f00a3b6"
 MODEL = "first-model"
 ENDS_WITHIN = 400.0
 JOBS = ("completed", "failed", "cancelled")
