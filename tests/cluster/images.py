@@ -114,7 +114,8 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Files in the cache have a digest of their content in their folder's name."""
-        content = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments, *filter(None, [self.target])]
+        content: list[object] = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments]
+        content += [self.target] if self.target else []
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
