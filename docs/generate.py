@@ -33,8 +33,8 @@ This page is made from the code (`make docs`).
 Settings are the sections of `config.yaml`. The file is the one that `HANZO_ML_CONFIG` names, else `config.yaml` in the state
 folder (`HANZO_ML_HOME`, default `.hanzo-ml`), else `/etc/hanzo-ml/config.yaml`.
 
-- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which wins over the file. Commas separate list items.
-  Of keys with more dots, only `storage.buckets.*` has one.
+- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which overrides the file. Commas separate the items of
+  a list. Of keys with more dots, only `storage.buckets.*` has a variable.
 - `${VAR}` in a value of the file is replaced by an environment variable.
 - An unknown key is an error.
 - `hanzo-ml config show` prints what is in force, with secrets masked.
@@ -82,9 +82,10 @@ def first_line(command: Any) -> str:
 
 def render_command(path: tuple[str, ...], command: Any) -> str:
     arguments = [parameter for parameter in command.params if not is_option(parameter)]
-    usage = " ".join([*path, "[OPTIONS]", *(f"{name_argument(each)}{'...' * (each.nargs != 1)}" for each in arguments)])
-    parts = [f"## {' '.join(path)}", inspect.cleandoc(command.help or ""), f"```text\n{usage}\n```"]
     rows = [render_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    options = ["[OPTIONS]"] if len(rows) > len(arguments) else []
+    usage = " ".join([*path, *options, *(f"{name_argument(each)}{'...' * (each.nargs != 1)}" for each in arguments)])
+    parts = [f"## {' '.join(path)}", inspect.cleandoc(command.help or ""), f"```text\n{usage}\n```"]
     if rows:
         parts.append(render_table(("argument or option", "values", "default", "what it does"), rows))
     return "\n\n".join(parts)

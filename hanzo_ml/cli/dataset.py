@@ -159,8 +159,8 @@ def preview(
 
 @app.command()
 def diff(
-    old: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
-    new: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
+    old: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version to compare with.")],
+    new: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version that is compared.")],
     key: Annotated[str | None, typer.Option(help="Column that identifies a record in both versions.")] = None,
     as_json: JsonOption = False,
 ) -> None:
