@@ -123,7 +123,8 @@ def run_to_end(cluster: Cluster, namespace: str, image: str, *command: str, **en
             return phase == "Succeeded"
 
         wait_until(ended, STARTS_WITHIN, lambda: describe(cluster, namespace, name))
-        return cluster.kubectl("logs", name, f"--namespace={namespace}")
+        output = cluster.kubectl("logs", name, f"--namespace={namespace}")
+    return output
 
 
 def test_control_plane_image_has_at_most_500_megabytes(cluster: Cluster) -> None:
