@@ -124,7 +124,7 @@ def run_to_end(cluster: Cluster, namespace: str, image: str, *command: str, **en
 
         wait_until(ended, STARTS_WITHIN, lambda: describe(cluster, namespace, name))
         output = cluster.kubectl("logs", name, f"--namespace={namespace}")
-    return output
+    return output.strip()
 
 
 def test_control_plane_image_has_at_most_500_megabytes(cluster: Cluster) -> None:
