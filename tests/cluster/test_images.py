@@ -120,7 +120,7 @@ def run_to_end(cluster: Cluster, namespace: str, image: str, *command: str, **en
         def ended() -> bool:
             phase = read_status(cluster, namespace, name)["phase"]
             assert phase != "Failed", describe(cluster, namespace, name)
-            return phase == "Succeeded"
+            return bool(phase == "Succeeded")
 
         wait_until(ended, STARTS_WITHIN, lambda: describe(cluster, namespace, name))
         output = cluster.kubectl("logs", name, f"--namespace={namespace}")
