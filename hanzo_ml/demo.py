@@ -26,7 +26,7 @@ FAILURE_EVENTS = ("job.failed", "evaluation.failed", "deployment.failed")
 
 @dataclass
 class EventWatch:
-    """The event log as seen from now on, and how long each phase took. When `job` fails, nobody waits any longer."""
+    """Follow the event log from now on and time each phase. Waiting ends when `job` fails."""
 
     console: Console
     after: int = 0
@@ -41,7 +41,7 @@ class EventWatch:
         return watch
 
     def wait_for(self, *types: str, key: str) -> dict[str, Any]:
-        """The next event of one of these types about `key`. Raises Refused when the job failed instead."""
+        """Wait for the next event of one of these types about `key`. Raises Refused if the job failed instead."""
         while True:
             for event in call("GET", "/v1/events", params={"after": self.after, "limit": 1000})["events"]:
                 self.after = event["seq"]

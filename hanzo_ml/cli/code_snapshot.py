@@ -1,4 +1,4 @@
-"""Collect the source files that a command job takes along."""
+"""Collect the source files that are sent with a command job."""
 
 import base64
 import codecs
@@ -21,22 +21,22 @@ from recipes.storage.folder_tree import FOLDER_MODE, default_code_mode, find_esc
 GENERATED_FOLDERS = {"__pycache__"}
 DEPENDENCY_FOLDERS = {"node_modules", "venv"}
 ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
-"""What lies in an environment of Python, whatever its folder is called."""
+"""Files that mark a Python environment, whatever its folder is called."""
 MAX_BINARY_SHARE = 0.3
-"""Of bytes that are no ASCII text, in a file that is not UTF-8: with more of them it is no text in another encoding."""
+"""Maximum share of non-ASCII bytes in a file that is not UTF-8, to count as text in another encoding."""
 TEXT_BYTES = frozenset((*range(0x20, 0x7F), *b"\b\t\n\v\f\r\x1b"))
 SAMPLE_BYTES = 1 << 16
-"""Read of a file to decide whether it is text."""
+"""Bytes read from a file to decide whether it is text."""
 MAX_LISTED = 20
-"""Of paths with the same reason."""
+"""Maximum number of paths listed per reason."""
 
 
 @dataclass
 class CodeSnapshot:
-    """What goes along, by paths relative to the folder, and what is left out, with the reason.
+    """Files, links and empty folders to send, by path relative to the folder, and what is left out, with the reason.
 
     Args:
-        entries: all of it but the folders on the way to it, for modes and times.
+        entries: `stat` of each of them, for modes and times; parent folders excluded.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class CodeSnapshot:
 
 
 def attach_code(config: Path, document: dict[str, Any]) -> None:
-    """Replace the key `code` of a job file by `files` and `source_tree`, with paths relative to the file itself."""
+    """Replace the key `code` of a job file with `files` and `source_tree`, relative to the job file."""
     place = config.parent
     code = document.pop("code", None)
     if code is not None and not isinstance(code, str):
@@ -81,10 +81,10 @@ def describe_tree(snapshot: CodeSnapshot, texts: dict[str, str]) -> dict[str, An
 
 
 def read_code(place: Path, code: str) -> CodeSnapshot:
-    """All of a folder by paths in it, or the one file by its name.
+    """Read a folder, or one file.
 
     Raises:
-        Refused: there is none, or a link leaves the folder.
+        Refused: it does not exist, or a link leaves the folder.
     """
     source = place / code
     snapshot = CodeSnapshot()
@@ -100,7 +100,7 @@ def read_code(place: Path, code: str) -> CodeSnapshot:
 
 
 def read_named_files(place: Path, command: Any) -> CodeSnapshot:
-    """Files next to the job file that a word of the command names."""
+    """Read the files next to the job file that the command names."""
     snapshot = CodeSnapshot()
     words = [word for word in command if isinstance(word, str) and word] if isinstance(command, list) else []
     for word in words:
@@ -149,7 +149,7 @@ def add_folder(snapshot: CodeSnapshot, path: str, folder: Path, root: Path) -> N
 
 
 def read_link(link: Path, root: Path) -> str:
-    """The text of a link, or where that leads out of `root` and back, one that does not."""
+    """The target of a link, rewritten if it leaves `root` and comes back."""
     text = os.readlink(link)  # noqa: PTH115 - a Path would write it otherwise
     place, real = Path(os.path.realpath(link.parent)), Path(os.path.realpath(link.parent / text))
     if not real.is_relative_to(root):
@@ -162,7 +162,7 @@ def read_link(link: Path, root: Path) -> str:
 
 
 def find_exclusion(entry: Path) -> str | None:
-    """Why an entry does not go along, None where it does."""
+    """Why an entry is left out; None if it is sent."""
     if entry.name.startswith("."):
         return "hidden"
     if entry.name in GENERATED_FOLDERS:
@@ -207,7 +207,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def read_text(path: str, data: bytes) -> str | None:
-    """The text of a file for `files`, with its line ends. None where it is no UTF-8, or its name is reserved there."""
+    """The text of a file for `files`, line ends kept. None if it is not UTF-8 or its name is reserved."""
     try:
         return data.decode() if path != MANIFEST_FILE else None
     except UnicodeDecodeError:
@@ -215,7 +215,7 @@ def read_text(path: str, data: bytes) -> str | None:
 
 
 def report_left_out(code: str, left_out: dict[str, str]) -> None:
-    """Print what does not go along, to stderr."""
+    """Print what is left out to stderr."""
     if left_out:
         for line in left_out_lines(code, left_out):
             print(sanitize_text(line), file=sys.stderr)
@@ -230,7 +230,7 @@ def left_out_lines(code: str, left_out: dict[str, str]) -> Iterator[str]:
 
 
 def read_git_commit(folder: Path) -> str:
-    """The commit of the checkout that a folder lies in; empty where it lies in none."""
+    """The commit of the Git checkout around a folder; empty if there is none."""
     try:
         done = subprocess.run(["git", "-C", folder, "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True)
     except FileNotFoundError:

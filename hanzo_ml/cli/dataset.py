@@ -102,7 +102,7 @@ def create(
 
 
 def describe_ignored_fields(version: dict[str, Any], ignored: dict[str, Any]) -> str:
-    """What a version that was there already does not say of what was said here, and how it would."""
+    """Describe tags, metadata or format that an existing version did not adopt, and how to set them."""
     reference = f"{version['name']}@{version['version']}"
     what = [f"{field} {ignored[field] if field == 'format' else ', '.join(ignored[field])}" for field in ignored]
     how = []
@@ -273,7 +273,7 @@ def delete(
 
 
 def choose_content(records: bool, split: str | None, rejected: bool) -> str:
-    """What of a version is fetched, in the API's words."""
+    """Which content of a version to fetch, as the API names it."""
     wanted = [word for word, asked in (("records", records), (split, split), ("rejected", rejected)) if asked and word]
     if len(wanted) > 1:
         raise Refused("--records, --split and --rejected exclude each other: use one of them")

@@ -95,7 +95,7 @@ def prove(
 
 
 def print_proof(proof: dict[str, Any]) -> None:
-    # Rich cuts the lines of a tree at the console's width, and a reason is no longer one when it is cut.
+    # Rich cuts the lines of a tree at the console's width, and with them the reason of a broken edge.
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     console.print(draw_proof(proof["chain"]))
     if proof["ok"]:
@@ -105,7 +105,7 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 
 def draw_proof(node: dict[str, Any], tree: Tree | None = None) -> Tree:
-    """A proof as a tree: what it is, its digest, where it lies; a broken one in red with the reasons."""
+    """Draw a proof as a tree of names, digests and sizes; broken nodes are red, with their reasons."""
     mark = "[red]✗[/red]" if node["problems"] else "[green]✓[/green]"
     size = f", {pluralize(node['files'], 'file')}, {pluralize(node['size_bytes'], 'byte')}" if node["files"] else ""
     facts = ", ".join(
