@@ -1,8 +1,10 @@
 # make demo: raw data to a served and proved model, on this machine.   make test: what must hold, but for
 # the tests that are marked slow; make test-slow: those, which CI runs too; make test-long: those that CI has no time for,
 # run whole before an issue is closed; make test-gpu: those that fail where there is no GPU; make test-cluster: those on a real
-# Kubernetes cluster, as root, and make test-cluster-slow all of them. All do their own set-up: .venv and the locked
-# dependencies.
+# Kubernetes cluster, as root, make test-cluster-slow all of them, but for make test-install-slow: updates and kills of a whole
+# installation. All do their own set-up: .venv and the locked dependencies.
+#
+# make demo-cluster: the demo on the Kubernetes cluster that KUBECONFIG names; make demo-cluster-down removes it.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -13,10 +15,16 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow up down status lint types style walls defs docs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster
+.PHONY: demo test test-slow test-long test-gpu test-cluster test-cluster-slow test-install-slow demo-cluster demo-cluster-token demo-cluster-down up down status lint types style walls defs docs bench bench-tracking bench-preparation bench-versions bench-trace bench-training bench-cluster pin-images
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
+
+demo-cluster: $(INSTALLED)
+	@$(BIN)/python -m deploy.demo_cluster up
+
+demo-cluster-token demo-cluster-down: $(INSTALLED)
+	@$(BIN)/python -m deploy.demo_cluster $(@:demo-cluster-%=%)
 
 test: $(INSTALLED) lint
 	@$(PYTEST) -m "not slow and not long and not gpu and not cluster"
@@ -31,9 +39,10 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m gpu tests/recipes/training
 
 # The first time, the cluster's programs are compiled: half an hour or more.
-test-cluster: CHOSEN := cluster and not cluster_slow
-test-cluster-slow: CHOSEN := cluster
-test-cluster test-cluster-slow: $(INSTALLED)
+test-cluster: CHOSEN := cluster and not cluster_slow and not install_slow
+test-cluster-slow: CHOSEN := cluster and not install_slow
+test-install-slow: CHOSEN := install_slow
+test-cluster test-cluster-slow test-install-slow: $(INSTALLED)
 	@$(BIN)/python -m tests.cluster up && $(BIN)/python -m pytest -q --durations=10 -m "$(CHOSEN)" tests/cluster; \
 		status=$$?; $(BIN)/python -m tests.cluster down; exit $$status
 
@@ -52,6 +61,10 @@ walls: $(INSTALLED)
 
 defs: $(INSTALLED)
 	@$(BIN)/dg check defs
+
+# Asks the registries of the images that Containerfiles and manifests name; one without an answer keeps its tag.
+pin-images: $(INSTALLED)
+	@$(BIN)/python deploy/pin_images.py
 
 up down status: $(INSTALLED)
 	@$(BIN)/hanzo-ml $@

@@ -24,6 +24,7 @@ from api.auth.audit_log import AuditLog
 from api.auth.authentication import token_verifier
 from api.auth.route_matching import UNMATCHED, Routes, fast_calls
 from api.background_tasks import start_table_analysis, start_upload_cleanup
+from api.dagster_ui.websocket_proxy import SOCKET_PATH, DagsterSocket
 from api.errors import UnhandledErrors
 from api.fast_path.middleware import FastPathMiddleware, FastPathResources
 from api.middleware.access_control import AccessControl
@@ -45,7 +46,7 @@ from api.routes.mlflow import (
     runs,
     unsupported,
 )
-from api.routes.ui import artifact_downloads, graphql, sign_in, static_files
+from api.routes.ui import artifact_downloads, dagster, graphql, sign_in, static_files
 from api.routes.v1 import (
     audit,
     dataset_checks,
@@ -53,6 +54,7 @@ from api.routes.v1 import (
     dataset_trace,
     dataset_upload,
     datasets,
+    engine,
     events,
     features,
     hpo,
@@ -119,11 +121,13 @@ ROUTERS: tuple[Router, ...] = (
     job_uploads.router,
     hpo.router,
     models.router,
+    engine.router,
     pipelines.router,
     static_files.router,
     sign_in.router,
     artifact_downloads.router,
     graphql.router,
+    dagster.router,
     unsupported.router,
 )
 """Served as they are."""
@@ -161,6 +165,7 @@ def create_app(settings: Settings) -> FastAPI:
         stopped.set()
         await run_in_threadpool(writer.close)
         await run_in_threadpool(readers.shutdown)
+        await app.state.dagster_ui.close()
         database.close()
 
     app = DescribedApplication(
@@ -182,6 +187,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
     )
+    app.state.dagster_ui = dagster.open_dagster_ui(settings, database, audit_log)
     app.state.artifact_locations = ArtifactLocations(database, app.state.verified_files)
     errors.install_error_handlers(app)
     for prefix in MLFLOW_PREFIXES:
@@ -210,6 +216,8 @@ def protect(app: FastAPI, settings: Settings, database: Database, audit_log: Aud
     templates = (route.template for route in routes.all)
     histogram = app.state.request_histogram = RequestHistogram([*templates, UNMATCHED], settings.server.workers)
     registry.register(histogram)
+    url, access = settings.dagster.url, app.state.dagster_ui.access
+    websockets = {SOCKET_PATH: DagsterSocket(url, access)} if url else {}
     app.add_middleware(
         AccessControl,
         routes=routes,
@@ -217,6 +225,8 @@ def protect(app: FastAPI, settings: Settings, database: Database, audit_log: Aud
         database=database,
         audit_log=audit_log,
         max_body_bytes=settings.server.max_body_bytes,
+        websockets=websockets,
+        engine_token=settings.engine.token,
     )
     app.add_middleware(UnhandledErrors)
     app.add_middleware(HostValidation, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})

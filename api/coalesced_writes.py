@@ -1,4 +1,4 @@
-"""Send response head and body in one system call.
+"""Send response head and body in one system call, and take websockets at one path only.
 
 uvicorn writes them separately and uvloop flushes each write, which costs a second packet and wakes the client twice, for a
 two-byte body where a metric is logged.
@@ -9,12 +9,25 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.dagster_ui.websocket_proxy import SOCKET_PATH
+
+RAW_SOCKET_PATH = SOCKET_PATH.encode()
+
 
 class CoalescingHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol over a coalescing transport."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))
+
+    def _should_upgrade(self) -> bool:
+        # Asked only of requests with the header Upgrade. On any other path they stay what they were, HTTP requests.
+        return self.url.partition(b"?")[0] == RAW_SOCKET_PATH and super()._should_upgrade()
+
+    def handle_websocket_upgrade(self) -> None:
+        assert isinstance(self.transport, CoalescingTransport)
+        self.transport = self.transport.detach()
+        super().handle_websocket_upgrade()
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -33,6 +46,11 @@ class CoalescingTransport(asyncio.Transport):
             self._loop.call_soon(self._flush)
         else:
             self._transport.writelines([pending, data])
+
+    def detach(self) -> asyncio.Transport:
+        """The transport below, for another protocol, once what is pending is written."""
+        self._flush()
+        return self._transport
 
     def close(self) -> None:
         self._flush()

@@ -63,13 +63,16 @@ def load_application(settings: Settings) -> "Config":
     import api.prometheus  # noqa: F401 - `serve` takes it
     from api.app import create_app
     from api.coalesced_writes import CoalescingHttpProtocol
+    from api.dagster_ui.websocket_proxy import MAX_MESSAGE_BYTES
 
     app = create_app(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
         http=CoalescingHttpProtocol,
-        ws="none",
+        ws="websockets-sansio" if settings.dagster.url else "none",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=settings.logging.level == "debug",
         timeout_graceful_shutdown=10,

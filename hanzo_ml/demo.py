@@ -61,14 +61,45 @@ class EventWatch:
         self.console.print(f"  [green]✓[/green] {name} [dim]{self.phases[name]:.1f} s[/dim]")
 
 
+@dataclass(frozen=True)
+class Chain:
+    """What the demo trains and serves, and where the engine that answers is reached."""
+
+    engine: str
+    request: dict[str, Any]
+    """Body of `POST /v1/jobs`."""
+    model: str = MODEL
+    questions: tuple[str, ...] = ()
+    """Asked in place of those that the evaluation has asked."""
+
+    @property
+    def command(self) -> str:
+        """What a person types to submit it."""
+        return f"job submit --model {self.model}"
+
+
 def demo() -> None:
     """Take raw data to a served and proved model on this machine."""
     console = Console(highlight=False)
     console.rule("1  the stack")
     run_module("resources.stack.lifecycle", "up")
     addresses = call("GET", "/v1/addresses")
-    watch = EventWatch.from_now(console)
+    watch = run_chain(console, Chain(addresses["engine"], {"name": MODEL, "model": MODEL}))
+    console.rule()
+    console.print(f"  {sum(watch.phases.values()):.0f} s in all, {watch.phases['training']:.0f} s of them training")
+    console.print(
+        f"  Dagster   {addresses['dagster']}\n  Tracking  {addresses['tracking']}\n  Engine    {addresses['engine']}"
+    )
+    console.print("  The stack goes on running: `make down` ends it, `make up` starts it again with everything still there.")
 
+
+def run_chain(console: Console, chain: Chain) -> EventWatch:
+    """Dataset, training, evaluation, gate, promotion, answers and proof, on the installation that the client is set to.
+
+    Raises:
+        Refused: a step failed, the gate did not accept the model, or its proof is broken.
+    """
+    watch = EventWatch.from_now(console)
     console.rule("2  a dataset version")
     print_command(console, f"dataset create --name {DATASET} --path {os.path.relpath(SOURCE)} --format jsonl")
     with watch.phase("create"), SOURCE.open("rb") as file:
@@ -84,8 +115,8 @@ def demo() -> None:
     console.print("  " + ", ".join(f"{name} {part['num_records']}" for name, part in splits.items()))
 
     console.rule("3  fine-tuning")
-    print_command(console, f"job submit --model {MODEL}")
-    job = watch.job = call("POST", "/v1/jobs", json={"name": MODEL, "model": MODEL})["id"]
+    print_command(console, chain.command)
+    job = watch.job = call("POST", "/v1/jobs", json=chain.request)["id"]
     with watch.phase("start (sensor)"):
         watch.wait_for("job.started", key=job)
     follow_training(watch, job)
@@ -94,39 +125,36 @@ def demo() -> None:
     with watch.phase("evaluation (sensor)"):
         verdict = watch.wait_for("evaluation.completed", key=job)["payload"]["verdict"]
     with watch.phase("registration"):
-        number = watch.wait_for("model.registered", key=MODEL)["payload"]["version"]
+        number = watch.wait_for("model.registered", key=chain.model)["payload"]["version"]
     with watch.phase("export"):
-        watch.wait_for("model.exported", key=MODEL)
+        watch.wait_for("model.exported", key=chain.model)
     report = call("GET", f"/v1/jobs/{job}")["evaluation"]["report"]
     show_report(console, report, verdict)
     if not verdict["accepted"]:
         raise Refused(f"version {number} is quarantined, nothing was deployed")
 
     console.rule("5  promotion and deployment")
-    print_command(console, f"model promote --name {MODEL} --version {number} --stage production")
-    call("PATCH", f"/v1/models/{MODEL}/versions/{number}/stage", json={"stage": "production"})
+    print_command(console, f"model promote --name {chain.model} --version {number} --stage production")
+    call("PATCH", f"/v1/models/{chain.model}/versions/{number}/stage", json={"stage": "production"})
     with watch.phase("deployment (sensor)"):
-        watch.wait_for("deployment.serving", key=MODEL)
+        watch.wait_for("deployment.serving", key=chain.model)
 
     console.rule("6  what it knows now")
-    for item in report["questions"]:
-        before, after = item["answers"]["base"], ask_model(addresses["engine"], item["instruction"])
-        console.print(f"  [bold]{item['instruction']}[/bold]")
-        console.print(sanitize_text(f"    before  {' '.join(before.split())}"), style="dim", markup=False)
-        console.print(sanitize_text(f"    after   {after}"), markup=False)
+    before = {item["instruction"]: item["answers"]["base"] for item in report["questions"]}
+    for question in chain.questions or before:
+        answer = ask_model(chain.engine, chain.model, question)
+        console.print(f"  [bold]{question}[/bold]")
+        if question in before:
+            console.print(sanitize_text(f"    before  {' '.join(before[question].split())}"), style="dim", markup=False)
+        console.print(sanitize_text(f"    after   {answer}"), markup=False)
     console.rule("7  the proof")
-    print_command(console, f"model prove {MODEL} {number}")
+    print_command(console, f"model prove {chain.model} {number}")
     with watch.phase("prove"):
-        proof = call("GET", f"/v1/models/{MODEL}/versions/{number}/proof")
+        proof = call("GET", f"/v1/models/{chain.model}/versions/{number}/proof")
     model_command.print_proof(proof)
-    console.rule()
-    console.print(f"  {sum(watch.phases.values()):.0f} s in all, {watch.phases['training']:.0f} s of them training")
-    console.print(
-        f"  Dagster   {addresses['dagster']}\n  Tracking  {addresses['tracking']}\n  Engine    {addresses['engine']}"
-    )
-    console.print("  The stack goes on running: `make down` ends it, `make up` starts it again with everything still there.")
     if not proof["ok"]:
         raise Refused("the proof is broken")
+    return watch
 
 
 def print_command(console: Console, text: str) -> None:
@@ -177,9 +205,9 @@ def show_report(console: Console, report: dict[str, Any], verdict: dict[str, Any
     console.print(f"  gate: {words} ({report['num_records']} held-out records)")
 
 
-def ask_model(engine: str, question: str) -> str:
+def ask_model(engine: str, model: str, question: str) -> str:
     """The served model's answer, by the OpenAI-compatible route that any client uses."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
     answer = httpx.post(f"{engine}/v1/chat/completions", json=body, timeout=60, trust_env=False)
     if answer.is_error:
         raise Refused(f"the engine at {engine} answered {answer.status_code}: {answer.text[:200]}")

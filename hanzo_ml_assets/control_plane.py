@@ -15,6 +15,7 @@ from resources.metadata.jobs import Jobs
 from resources.metadata.registry.version_lifecycle import Registry
 from resources.monitoring.service_heartbeats import Heartbeats
 from resources.serving.client import EngineClient
+from resources.serving.replicated_engine import ReplicatedEngine, open_engine
 from resources.settings.settings import Settings
 
 
@@ -41,8 +42,8 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
         return open_backend(self.settings, JobCredentials(self.database))
 
     @cached_property
-    def engine(self) -> EngineClient:
-        return EngineClient(self.settings.engine_url)
+    def engine(self) -> EngineClient | ReplicatedEngine:
+        return open_engine(self.settings, self.database)
 
     @property
     def jobs(self) -> Jobs:

@@ -16,9 +16,11 @@ from recipes.storage.manifest import Artifact, FileRecord
 from recipes.storage.retry import every
 from resources.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
-from resources.metadata.registry import deployments
+from resources.metadata.registry import deployments, engine_replicas
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.tables import events
+from resources.serving.client import EngineClient
+from resources.serving.replicated_engine import ReplicatedEngine
 
 PROMOTED_EVENT = "model.promoted"
 ENGINE_TIMEOUT_SECONDS = 60.0
@@ -105,10 +107,15 @@ def deploy_version(
             url=control_plane.settings.engine_url,
             sha256=sha256,
         )
+        attempt = record_pulled_file(connection, model, row, export, control_plane)
     try:
         file = find_gguf_file(export, control_plane)
-        folder = control_plane.store.fetch(export, control_plane.settings.home / "cache")
-        load_in_engine(model, version, row, folder / file.path, file.sha256, control_plane)
+        engine = control_plane.engine
+        if isinstance(engine, ReplicatedEngine):
+            engine.await_serving(row, attempt)
+        else:
+            folder = control_plane.store.fetch(export, control_plane.settings.home / "cache")
+            load_in_engine(model, version, row, folder / file.path, file.sha256, engine)
     except (EngineError, BrokenArtifact) as error:
         if row.reason and isinstance(error, EngineUnavailable):  # it served before, which this says nothing against
             raise dg.Failure(f"{version.reference} is not served, which is tried again: {error}") from None
@@ -126,13 +133,35 @@ def deploy_version(
     return row
 
 
+def record_pulled_file(
+    connection: Connection,
+    model: ModelDefinition,
+    row: deployments.Deployment,
+    export: Artifact,
+    control_plane: ControlPlane,
+) -> int:
+    """Have replicas that pull serve a deployment from now on. Returns the number of the attempt, 0 where nothing pulls."""
+    if control_plane.settings.engine.mode != "pull":
+        return 0
+    attempt = 0
+    for file in list_gguf_files(export, control_plane):
+        attempt = engine_replicas.record_file(
+            connection,
+            row,
+            uri=f"{export.uri}/{file.object_path}",
+            size_bytes=file.size,
+            smoke_prompts=model.deployment.smoke_prompts,
+        )
+    return attempt
+
+
 def load_in_engine(
     model: ModelDefinition,
     version: ModelVersion,
     row: deployments.Deployment,
     path: Path,
     sha256: str,
-    control_plane: ControlPlane,
+    engine: EngineClient,
 ) -> None:
     """Have the engine serve a file, once there is an engine.
 
@@ -140,7 +169,7 @@ def load_in_engine(
         EngineError: it does not answer as it should, or no engine answered for ENGINE_TIMEOUT_SECONDS.
     """
     Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_TIMEOUT_SECONDS))(
-        control_plane.engine.deploy,
+        engine.deploy,
         name=version.model.served_name,
         version=version.version,
         deployment=row.id,

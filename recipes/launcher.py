@@ -1,16 +1,17 @@
 """The first process of every pod on a cluster: `python -m recipes.launcher JOB_FILE`.
 
-A container runtime knows one process and its exit code. What a gang needs besides, this process does for it:
+A container runtime knows one process and its exit code. This process adds what a gang needs:
 
-- It claims the number of the attempt, so that pods of an earlier one, which may still run on a node that the cluster has
-  lost, cannot commit anything any more.
-- It starts the program (alone or under torchrun) once all nodes are there, and uploads its output in segments, because the
-  log of a deleted pod is gone.
-- It watches the other nodes. A rank that waits in a collective for a node that is gone would hold its GPUs for hours;
-  here it ends within seconds, and the exit message names the node. Of a training that makes no progress for a time that
-  the job sets, the message names the rank that the others wait for.
-- It makes the whole gang save when one pod is asked to stop: none of them could save alone.
-- It decides on one exit reason for the gang, also where the program was killed before it could write one, reports it to
+- It claims the number of the attempt, so that pods of an earlier attempt, which may still run on a node that the cluster
+  has lost, can no longer commit anything.
+- It starts the program (directly or under torchrun) once all nodes have joined, and uploads its output in segments, because
+  the log of a deleted pod is lost.
+- It watches the other nodes. A rank that waits in a collective for a lost node would hold its GPUs for hours; here it ends
+  within seconds, and the exit message names the node. If a training makes no progress for the job's stall limit, the
+  message names the rank that the others wait for.
+- It makes the whole gang save when one pod receives a stop request: none of them could save alone.
+- It decides on one exit reason for the gang, even if the program was killed before it could write one, reports it to the
+  API, and exits with its code. Unfinished work never exits with 0.
   the API, and exits with its code. Unfinished work never exits with 0.
 
 It imports no torch: it stays resident next to the program in the memory of its container.
@@ -55,18 +56,18 @@ from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 SPOOL_FOLDER = "log_segments"
 FAILURE_POLL_SECONDS = 1.0
 RESULT_SECONDS = 600.0
-"""How long the store is asked whether a program that exited with 0 has left its result."""
+"""How long to retry checking in the store that a program that exited with 0 has left its result."""
 RESULT_PAUSE_SECONDS = 2.0
 REPORT_SECONDS = 600.0
-"""How long the last log segments and the exit report are retried; after that the cluster sees the exit code alone."""
+"""How long the last log segments and the exit report are retried; after that only the exit code is reported."""
 LOG_FIRST_SECONDS = 60.0
-"""How long the exit report waits for the end of the log, which people read because of it."""
+"""How long the exit report waits for the end of the log, which users read because of the report."""
 REPORT_SHARE = 2 / 3
-"""Of what is left of the grace period once the program has stopped: a pod that has not exited by its end is killed."""
+"""Share of the remaining grace period, once the program has stopped, for reporting; a pod that exceeds it is killed."""
 
 TERMINATION_MESSAGE = Path("/dev/termination-log")
 MAX_TERMINATION_CHARACTERS = 800
-"""The kubelet passes on 4096 bytes, and a document that is cut cannot be read."""
+"""Limit of the message: the kubelet passes on 4096 bytes, and a truncated document cannot be parsed."""
 DISK_REASONS = (ExitReason.STORAGE_FULL, ExitReason.STORAGE_READ_ONLY)
 
 T = TypeVar("T")
@@ -98,7 +99,10 @@ class Launcher:
         self._refusal = ""
 
     async def run(self) -> ExitDocument:
-        """Start the program, see it to its end and report it. Returns why the attempt ended, which the gang agrees on."""
+        """Run the program to its end and report it.
+
+        Returns the exit reason that the gang agreed on.
+        """
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         await self._gang.open()
         verdict = await self._gang.agree(shorten(await self._run_attempt()))
@@ -113,7 +117,7 @@ class Launcher:
             self._gang.announce_stop(preempted=True)
 
     async def _run_attempt(self) -> ExitDocument | None:
-        """How this node's program ended; None if only because the gang did."""
+        """Run the program and return how it ended; None if only because the gang ended."""
         try:
             gpus = await in_thread(read_gpu_uuids)
             if isinstance(self._gang, Coordinator):
@@ -139,7 +143,7 @@ class Launcher:
             missing = ", ".join(map(str, self._gang.missing_nodes()))
             message = f"of {self._pod.num_nodes} nodes, these were not there within {RENDEZVOUS_SECONDS} s: {missing}"
             return ExitDocument(code=None, message=message, reason=ExitReason.NODE_LOST)
-        except Exception as error:  # without a verdict the other nodes would only see that this one is gone
+        except Exception as error:  # without a report the other nodes would only see that this one is lost
             traceback.print_exc()
             reason = classify_error(error)
             reason = reason if reason in DISK_REASONS else ExitReason.SUPERVISOR_FAILED
@@ -151,14 +155,14 @@ class Launcher:
         self._uploader.start()
 
     def _open_store(self, attempt: ClaimedAttempt) -> Store:
-        """The job's store, in the name of this attempt."""
+        """Open the job's store for this attempt."""
         return Store(self._job.store, {ATTEMPT_VARIABLE: str(attempt.number)})
 
     def _folder(self, attempt: ClaimedAttempt) -> str:
         return uris.attempt_folder(self._job.id, self._job.program, attempt.number)
 
     async def _register(self, attempt: ClaimedAttempt, gpus: list[str]) -> None:
-        """Say where this node runs; the first one has said it with its claim. The program does not wait for that."""
+        """Report where this node runs, without delaying the program; the first node's claim contains it."""
         if isinstance(self._gang, Coordinator):
             return
         try:
@@ -172,7 +176,7 @@ class Launcher:
         progress = self._work / PROGRESS_FOLDER
         progress.mkdir(exist_ok=True)
         if attempt.previous_reason == ExitReason.OOM_KILLED:
-            (self._work / OUT_OF_MEMORY_FILE).touch()  # the program looks for a smaller way to compute
+            (self._work / OUT_OF_MEMORY_FILE).touch()  # makes the program reduce its memory use
         before = read_memory_counters()
         command = program_command(self._job, self._pod, self._job_file)
         child = ChildProcess(command, program_environment(os.environ, attempt.number), self._spool)
@@ -208,7 +212,10 @@ class Launcher:
         )
 
     async def _end_with_gang(self, child: ChildProcess) -> None:
-        """Pass on that the gang stops; end the program where the gang ends, or its grace period is over."""
+        """Forward a stop of the gang.
+
+        End the program when the gang ends or the grace period is over.
+        """
         with suppress(GangEnded):
             await self._gang.wait_unless_ended(asyncio.Event().wait())
         if not self._gang.ending.is_set():
@@ -218,11 +225,14 @@ class Launcher:
         await child.end(self._gang.end_seconds if self._gang.ending.is_set() else 0.0)
 
     def _stop_seconds(self) -> float:
-        """Time in which the program saves and stops."""
+        """Time for the program to save and stop."""
         return float(self._job.schedule.shutdown_seconds)
 
     async def _announce_failure(self) -> None:
-        """A program that has failed may wait for the others, to store what all of them have left."""
+        """Announce a failure early.
+
+        A failed program may wait for the others, to store all their outputs.
+        """
         if self._alone:
             return
         while not (self._work / FAILED_FILE).exists():
@@ -230,7 +240,10 @@ class Launcher:
         self._gang.announce_stop(preempted=False)
 
     async def _end_when_refused(self, child: ChildProcess) -> None:
-        """End a program of which nothing can be stored any more: it would hold its GPUs for nothing."""
+        """End a program whose output can no longer be stored.
+
+        It would hold its GPUs in vain.
+        """
         while self._uploader is None or not self._uploader.refusal:
             await asyncio.sleep(FAILURE_POLL_SECONDS)
         self._refusal = f"nothing can be stored any more, resume the job: {self._uploader.refusal}"
@@ -242,7 +255,10 @@ class Launcher:
             self._gang.report_progress(read_progress(folder, time.time()))
 
     async def _has_result(self, attempt: ClaimedAttempt) -> bool | None:
-        """Whether the store holds this job's result; None if the store does not answer for a long time."""
+        """Return whether the store holds this job's result.
+
+        None if the store does not answer for a long time.
+        """
         store, until = self._open_store(attempt), time.monotonic() + RESULT_SECONDS
         while time.monotonic() < until:
             try:
@@ -250,13 +266,16 @@ class Launcher:
                 return Result.model_validate_json(raw).work_digest == self._job.work_digest
             except (FileNotFoundError, ValidationError):
                 return False
-            except Exception as error:  # whatever the store fails with, the next attempt may succeed
-                self._spool.write_line(f"the result cannot be read, and is looked for again: {error}")
+            except Exception as error:  # after any error of the store the next attempt may succeed
+                self._spool.write_line(f"the result cannot be read, retrying: {error}")
             await asyncio.sleep(RESULT_PAUSE_SECONDS)
         return None
 
     async def _report(self, verdict: ExitDocument) -> None:
-        """The rest of the log, the exit report and `exit.json`: retried for a time, because nobody reports them later."""
+        """Upload the rest of the log, then report and store the exit, with retries.
+
+        It is the last chance.
+        """
         if verdict.reason is not ExitReason.COMPLETED:
             self._spool.write_line(f"exit reason {verdict.reason}: {verdict.message}")
         attempt = self._attempt
@@ -277,21 +296,24 @@ class Launcher:
         await in_thread(store.put_bytes, uri, verdict.model_dump_json().encode())
 
     async def _retry_until(self, until: float, call: Callable[[float], Awaitable[None]]) -> None:
-        """Also a call that hangs is given up in the end."""
+        """Retry `call` until a deadline; a call that hangs is abandoned then."""
         while (left := self._seconds_left(until)) > 0:
             try:
                 await asyncio.wait_for(call(left), left)
-            except (ApiRefused, StoreRefuses) as error:  # a newer attempt runs, or somebody has ended the job
+            except (ApiRefused, StoreRefuses) as error:  # a newer attempt is running, or a user ended the job
                 write_line(f"the end of the attempt is not recorded: {error}")
                 return
-            except Exception as error:  # the exit code still says what is needed most
+            except Exception as error:  # the exit code still reports the most important part
                 write_line(f"the end of the attempt cannot be reported yet: {type(error).__name__}: {error}")
                 await asyncio.sleep(RESULT_PAUSE_SECONDS)
             else:
                 return
 
     def _seconds_left(self, until: float) -> float:
-        """A pod that was asked to stop is killed when its grace period is over."""
+        """Return the time left until `until`, or less after a stop request.
+
+        A pod is killed after its grace period.
+        """
         if self._asked_to_stop_at is not None:
             schedule = self._job.schedule
             spare_seconds = (schedule.grace_seconds - schedule.shutdown_seconds) * REPORT_SHARE
@@ -300,7 +322,7 @@ class Launcher:
 
 
 def leaves_attempt_open(pod: Pod, verdict: ExitDocument) -> bool:
-    """Of pods that share work and restart alone: whether the others go on after this one."""
+    """Return whether a job's other pods continue after this one; only without a gang."""
     return verdict.reason.restarts or (verdict.reason is ExitReason.COMPLETED and not pod.is_first)
 
 
@@ -309,12 +331,12 @@ def shorten(document: ExitDocument | None) -> ExitDocument | None:
 
 
 def write_line(text: str) -> None:
-    """For the container's own log, once the job's log may be closed."""
+    """Write to the container's own log, when the job's log may be closed already."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """As `asyncio.to_thread`, in a thread that does not keep the process alive: a store may hang for ever."""
+    """Like `asyncio.to_thread`, but in a daemon thread: a store may hang forever."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -327,7 +349,7 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
             finish(future.set_result, result)
 
     def finish(settle: Callable[..., None], value: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed and no longer waits
             loop.call_soon_threadsafe(lambda: None if future.done() else settle(value))
 
     threading.Thread(target=work, daemon=True).start()
@@ -335,10 +357,13 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def write_termination_message(verdict: ExitDocument, path: Path = TERMINATION_MESSAGE) -> None:
-    """Say to the cluster itself why the pod ended: where the API does not take the report, nobody else knows it."""
+    """Report to the cluster why the pod ended.
+
+    It is the only record if the API does not receive the report.
+    """
     short = verdict.model_copy(update={"message": verdict.message[:MAX_TERMINATION_CHARACTERS]})
     with suppress(OSError):
-        if path.exists():  # a local run has none
+        if path.exists():  # absent in local runs
             path.write_text(short.model_dump_json(), encoding="utf-8")
 
 

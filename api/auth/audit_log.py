@@ -87,6 +87,12 @@ def begin_call(scope: Scope, match: Match | None) -> Call:
     return Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
 
 
+def begin_websocket(scope: Scope, route: str) -> Call:
+    """Of a handshake, which is on record where it is refused: together with its equals, because browsers try again."""
+    client = scope["client"][0] if scope.get("client") else ""
+    return Call("WEBSOCKET", route, client, time.perf_counter(), audit=Audit.NOTED)
+
+
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 3.0

@@ -32,6 +32,7 @@ class Permission(StrEnum):
     HPO_CREATE = "hpo:create"
     HPO_CANCEL = "hpo:cancel"
     AUDIT_READ = "audit:read"
+    ENGINE_PULL = "engine:pull"
 
 
 P = Permission
@@ -46,13 +47,18 @@ RESEARCHER = VIEWER | {
 }
 ADMIN = "ml-admin"
 ROLES: dict[str, frozenset[Permission]] = {
-    ADMIN: frozenset(Permission),
+    ADMIN: frozenset(Permission) - {P.ENGINE_PULL},
     "ml-researcher": RESEARCHER,
     "ml-viewer": VIEWER,
 }
 JOB = "job"
-GRANTS = ROLES | {JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ})}
-"""With the role of a job's own token, which no IAM can give. `allows_jobs` and `job_tokens` limit it further."""
+ENGINE = "engine"
+GRANTS = ROLES | {
+    JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ}),
+    ENGINE: frozenset({P.ENGINE_PULL}),
+}
+"""With the roles of a job's own token, which `allows_jobs` and `job_tokens` limit further, and of the engine's token. No IAM
+can give them. The engine serves all organizations, so no administrator of one has its permission."""
 OWN_ONLY = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
 """A permission -> the one that holds for what the caller made, where it lacks the first."""
 

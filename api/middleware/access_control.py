@@ -9,10 +9,12 @@ changes is on record all the same.
 
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -20,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.audit_log import AuditLog, Call, begin_call
+from api.auth.audit_log import AuditLog, Call, begin_call, begin_websocket
 from api.auth.authentication import Authenticator, authorization_header
 from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
 from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
@@ -34,6 +36,7 @@ from api.auth.program_tokens import (
     program_caller,
 )
 from api.auth.route_matching import Match, Routes
+from api.dagster_ui.same_origin import is_from_browser, is_same_origin
 from api.errors import error_response, method_not_allowed, no_such_route
 from api.middleware import request_body as bodies
 from api.middleware.request_normalization import respond_to_head
@@ -55,7 +58,13 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 class AccessControl:
-    """ASGI middleware. `tokens` is None where there is no sign-in."""
+    """ASGI middleware.
+
+    Args:
+        tokens: None where there is no sign-in.
+        websockets: application of each path that takes websockets. It authenticates again by `scope["state"]`'s
+            `authenticate`, and raises HanzoError to refuse the handshake.
+    """
 
     def __init__(
         self,
@@ -66,19 +75,22 @@ class AccessControl:
         database: Database,
         audit_log: AuditLog,
         max_body_bytes: int,
+        websockets: Mapping[str, ASGIApp] | None = None,
+        engine_token: SecretStr | None = None,
     ) -> None:
         self._app = app
         self._routes = routes
-        self._authenticator = Authenticator(tokens, database) if tokens is not None else None
+        self._authenticator = Authenticator(tokens, database, engine_token) if tokens is not None else None
         self._programs = ProgramTokens(database)
         self._database = database
         self._audit_log = audit_log
         self._max_body = max_body_bytes
+        self._websockets = websockets or {}
         self._default_experiments = DefaultExperiments(database)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
+            await self._open_websocket(scope, receive, send)
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -108,6 +120,32 @@ class AccessControl:
             await self._app(scope, receive, send)
         else:
             await self._with_sign_in(self._authenticator, match, declared, scope, receive, send)
+
+    async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Authenticate the handshake, with the web UI's cookie too if a page of this server opens the websocket."""
+        headers, authenticator, endpoint = Headers(scope=scope), self._authenticator, self._websockets.get(scope["path"])
+        call = begin_websocket(scope, scope["path"] if endpoint is not None else "")
+
+        async def authenticate() -> Caller:
+            if authenticator is None:
+                return LOCAL
+            return await authenticator.caller(headers, accepts_cookie=is_same_origin(headers))
+
+        scope.setdefault("state", {})["authenticate"] = authenticate
+        try:
+            call.caller = await authenticate()
+            if endpoint is None:
+                raise no_such_route("websocket", scope["path"])
+            if is_from_browser(headers) and not is_same_origin(headers):
+                raise HanzoError(ErrorCode.PERMISSION_DENIED, "This websocket is for pages of this server only")
+            await endpoint(scope, receive, send)
+        except HanzoError as refusal:
+            await self._audit_log.record_call(call, refusal.status)
+            await refuse_handshake(error_response(refusal.code, refusal.message), scope, send)
+        except SQLAlchemyError as error:
+            log.warning("the metadata database is unavailable: %s", type(error).__name__)
+            message = "The metadata database is unavailable: try again later"
+            await refuse_handshake(error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message), scope, send)
 
     async def _without_sign_in(
         self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send
@@ -300,6 +338,16 @@ async def refused_references(match: Match, declared: Declaration, scope: Scope, 
         with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
             body = bodies.parse_body(await bodies.read_body(receive), scope["path"])
     return references(match.route.shape, match.parameters, parse_query(scope), body)
+
+
+async def refuse_handshake(answer: Response, scope: Scope, send: Send) -> None:
+    """Answer a websocket's handshake with an HTTP response; with 403 where the server sends no other."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    start = {"type": "websocket.http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})
 
 
 def too_large(refusal: HTTPException) -> Response:

@@ -34,7 +34,7 @@ class HostValidation:
         self._allowed = frozenset(name.lower() for name in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         marked = with_security_headers(send)
@@ -47,6 +47,9 @@ class HostValidation:
             await self._app(scope, receive, marked)
 
     async def _refuse(self, header: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         names = ", ".join(sorted(self._allowed))
         message = f"{REFUSALS[header]}: it does not name this server. Use {names}, or set server.allowed_hosts"
         await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
@@ -88,6 +91,8 @@ READ_PATHS = re.compile(
 `search` that was deleted.
 """
 SIGN_IN_PATHS = ("/login", "/logout")
+OTHER_PAGES = ("/dagster/",)
+"""Below these are pages with writes of their own, whose routes check origin and role themselves."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -107,7 +112,7 @@ class ReadOnlyPages:
 
 def changes_something(method: str, path: str) -> bool:
     asks = method == "POST" and (READ_PATHS.fullmatch(path) is not None or path in SIGN_IN_PATHS)
-    return method not in SAFE_METHODS and not asks
+    return method not in SAFE_METHODS and not asks and not path.startswith(OTHER_PAGES)
 
 
 def is_from_page(scope: Scope) -> bool:

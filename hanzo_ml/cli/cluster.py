@@ -1,23 +1,32 @@
-"""`hanzo-ml cluster`: prepare a Kubernetes cluster for jobs, and find what it lacks."""
+"""`hanzo-ml cluster` and `hanzo-ml tenant`: prepare a Kubernetes cluster for jobs, and find what it lacks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.local import run_module
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(no_args_is_help=True, help="Prepare a Kubernetes cluster for jobs, and find what it lacks.")
+tenant = typer.Typer(no_args_is_help=True, help="Namespaces of organizations on a Kubernetes cluster.")
+
+TENANTS = "resources.compute.kubernetes.setup.tenants"
+Organization = Annotated[str, typer.Argument(help="Id of the organization, as it stands in tokens.")]
+Administrator = Annotated[
+    Path | None,
+    typer.Option(help="Administrator's kubeconfig; kubectl's own when unset."),
+]
 
 
 @app.command()
 def render() -> None:
     """Print what a cluster needs for jobs, as YAML for `kubectl apply -f -`.
 
-    Roles of the control plane, and queues with the quota that the settings
-    say in `scheduler.capacity`. Nothing is applied.
+    Namespaces, roles and network policies, and queues with the quota that the
+    settings say in `scheduler.capacity`. Nothing is applied.
     """
-    run_module("resources.compute.kubernetes.setup.queues")
+    run_module("resources.compute.kubernetes.setup.render")
 
 
 @app.command()
@@ -34,5 +43,45 @@ def check(
 
     Exits with 1 where something is missing.
     """
-    options = [*(["--kubeconfig", str(kubeconfig)] if kubeconfig else []), *(["--pods"] if pods else [])]
+    options = [*kubeconfig_option(kubeconfig), *(["--pods"] if pods else [])]
     run_module("resources.compute.kubernetes.setup.check", *options)
+
+
+@tenant.command("apply")
+def apply_tenant(
+    organization: Organization,
+    kubeconfig: Administrator = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the objects as YAML and apply nothing.")] = False,
+) -> None:
+    """Create or update the namespace in which an organization's jobs run.
+
+    Quota, limits, roles, network policy and queue included. Needs
+    scheduler.namespace_per_organization.
+    """
+    run_module(TENANTS, *kubeconfig_option(kubeconfig), *(["--dry-run"] if dry_run else []), "--", "apply", organization)
+
+
+@tenant.command("list")
+def list_tenants(kubeconfig: Administrator = None) -> None:
+    """List organizations that have a namespace, with its name."""
+    run_module(TENANTS, *kubeconfig_option(kubeconfig), "list")
+
+
+@tenant.command("delete")
+def delete_tenant(
+    organization: Organization,
+    kubeconfig: Administrator = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion (required).")] = False,
+) -> None:
+    """Delete an organization's namespace, and end the jobs in it.
+
+    Its runs, datasets and models stay. Jobs that have not ended wait until
+    the namespace is applied again.
+    """
+    if not yes:
+        raise Refused(f"this ends all jobs of {organization}: confirm it with --yes")
+    run_module(TENANTS, *kubeconfig_option(kubeconfig), "--", "delete", organization)
+
+
+def kubeconfig_option(file: Path | None) -> list[str]:
+    return ["--kubeconfig", str(file)] if file else []

@@ -34,13 +34,27 @@ def list_versions(
             version["version"],
             version["stage"],
             version["status"],
-            (version["deployment"] or {}).get("status", "-"),
-            version["reason"] or (version["deployment"] or {}).get("reason", ""),
+            describe_deployment(version),
+            version["reason"] or (version["deployment"] or {}).get("reason", "") or describe_failures(version),
         )
         for version in found
     ]
     columns = ("model", "version", "stage", "status", "deployment", "reason")
     print_table(columns, rows, "no model version yet: `hanzo-ml job submit --model NAME` trains one")
+
+
+def describe_deployment(version: dict[str, Any]) -> str:
+    """The state of a version's deployment, and how many replicas of an engine on a cluster serve it."""
+    status = str((version["deployment"] or {}).get("status", "-"))
+    replicas = version.get("replicas", [])
+    serving = sum(replica["status"] == "serving" for replica in replicas)
+    return f"{status} ({serving}/{len(replicas)} replicas)" if replicas else status
+
+
+def describe_failures(version: dict[str, Any]) -> str:
+    """What replicas of the engine that do not serve a version say."""
+    said = [each for each in version.get("replicas", []) if each["status"] != "serving"]
+    return "; ".join(f"{each['replica']}: {each['reason'] or each['status']}" for each in said)
 
 
 @app.command()

@@ -92,6 +92,7 @@ def copy_dataset(store: Store, dataset: Artifact, cache: Path, target: Path) -> 
 
 CPU_FALLBACK_FOLDER = Path(__file__).parent / "without_gpu"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+STORE_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 NO_GPU = ("", "-1")
 """What a command may say of it in place of the GPUs that its job has."""
 
@@ -101,7 +102,10 @@ def build_environment(
 ) -> dict[str, str]:
     """The variables of the command: what it gives itself, below what the job knows better."""
     assert job.tracking is not None
-    env = {**inherited, "PYTHONUNBUFFERED": "1", **script.env}
+    # This program moves the command's data: the command needs no key of a store that this one signs in to.
+    keys = STORE_KEYS if job.store.root.startswith(("http://", "https://")) else frozenset()
+    kept = {name: value for name, value in inherited.items() if name not in keys}
+    env = {**kept, "PYTHONUNBUFFERED": "1", **script.env}
     if VISIBLE_GPUS in inherited and env[VISIBLE_GPUS] not in NO_GPU:  # others are other jobs'
         env[VISIBLE_GPUS] = inherited[VISIBLE_GPUS]
     env |= {

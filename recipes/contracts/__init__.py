@@ -1,1 +1,1 @@
-"""What crosses the border between a control plane process and a job's program, as plain types."""
+"""Types exchanged between the control plane and a job's program."""

@@ -1,4 +1,4 @@
-"""The job file of a user's own command."""
+"""The job file of a command job."""
 
 import re
 from collections import Counter
@@ -27,9 +27,9 @@ from recipes.storage.artifact_store import MANIFEST_FILE
 from recipes.storage.folder_tree import find_escaping_link, parents
 
 RECIPE_KEYS = ("parameters", "recipe", "model")
-"""Keys of a job without a command."""
+"""Keys that only jobs without a command have."""
 MAX_CODE_BYTES = 4 << 20
-"""Of all source files together: they travel in one request. Data belongs into a dataset."""
+"""Limit for all source files together, which are sent in one request; data belongs in a dataset."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 DATASET_URI = re.compile(rf"{uris.DATASETS}/([A-Za-z][\w.-]*)/([0-9]+)/?")
 CHECKPOINTS_URI = re.compile(rf"{uris.CHECKPOINTS}(/[A-Za-z0-9][\w.=-]*)+/?")
@@ -39,15 +39,15 @@ Word = Annotated[Text, Field(min_length=1)]
 
 
 class Script(FrozenModel):
-    """What a command job runs: the parameters of the program `command`."""
+    """Parameters of the program `command`: what a command job runs."""
 
-    image: str | None = Field(None, min_length=1, description="on a cluster; scheduler.default_image where none is given")
+    image: str | None = Field(None, min_length=1, description="on a cluster; default: scheduler.default_image")
     command: tuple[Word, ...] = Field(min_length=1)
     env: Environment = {}
 
 
 class Storage(FrozenModel):
-    """What the script reads, and where what it leaves in its checkpoints folder goes."""
+    """What the command reads, and where its checkpoints folder is stored."""
 
     datasets: str | None = None
     checkpoints: str | None = None
@@ -68,17 +68,20 @@ class Storage(FrozenModel):
 
     @property
     def dataset(self) -> str | None:
-        """The version that `datasets` names, as NAME@VERSION."""
+        """The dataset version in `datasets`, as NAME@VERSION."""
         found = DATASET_URI.fullmatch(self.datasets or "")
         return f"{found[1]}@{int(found[2])}" if found else None
 
     def checkpoints_uri(self, job_id: str) -> str:
-        """A folder of the job's own: what another job left in the same place stays as it is."""
+        """Return the job's own folder.
+
+        Checkpoints of other jobs in the same place stay untouched.
+        """
         return f"{(self.checkpoints or uris.CHECKPOINTS).rstrip('/')}/{job_id}"
 
 
 def describe_inline(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model that refers to no other."""
+    """Return the JSON schema of a model without references to other models."""
     schema = model.model_json_schema()
     return {key: value for key, value in schema.items() if key not in ("title", "description")}
 
@@ -88,14 +91,14 @@ Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class SourceTree(FrozenModel):
-    """What source files have besides their texts, by their paths in the folder of the command.
+    """Properties of source files that their text lacks, by path in the command's folder.
 
     Args:
-        encoded: files that are no text in UTF-8, or whose name `files` does not allow, in base64.
-        modes: permission bits that are not the default (644; 755 for a file that begins with `#!`, and for a folder).
+        encoded: content in base64 of files that are not UTF-8 text, or whose name `files` does not allow.
+        modes: permission bits other than the default (644; 755 for a file that starts with `#!`, and for a folder).
         modified_ns: modification times in nanoseconds.
-        links: symbolic links and their targets, relative to the folder of each; they stay inside the folder.
-        folders: folders that are empty.
+        links: symbolic links and their targets, relative to the link's folder; they must stay inside the folder.
+        folders: empty folders.
     """
 
     encoded: dict[str, Base64Bytes] = {}
@@ -111,15 +114,18 @@ class SourceTree(FrozenModel):
                 raise ValueError(f"{path!r} {problem}")
         for path, target in self.links.items():
             if not target or re.search(UNWRITABLE_CHARACTERS, target) or len(target) > MAX_PATH_LENGTH:
-                raise ValueError(f"the target of the link {path!r} is no path: {target!r}")
+                raise ValueError(f"the target of the link {path!r} is not a path: {target!r}")
         if (escaping := find_escaping_link(self.links)) is not None:
             target = self.links[escaping]
-            raise ValueError(f"the link {escaping!r} leads out of the folder, to {target!r}: copy what it leads to")
+            raise ValueError(f"the link {escaping!r} leads out of the folder, to {target!r}: copy the target instead")
         return self
 
 
 def read_source_tree(value: Any) -> SourceTree:
-    """Raises ValueError for what is none, with the key that is wrong."""
+    """Validate a source tree.
+
+    Raises ValueError with the invalid key.
+    """
     if isinstance(value, SourceTree):
         return value
     try:
@@ -134,12 +140,16 @@ InlineSourceTree = Annotated[
     PlainSerializer(lambda tree: tree.model_dump(mode="json"), when_used="json"),
     WithJsonSchema(describe_inline(SourceTree)),
 ]
-"""Its schema stands where it is used: generated clients are made of the names of schemas."""
+"""Has an inline schema, because client generators create a class per named schema."""
 
 
 class CommandJob(Script):
-    """The job file. `files` are the source files that the command needs beside it, by their path in its folder, and
-    `git_commit` says of which checkout they were taken; `source_tree` is the rest of what their folder holds.
+    """The job file of a command job.
+
+    Attributes:
+        files: source files that the command needs, by path in its folder.
+        git_commit: the commit of the checkout that they come from.
+        source_tree: other contents and properties of the folder.
     """
 
     name: Name = Field(min_length=1, max_length=250)
@@ -156,7 +166,10 @@ class CommandJob(Script):
     @model_validator(mode="before")
     @classmethod
     def has_no_recipe(cls, value: Any) -> Any:
-        """Its `parameters` were an unknown key, of which was asked whether `parameters` was meant."""
+        """Reject keys of recipe jobs.
+
+        For `parameters` the generic check suggested the same word as its correction.
+        """
         keys = value if isinstance(value, dict) else {}
         if "dataset" in keys:
             raise ValueError("'dataset' belongs to a recipe: with a `command`, name it by `storage: {datasets: ...}`")
@@ -171,9 +184,9 @@ class CommandJob(Script):
             if problem := find_path_problem(path):
                 raise ValueError(f"{path!r} {problem}")
             if parent := next((str(above) for above in PurePosixPath(path).parents if str(above) in value), None):
-                raise ValueError(f"{path!r} lies below {parent!r}, which is a file")
+                raise ValueError(f"{path!r} is below {parent!r}, which is a file")
         if half := next((path for path, text in value.items() if SURROGATE.search(text)), None):
-            raise ValueError(f"{half!r} holds half a character, and is no text in UTF-8")
+            raise ValueError(f"{half!r} contains half of a surrogate pair: save it as UTF-8")
         refuse_large_code(len(text.encode()) for text in value.values())
         return value
 
@@ -185,7 +198,7 @@ class CommandJob(Script):
             raise ValueError(f"source_tree: {twice!r} is there twice")
         known, below = {*entries}, {above for path in entries for above in parents(path)}
         if through := next(iter(sorted(below & known)), None):
-            raise ValueError(f"source_tree: {through!r} is no folder, or not empty, as there is a path below it")
+            raise ValueError(f"source_tree: {through!r} must be an empty folder, but there is a path below it")
         if unknown := next((path for path in (*tree.modes, *tree.modified_ns) if path not in known | below), None):
             raise ValueError(f"source_tree: there is no {unknown!r} to have a mode or a time")
         refuse_large_code(map(len, (*(text.encode() for text in self.files.values()), *tree.encoded.values())))
@@ -205,13 +218,13 @@ MAX_PATH_LENGTH = 500
 
 
 def refuse_large_code(sizes: Iterable[int]) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if source files exceed `MAX_CODE_BYTES`."""
     if (size := sum(sizes)) > MAX_CODE_BYTES:
-        raise ValueError(f"{size} bytes of source files are too many, {MAX_CODE_BYTES} fit: keep data in a dataset")
+        raise ValueError(f"{size} bytes of source files exceed the limit of {MAX_CODE_BYTES}: keep data in a dataset")
 
 
 def find_path_problem(path: str) -> str | None:
-    """Why a source file cannot have this path; None where it can."""
+    """Return why a source file cannot have this path, or None."""
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         return "is no path inside the folder of the command: write it relative, without '..'"
     if re.search(UNWRITABLE_CHARACTERS, path) or len(path) > MAX_PATH_LENGTH:

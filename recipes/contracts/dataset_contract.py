@@ -1,4 +1,4 @@
-"""The contract of a dataset, and the parameters of validate and find_leaks."""
+"""Dataset contracts, and the parameters of the programs validate and find_leaks."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from recipes.contracts.frozen_model import FrozenModel
 from recipes.contracts.parameters import NearDuplicates
 
-# The contract of a dataset: what each of its records must be, as a `defs.yaml` says it (specification rows B13 and D1).
+# The contract of a dataset, as written in a `defs.yaml`: rules that each of its records must satisfy.
 
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Scalar = str | int | float | bool
@@ -17,25 +17,31 @@ SCALAR_TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,)
 
 
 def check_bounds(most: float | None, info: ValidationInfo, lower: Mapping[str, str]) -> float | None:
-    """An upper bound. Raises ValueError where it is below the lower one: every record would be refused."""
+    """Validate an upper bound.
+
+    Raises ValueError if it is below the lower one: every record would be rejected.
+    """
     name = lower[str(info.field_name)]
     least = info.data.get(name)
     if most is not None and least is not None and most < least:
-        raise ValueError(f"it is less than {name}, which is {least}: no record could be so")
+        raise ValueError(f"it is less than {name}, which is {least}: no record could satisfy both")
     return most
 
 
 class ColumnContract(FrozenModel):
-    """What a column holds. Types are those of JSON, an integer is a number too. Lengths are in characters, or items."""
+    """Rules for a column.
+
+    Types are those of JSON; an integer is a number too. Lengths are in characters or items.
+    """
 
     type: Kind
-    required: bool = Field(True, description="every record has the column")
-    nullable: bool = Field(False, description="null is a value")
+    required: bool = Field(True, description="every record must have the column")
+    nullable: bool = Field(False, description="null is allowed")
     minimum: float | None = None
     maximum: float | None = None
     min_length: int | None = Field(None, ge=0)
     max_length: int | None = Field(None, ge=0)
-    pattern: str | None = Field(None, description="regular expression that the whole text matches")
+    pattern: str | None = Field(None, description="regular expression that must match the whole text")
     allowed: tuple[Scalar, ...] | None = Field(None, min_length=1)
     unique: bool = False
 
@@ -68,7 +74,7 @@ class ColumnContract(FrozenModel):
             if getattr(self, rule) is not None and self.type not in types:
                 raise ValueError(f"'{rule}' is a rule for {' and '.join(types)}, not for {self.type}")
         if invalid := [value for value in self.allowed or () if type(value) not in SCALAR_TYPES[self.type]]:
-            raise ValueError(f"'allowed' has {invalid[0]!r}, which is no {self.type}")
+            raise ValueError(f"'allowed' has {invalid[0]!r}, which is not of type {self.type}")
         return self
 
 
@@ -77,7 +83,7 @@ ORDER_CHARACTERS = re.compile(r"[a-z ()|?*+]+")
 
 
 class ChatContract(FrozenModel):
-    """What a conversation is: a list of messages with `role` and `content`.
+    """Rules for a conversation: a list of messages with `role` and `content`.
 
     `order` is a pattern of roles such as `system? (user assistant)+`, with `?`, `*`, `+`, `|` and brackets as in regular
     expressions.
@@ -109,15 +115,15 @@ class ChatContract(FrozenModel):
 
 
 def compile_order(order: str) -> str:
-    """The order as a regular expression over roles that are each followed by one space."""
+    """Compile the order to a regular expression over roles, each followed by one space."""
     return ORDER_ROLE.sub(lambda role: f"(?:{role[0]}_)", order).replace(" ", "").replace("_", " ")
 
 
 class Contract(FrozenModel):
-    """All rules. Without any, every record fits."""
+    """A dataset's contract. Without rules every record is valid."""
 
     columns: dict[str, ColumnContract] = {}
-    closed: bool = Field(False, description="no record has columns that are not named here")
+    closed: bool = Field(False, description="reject columns that are not listed here")
     conversation: ChatContract | None = None
 
     @property
@@ -125,36 +131,39 @@ class Contract(FrozenModel):
         return bool(self.columns or self.closed or self.conversation)
 
 
-# What the programs `validate` and `find_leaks` are told.
+# Parameters of the programs `validate` and `find_leaks`.
 
 
 class Slices(FrozenModel):
-    """By which columns a dataset is looked at for bias, and whose balance within each slice matters."""
+    """Columns that define slices for bias checks, and the label whose balance is compared."""
 
     columns: tuple[str, ...] = ()
-    label: str | None = Field(None, description="column that holds what a model would learn to answer")
+    label: str | None = Field(None, description="column with the label or answer that a model learns")
 
 
 class Measures(FrozenModel):
-    """What is measured beside what always is."""
+    """Optional measurements in addition to the standard ones."""
 
-    timestamp: str | None = Field(None, description="column that says when a record was made: ISO 8601, or Unix seconds")
+    timestamp: str | None = Field(None, description="column with a record's creation time: ISO 8601 or Unix seconds")
     slices: Slices = Slices()
     near_duplicates: NearDuplicates | None = NearDuplicates()
     languages: bool = True
-    sample: int = Field(5000, ge=100, description="records, about, by which distributions are described and compared")
+    sample: int = Field(5000, ge=100, description="approximate number of records sampled for distributions")
 
 
 class ValidateParameters(FrozenModel):
-    """Check a version's records against a contract, and describe them."""
+    """Check a version's records against a contract, and compute statistics."""
 
     contract: Contract = Contract()
     measures: Measures = Measures()
-    reference: str = Field("", description="what the input `reference` is called, as NAME@VERSION")
+    reference: str = Field("", description="name of the input `reference`, as NAME@VERSION")
 
 
 class FindLeaksParameters(FrozenModel):
-    """Look for a test split's records in what was trained on. `names` maps an input's role to what people call it."""
+    """Search training data for a test split's records.
+
+    `names` maps an input's role to its name for users.
+    """
 
     near: NearDuplicates = NearDuplicates()
     names: dict[str, str] = {}

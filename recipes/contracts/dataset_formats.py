@@ -1,4 +1,4 @@
-"""File formats of raw datasets, how their files are named, and which files of a folder are read."""
+"""File formats of raw datasets, and the selection of files in a folder."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 FormatName = Literal["jsonl", "parquet", "csv", "arrow", "text"]
-"""For models of requests and definitions, whose schemas list the values in place."""
+"""For models whose schemas must list the values inline."""
 
 
 class Format(StrEnum):
@@ -29,13 +29,13 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 }
 COMPRESSIONS = (".gz", ".zst")
 LINE_FORMATS = (Format.JSONL, Format.CSV, Format.TEXT)
-"""Formats whose files may be compressed as a whole; the others compress within."""
+"""Formats whose files may be compressed as a whole; the others have internal compression."""
 JSON_ENDING = ".json"
-"""Of JSON lines too where it is compressed. Else it may be of anything that is said of a folder's files."""
+"""Ending of compressed JSON lines; uncompressed, it may also be metadata about a folder's files."""
 DESCRIPTION_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
-"""What the library `datasets` writes beside the records."""
+"""Metadata that the library `datasets` writes next to the records."""
 SPLITS_FILE = "dataset_dict.json"
-"""Makes a folder one of splits, each in a folder of its own."""
+"""Marks a folder whose subfolders are splits."""
 SPLIT_FOLDERS = {
     "train": "train",
     "training": "train",
@@ -50,7 +50,7 @@ SPLIT_FOLDERS = {
 
 
 def has_format(name: str, format: str) -> bool:
-    """Whether a file's name ends as those of a format do."""
+    """Return whether a file name has an ending of the format."""
     endings = ENDINGS.get(format, (f".{format}",))
     packed = [ending + compression for ending in endings for compression in COMPRESSIONS if format in LINE_FORMATS]
     if format == Format.JSONL:
@@ -60,12 +60,12 @@ def has_format(name: str, format: str) -> bool:
 
 
 def is_description(name: str) -> bool:
-    """Whether a file says something of a folder's files, and holds no records."""
+    """Return whether a file describes a folder's files, rather than holding records."""
     return name in DESCRIPTION_FILES or (name.endswith(COMPRESSIONS) and name.rpartition(".")[0] in DESCRIPTION_FILES)
 
 
 def detect_formats(names: Iterable[str]) -> list[str]:
-    """The formats of files, by their endings. Text is none: anything can be read as that."""
+    """Detect formats by file endings; never text, since any file can be read as text."""
     known = [format for format in Format if format is not Format.TEXT]
     return sorted({str(format) for name in names for format in known if has_format(file_name(name), format)})
 
@@ -75,18 +75,24 @@ def file_name(path: str) -> str:
 
 
 def walk_files(folder: Path) -> list[str]:
-    """The paths of all files within a folder, folder by folder. Links to folders are not followed."""
+    """List all files in a folder recursively, without following links to folders."""
     found = [(Path(place).relative_to(folder) / name).as_posix() for place, _, names in os.walk(folder) for name in names]
     return sorted(found, key=lambda path: path.split("/"))
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a path within a folder, or a folder on its way, begins with a dot, as what macOS leaves beside files does."""
+    """Return whether a component of a path starts with a dot.
+
+    macOS creates such files next to others.
+    """
     return any(part.startswith(".") for part in path.split("/"))
 
 
 class MixedSplits(Exception):
-    """A folder holds splits, which one dataset would mix. `folders` are those of the splits, within the folder."""
+    """A folder contains several splits, which one dataset would mix.
+
+    `folders` are the splits' paths in it.
+    """
 
     def __init__(self, folders: tuple[str, ...]) -> None:
         super().__init__(", ".join(folders))
@@ -94,34 +100,37 @@ class MixedSplits(Exception):
 
     @property
     def first(self) -> str:
-        """The folder of what is trained on, where one is called so."""
+        """The training split's folder, if one has such a name."""
         return next(
             (folder for folder in self.folders if SPLIT_FOLDERS.get(file_name(folder).lower()) == "train"), self.folders[0]
         )
 
     def advice(self, command: str) -> str:
-        """What to do, given a command that creates a dataset of one of the folders."""
+        """Return instructions for the user.
+
+        `command` creates a dataset of one of the folders.
+        """
         first = self.first
         return (
-            f"it holds the splits {self}, which one dataset would mix. `{command}` takes one of them. To keep all as they "
-            f"are, rename their folders to split={file_name(first)} and so on: each record then says its split, and "
-            "`split: {column: split}` in a definition or a preparation keeps it"
+            f"it contains the splits {self}, which one dataset would mix. `{command}` uses one of them. To keep all of them "
+            f"separate, rename their folders to split={file_name(first)} and so on: each record then names its split, and "
+            "`split: {column: split}` in a definition or a preparation preserves it"
         )
 
 
 @dataclass(frozen=True)
 class SelectedFiles:
-    """Paths within a folder: those that are read, and those that look like it and are not."""
+    """Paths in a folder: files to read, and files that look similar but are skipped."""
 
     chosen: tuple[str, ...]
     skipped: tuple[str, ...]
 
 
 def select_files(paths: Iterable[str], format: str) -> SelectedFiles:
-    """Which files of a folder are read as a format, in the order in which they are given.
+    """Select the files of a folder to read as a format, in the given order.
 
     Raises:
-        MixedSplits: they are those of several splits.
+        MixedSplits: they belong to several splits.
     """
     every = list(paths)
     visible = [path for path in every if not is_hidden(path)]
@@ -140,7 +149,7 @@ def is_plain_json(name: str) -> bool:
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
-    """Raises MixedSplits: a file says that the folder is one of splits."""
+    """Raise MixedSplits if a metadata file declares the folder as one of splits."""
     for place in (path.removesuffix(SPLITS_FILE) for path in paths if file_name(path) == SPLITS_FILE):
         below = [path.removeprefix(place) for path in paths if path.startswith(place)]
         folders = sorted({f"{place}{path.partition('/')[0]}" for path in below if "/" in path})
@@ -149,7 +158,7 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
 
 
 def refuse_mixed_split_folders(paths: Iterable[str]) -> None:
-    """Raises MixedSplits: folders that lie side by side are called as splits are."""
+    """Raise MixedSplits if sibling folders are named like splits."""
     found: dict[str, dict[str, str]] = {}
     for path in paths:
         before, _, _ = path.rpartition("/")
@@ -167,6 +176,9 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_columns(path: str) -> dict[str, str | None]:
-    """The columns that the folders of a path say, as `lang=de`: the values of all records below, as texts."""
+    """Return the columns in a path's folder names, such as `lang=de`.
+
+    They apply to all records below.
+    """
     pairs = (part.partition("=") for part in path.split("/")[:-1] if "=" in part)
     return {unquote(key): None if value == NULL_PARTITION else unquote(value) for key, _, value in pairs if key}

@@ -1,4 +1,4 @@
-"""What a run does when its loss diverges (row Y7)."""
+"""What a run does when its loss diverges."""
 
 from typing import Literal
 
@@ -8,17 +8,20 @@ from recipes.contracts.frozen_model import YamlModel
 
 
 class DivergencePolicy(YamlModel):
-    """What a run does when its loss diverges.
+    """Policy for a diverging loss.
 
-    Both actions go back to the last good checkpoint. `stop` ends there, and the gate judges what the run had learned; `skip`
-    goes on without the samples of the bad steps, at most three times, and then stops.
+    Both actions return to the last good checkpoint. `stop` ends there, and the gate judges the result; `skip` continues
+    without the samples of the bad steps, at most three times, and then stops.
     """
 
     action: Literal["stop", "skip"] = "stop"
-    band: float = Field(3.0, gt=0, description="running deviations above the running mean that are still no divergence")
-    patience: int = Field(20, ge=1, description="steps on end above the band; a loss that is not finite needs none")
+    band: float = Field(3.0, gt=0, description="height of the normal band above the running mean, in running deviations")
+    patience: int = Field(20, ge=1, description="consecutive steps above the band; a non-finite loss counts at once")
 
 
 def first_corrupt_step(first: int) -> int:
-    """The first step whose weights are bad, where `first` is the first with a bad loss: the update before made them so."""
+    """Return the first step with bad weights, given the first with a bad loss.
+
+    They come from the update before.
+    """
     return max(1, first - 1)

@@ -11,12 +11,12 @@ from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMP
 
 # Why an attempt ended: one enum, and the decisions that follow from each reason.
 #
-# The program writes the reason as it ends, the supervisor where the program was killed. Restarts, retries of Dagster
-# runs, recovery and user messages are decided from it alone; the message next to it is for people.
+# The program writes the reason when it ends, the supervisor if the program was killed. Restarts, retries of Dagster runs,
+# recovery and user messages depend on it alone; the accompanying message is for users.
 
 
 class ExitReason(StrEnum):
-    """Why an attempt of a job, or the process that supervised it, ended. The values are stored."""
+    """Why an attempt of a job, or its supervisor, ended. The values are stored."""
 
     COMPLETED = "completed"
     BAD_CONFIGURATION = "bad_configuration"  # the user's input is wrong; the message says what to do
@@ -24,9 +24,9 @@ class ExitReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"  # an allocation failed, and the program has no smaller way to compute
     OOM_KILLED = "oom_killed"  # the kernel killed it for lack of memory
     KILLED = "killed"  # by a signal that it could not handle
-    PREEMPTED = "preempted"  # asked to stop, and saved what it had
-    RESTART_REQUESTED = "restart_requested"  # by the program, which has recorded what it will do differently
-    NODE_LOST = "node_lost"  # the machine went away
+    PREEMPTED = "preempted"  # received a stop request and saved its state
+    RESTART_REQUESTED = "restart_requested"  # by the program, which has recorded how to proceed differently
+    NODE_LOST = "node_lost"  # the machine became unavailable
     STALLED = "stalled"  # it made no progress for schedule.stall_limit
     STORAGE_UNAVAILABLE = "storage_unavailable"  # the object store does not answer
     STORAGE_DENIED = "storage_denied"  # it refuses the keys, or has no such bucket
@@ -35,37 +35,43 @@ class ExitReason(StrEnum):
     TIMED_OUT = "timed_out"  # it used up schedule.max_duration
     CANCELLED = "cancelled"
     DATABASE_UNAVAILABLE = "database_unavailable"  # the supervisor could not reach the metadata or Dagster's database
-    SUPERVISOR_FAILED = "supervisor_failed"  # the supervisor ran out of memory or time; the program may go on
-    UNKNOWN = "unknown"  # it ended by itself, and could not write down why
+    SUPERVISOR_FAILED = "supervisor_failed"  # the supervisor ran out of memory or time; the program may still be running
+    UNKNOWN = "unknown"  # it ended by itself without recording why
 
     @property
     def restarts(self) -> bool:
-        """Whether the supervisor starts the next attempt itself."""
+        """Whether the supervisor starts the next attempt."""
         return self in RESTARTED
 
     @property
     def counts(self) -> bool:
-        """Whether such an attempt counts against the job's limit of restarts."""
+        """Whether the attempt counts against the job's limit of restarts."""
         return self not in UNCOUNTED
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether neither the user nor the program is to blame: the same work may succeed later or elsewhere."""
+        """Whether neither the user nor the program is at fault.
+
+        A retry, maybe elsewhere, may succeed.
+        """
         return self in INFRASTRUCTURE
 
     @property
     def is_outside_program(self) -> bool:
-        """Whether storage, a database or the supervisor failed: the program's own work goes on where it was."""
+        """Whether storage, a database or the supervisor failed; the program's own work can continue."""
         return self in OUTSIDE_PROGRAM
 
     @property
     def is_store_outage(self) -> bool:
-        """Whether it is over as soon as the store answers, or has space, again. Wrong keys need somebody to act."""
+        """Whether it ends as soon as the store answers, or has space again.
+
+        Wrong credentials need an operator instead.
+        """
         return self in STORE_OUTAGES
 
     @property
     def exit_code(self) -> int:
-        """What a program exits with: all that a container runtime sees of the reason."""
+        """The program's exit code: all that a container runtime sees of the reason."""
         return EXIT_CODES.get(self, EXIT_RESTART if self.restarts else EXIT_ERROR)
 
 
@@ -75,7 +81,7 @@ EXIT_CODES = {
     ExitReason.BAD_CONFIGURATION: EXIT_BAD_CONFIGURATION,
     ExitReason.PREEMPTED: EXIT_PREEMPTED,
 }
-"""Of the reasons that have a code of their own."""
+"""Exit codes of reasons that have their own."""
 
 RESTARTED = frozenset(
     {
@@ -108,10 +114,10 @@ INFRASTRUCTURE = OUTSIDE_PROGRAM | {
 }
 
 
-# Exit reasons of what carries none: the only place that reads our own text and class names.
+# Classify records without a reason. This is the only place that parses our own messages and class names.
 #
-# That is `exit.json` and Dagster logs of releases before `ExitReason`, and failures that Dagster raises itself outside an
-# asset's code. The patterns match what those releases wrote: they never change with today's messages.
+# Such records are `exit.json` and Dagster logs of releases before `ExitReason`, and failures that Dagster itself raises
+# outside an asset's code. The patterns match what those releases wrote: they do not change with today's messages.
 
 STORE_DENIED_MESSAGE = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
 STORE_UNAVAILABLE_MESSAGE = re.compile(r"^starting again: the object store", re.IGNORECASE)
@@ -135,7 +141,7 @@ REASONS_BY_EXCEPTION_NAME = {
 
 
 def classify_message(code: int | None, message: str) -> ExitReason:
-    """The reason in an exit document that holds an exit code and a message alone."""
+    """Return the reason for an exit document with only an exit code and a message."""
     if code == EXIT_BAD_CONFIGURATION:
         return ExitReason.BAD_CONFIGURATION
     if code == EXIT_PREEMPTED:
@@ -154,18 +160,18 @@ def classify_message(code: int | None, message: str) -> ExitReason:
 
 
 def classify_exception_name(name: str) -> ExitReason:
-    """The reason of a failure in Dagster's log that holds the name of an exception's class alone."""
+    """Return the reason for a failure in Dagster's log, by its exception's class name."""
     return REASONS_BY_EXCEPTION_NAME.get(name, ExitReason.PROGRAM_ERROR)
 
 
-# `exit.json`: how the newest attempt of a job ended, for the supervisor and for people.
+# `exit.json`: how the latest attempt of a job ended, for the supervisor and for users.
 
 
 class ExitDocument(BaseModel):
-    """How an attempt ended. `code` is missing where the program did not choose one: it was killed, or had no disk space.
+    """How an attempt ended.
 
-    A document of an older release has no reason, and one of a newer release may have a reason that is not known here: both
-    are classified by their code and message.
+    `code` is None if the program was killed or could not write it. Documents of older releases have no reason, and those of
+    newer releases may have an unknown one: both are classified by code and message.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -188,7 +194,7 @@ NO_ROOM = "it ended by itself, and found no room to say why: free some space; th
 
 
 def read_exit_document(work: Path) -> ExitDocument | None:
-    """What the program wrote about its end; None if it was killed before."""
+    """Read the exit document that the program wrote, or None if it was killed before."""
     try:
         return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
     except FileNotFoundError:

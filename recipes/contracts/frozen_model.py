@@ -1,4 +1,4 @@
-"""Bases of the types: of those that travel, and of what people write in YAML."""
+"""Base classes of exchanged types and of YAML documents."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 
 UNSTORABLE_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
-"""PostgreSQL knows no NUL, and half a surrogate pair is no character."""
+"""PostgreSQL cannot store NUL, and half a surrogate pair is not a character."""
 
 
 def refuse_blank(name: str) -> str:
-    """The name as it is; nobody can tell one of spaces alone from another, or from none."""
+    """Return the name; raise ValueError if it is only whitespace, which users cannot see."""
     if name.isspace():
-        raise ValueError("it is blank: give a name that can be seen")
+        raise ValueError("it is blank: use at least one visible character")
     return name
 
 
@@ -21,16 +21,17 @@ Name = Annotated[str, AfterValidator(refuse_blank)]
 
 
 class FrozenModel(BaseModel):
-    """Base of every type that travels: immutable, and a key nobody knows is refused by name."""
+    """Base of all exchanged types: immutable, and unknown keys are rejected by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class YamlModel(FrozenModel):
-    """Base of what people write in YAML: there `yes` and `on` are true, which Pydantic takes for 1, and `.inf` is a number.
+    """Base of YAML documents, stricter than Pydantic about numbers and text.
 
-    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began. A text may be escaped
-    there: one with `\\0` was taken, and failed where it was to be kept.
+    YAML reads `yes` and `on` as true, which Pydantic would convert to 1, and `.inf` as a number: a run with `max_steps: yes`
+    trained one step and succeeded, and one with `learning_rate: 1e400` started. Text with an escaped `\\0` was accepted and
+    failed when it was stored.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -46,12 +47,15 @@ class YamlModel(FrozenModel):
     def refuse_unstorable_text(cls, value: Any, info: ValidationInfo) -> Any:
         for place, text in iterate_texts(value, str(info.field_name)):
             if UNSTORABLE_CHARACTERS.search(text):
-                raise ValueError(f"{place} holds a character that cannot be stored: NUL, or half of one")
+                raise ValueError(f"{place} contains a character that cannot be stored: NUL or half of a surrogate pair")
         return value
 
 
 def iterate_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Of a value as YAML or JSON has it: the texts that it is made of, and where. What is a type already was looked at."""
+    """Yield all strings in a YAML or JSON value with their location.
+
+    Typed values are validated already.
+    """
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -64,12 +68,12 @@ def iterate_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def accepts_numbers(kind: Any) -> bool:
-    """Whether numbers are of a type, or of one that it is made of."""
+    """Return whether a type, or one of its components, is a number."""
     return kind in (int, float) or any(map(accepts_numbers, get_args(kind)))
 
 
 def refuse_boolean(value: Any) -> Any:
-    """What is given for a number, as it is. Raises ValueError where it is none."""
+    """Return the value; raise ValueError if it is a boolean."""
     if isinstance(value, bool):
         raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
     return value

@@ -1,4 +1,4 @@
-"""Settings of the pods that run a job on a cluster, as a job file's section `pod:` gives them."""
+"""Settings of a job's pods on a cluster: the section `pod:` of a job file."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -7,22 +7,25 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from recipes.contracts.frozen_model import FrozenModel
 
-# A backend that has no pods ignores them. What every backend obeys (resources, distribution, limits, environment) stands in
-# the job itself, and what is the same for all jobs of a cluster in `scheduler` of the settings.
+# Backends without pods ignore them. Settings for all backends (resources, distribution, limits, environment) are in the job
+# itself, and settings for all jobs of a cluster in `scheduler`.
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A DNS-1123 subdomain: what Secrets and claims are called."""
+"""A DNS-1123 subdomain, the format of names of Secrets and claims."""
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 OWN_FOLDERS = ("/work", "/tmp", "/job", "/dev", "/proc", "/sys")
-"""Paths of a pod that are mounted already, or belong to the kernel."""
+"""Paths that are mounted in every pod already, or belong to the kernel."""
 
 
 def reject_null(text: str) -> str:
-    """The text as it is, if a process can be given it."""
+    """Return the text.
+
+    Raise ValueError if it contains NUL, which cannot be passed to a process.
+    """
     if "\0" in text:
-        raise ValueError("it holds a null character, which no process can be given")
+        raise ValueError("it contains a null character, which cannot be passed to a process")
     return text
 
 
@@ -32,7 +35,7 @@ Text = Annotated[str, AfterValidator(reject_null)]
 def check_variables(value: dict[str, str]) -> dict[str, str]:
     for name in value:
         if not VARIABLE_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a variable: use letters, digits and '_'")
+            raise ValueError(f"{name!r} is not a variable name: use letters, digits and '_'")
     return value
 
 
@@ -49,7 +52,7 @@ ObjectName = Annotated[str, AfterValidator(check_object_name)]
 
 
 class Toleration(FrozenModel):
-    """A taint of nodes that the pods accept, by Kubernetes' own keys."""
+    """A toleration with Kubernetes' own keys."""
 
     key: str | None = Field(None, description="of the taint; every taint when unset, with operator Exists")
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -70,11 +73,11 @@ class Toleration(FrozenModel):
 
 
 class VolumeClaim(FrozenModel):
-    """A PersistentVolumeClaim of the jobs' namespace, mounted into every pod of a job."""
+    """A PersistentVolumeClaim in the job namespace, mounted into every pod of a job."""
 
     claim: ObjectName
-    path: str = Field(description="where programs find it, absolute")
-    sub_path: str | None = Field(None, description="folder of the volume; all of it when unset")
+    path: str = Field(description="absolute mount path")
+    sub_path: str | None = Field(None, description="folder in the volume; the whole volume when unset")
     read_only: bool = True
 
     @field_validator("path")
@@ -84,7 +87,7 @@ class VolumeClaim(FrozenModel):
         if len(parts) < 2 or parts[0] or any(part in ("", ".", "..") for part in parts[1:]) or ":" in value:
             raise ValueError(f"{value!r} is not an absolute path, such as /data, without '..' and ':'")
         if taken := next((folder for folder in OWN_FOLDERS if f"{value}/".startswith(f"{folder}/")), None):
-            raise ValueError(f"{value!r} is in {taken}, which pods have already: choose another path")
+            raise ValueError(f"{value!r} is in {taken}, which pods use already: choose another path")
         return value
 
     @field_validator("sub_path")
@@ -96,18 +99,18 @@ class VolumeClaim(FrozenModel):
 
 
 class PodSettings(FrozenModel):
-    """What the pods of a job need of their cluster besides resources: Secrets, volumes, and which nodes may run them."""
+    """What a job's pods need from their cluster: Secrets, volumes, and eligible nodes."""
 
     secrets: tuple[ObjectName, ...] = Field((), description="Secrets whose keys become environment variables")
-    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that the image is pulled with")
+    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets for pulling the image")
     node_selector: dict[str, str] = Field({}, description="labels that a node must have")
     tolerations: tuple[Toleration, ...] = ()
     volumes: tuple[VolumeClaim, ...] = ()
-    # Left out where it is false: jobs that were submitted before there was this key keep their documents.
+    # Omitted if false, so that documents of jobs from before this key stay the same.
     keep_failed: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="whether pods that ended stay when the job has failed, for scheduler.keep_failed_for",
+        description="keep the ended pods of a failed job for scheduler.keep_failed_for",
     )
 
     @field_validator("node_selector")

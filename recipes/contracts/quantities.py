@@ -1,4 +1,4 @@
-"""Parse durations and memory sizes, and write counts, as people do."""
+"""Parse durations and memory sizes, and format counts."""
 
 import re
 from typing import Annotated
@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 
 def pluralize(number: int, thing: str) -> str:
-    """`1 file`, `1,200 files`, `2 processes`: of a thing whose plural ends with an s."""
+    """Format a count with its noun: `1 file`, `1,200 files`, `2 processes`."""
     many = "es" if thing.endswith("s") else "s"
     return f"{number:,} {thing}{'' if number == 1 else many}"
 
@@ -17,15 +17,15 @@ BYTES_PER_UNIT |= {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4, "Pi"
 
 
 def parse_bytes(text: str) -> float:
-    """`"64Gi"` -> 68719476736.0. Raises ValueError on what is no quantity."""
+    """Parse a memory size: `"64Gi"` -> 68719476736.0. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P|)", text)
     if match is None:
-        raise ValueError(f"memory '{text}' is no quantity: write a number and Gi, such as 512Gi")
+        raise ValueError(f"memory '{text}' is not a quantity: write a number and a unit, such as 512Gi")
     return float(match[1]) * BYTES_PER_UNIT[match[2]]
 
 
 def validate_quantity(text: str) -> str:
-    """The text as it is, if `parse_bytes` can read it."""
+    """Return the text if `parse_bytes` accepts it."""
     parse_bytes(text)
     return text
 
@@ -34,7 +34,10 @@ SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(duration: str) -> float:
-    """`"20m"` -> 1200.0. Raises ValueError on anything but a number and one of s, m, h, d."""
+    """Parse a duration, a number with s, m, h or d: `"20m"` -> 1200.0.
+
+    Raises ValueError.
+    """
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", duration)
     if match is None:
         raise ValueError("not a duration: write a number and s, m, h or d, such as '20m'")
@@ -42,14 +45,17 @@ def parse_duration(duration: str) -> float:
 
 
 def explain_zero_duration(key: str, duration: str) -> str | None:
-    """What to say of a key whose span has no seconds. Not in the type, which what is recorded has to fit."""
+    """Return the error for a duration of zero, or None.
+
+    Not checked by the type, which recorded documents must satisfy.
+    """
     if parse_duration(duration):
         return None
-    return f"{key} is {duration}, which is no time: give some, such as 20m, or leave it out"
+    return f"{key} is {duration}, but must be positive: set a duration such as 20m, or remove the key"
 
 
 def validate_duration(text: str) -> str:
-    """The text as it is, if `parse_duration` can read it."""
+    """Return the text if `parse_duration` accepts it."""
     parse_duration(text)
     return text
 

@@ -1,4 +1,4 @@
-"""A recipe: one way to fine-tune, as a file in this folder (specification rows G8, L1-L6)."""
+"""Recipes: named fine-tuning configurations, one YAML file each."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -28,7 +28,7 @@ PREFERENCE_BETA = 0.1
 
 
 def list_foreign_keys(method: str) -> frozenset[str]:
-    """Keys of a recipe that say nothing to a method."""
+    """Return the recipe keys that do not apply to a method."""
     if method != "full":
         return frozenset({"dtype"})
     adapter = {"lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"}
@@ -36,10 +36,10 @@ def list_foreign_keys(method: str) -> frozenset[str]:
 
 
 class Recipe(YamlModel):
-    """How to fine-tune: base model, method x objective, hyperparameters, hardware, checkpoint policy (rows G8, L1-L8, Z23).
+    """A fine-tuning configuration: base model, method and objective, hyperparameters, hardware, checkpoint policy.
 
-    `method` says which weights are trained: `lora` an adapter beside frozen weights, `qlora` the same beside weights in NF4,
-    `full` all of them. `objective` says on what.
+    `method` selects the trained weights: `full` all of them, `lora` an adapter on frozen weights, `qlora` the same on
+    weights in NF4. `objective` selects the loss.
     """
 
     name: str = Field(min_length=1)
@@ -47,75 +47,77 @@ class Recipe(YamlModel):
     memory_profile: str = ""
     when_to_use: str = ""
     base_model: BaseModelRef
-    architecture: Architecture | None = Field(None, description="the base model's shape, where it is not assumed rightly")
+    architecture: Architecture | None = Field(None, description="the base model's shape, if the assumed one is wrong")
     method: Literal["full", "lora", "qlora"] = "lora"
-    objective: str = Field("sft", description="sft, dpo, orpo, or one that is installed")
-    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    objective: str = Field("sft", description="sft, dpo, orpo, or an installed one")
+    # Omitted if unset, so that digests of runs from before this key stay the same.
     beta: float | None = Field(
         None,
         gt=0,
         exclude_if=lambda value: value is None,
-        description="dpo: how much straying from the base costs; orpo: the odds ratio's weight; 0.1 where it is not set",
+        description="dpo: penalty for deviating from the base; orpo: weight of the odds ratio; default 0.1",
     )
-    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    # Omitted if unset, so that digests of runs from before this key stay the same.
     image: Annotated[str, AfterValidator(require_pinned_image)] | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="of its pods, with a tag or a digest; scheduler.default_image where none is given",
+        description="container image with a tag or a digest; default: scheduler.default_image",
     )
-    gpu_requirement: str | None = Field(None, description="all GPUs, as '8x A100 80GB'; agrees with `hardware`")
+    gpu_requirement: str | None = Field(None, description="total GPUs, such as '8x A100 80GB'; must agree with `hardware`")
     base_dtype: Literal["float16", "bfloat16", "float32", "nf4"] = Field(
-        "bfloat16", description="of the frozen weights (lora, qlora)"
+        "bfloat16", description="dtype of the frozen weights (lora, qlora)"
     )
-    compute_dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="of qlora's arithmetic")
+    compute_dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="dtype of qlora's arithmetic")
     double_quant: bool = Field(False, description="quantize NF4's constants too (qlora)")
     dtype: Literal["bfloat16", "float32"] | None = Field(
-        None, description="of arithmetic and of the published weights (full); trained are float32 ones"
+        None, description="dtype of arithmetic and published weights (full); trained weights are float32"
     )
     lora_rank: int = Field(16, ge=1, le=MAX_COUNT)
     lora_alpha: int = Field(32, ge=1, le=MAX_COUNT)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: tuple[str, ...] = ()
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
-    gradient_checkpointing: bool = Field(False, description="compute activations a second time instead of keeping them")
-    learning_rate: float = Field(gt=0)
-    # Left out where it is linear: runs that were made before there was this key keep their digests.
-    lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
-        "linear", exclude_if=lambda value: value == "linear", description="how learning_rate goes on after its warm-up"
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass instead of storing them"
     )
-    warmup_ratio: float = Field(0.0, ge=0, le=1, description="of max_steps, rounded up")
+    learning_rate: float = Field(gt=0)
+    # Omitted if linear, so that digests of runs from before this key stay the same.
+    lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
+        "linear", exclude_if=lambda value: value == "linear", description="learning_rate after its warm-up"
+    )
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="share of max_steps, rounded up")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     batch_size: int = Field(ge=1, le=MAX_COUNT, description="packed sequences, or pairs, per micro-batch")
     gradient_accumulation: int = Field(1, ge=1, le=MAX_COUNT)
-    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    # Omitted if unset, so that digests of runs from before this key stay the same.
     rows_per_step: int | None = Field(
         None,
         ge=1,
         le=MAX_COUNT,
         exclude_if=lambda value: value is None,
-        description="where the processes cannot share them evenly: their last micro-batches are smaller, or have no row",
+        description="rows per step if the processes cannot divide them evenly: the last micro-batches are smaller or empty",
     )
     max_steps: int = Field(ge=1, le=MAX_STEPS)
     eval_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
     sequence_length: int = Field(ge=8, le=MAX_COUNT, description="tokens per packed sequence")
     system_prompt: str | None = None
-    seed: int = Field(42, ge=0, lt=2**32)  # as NumPy takes it
+    seed: int = Field(42, ge=0, lt=2**32)  # NumPy's range
     hardware: Hardware = Hardware()
     distributed: Distributed | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     divergence: DivergencePolicy = DivergencePolicy()
-    publish: Literal["final", "best"] = Field("final", description="which checkpoint's weights the run leaves")
+    publish: Literal["final", "best"] = Field("final", description="checkpoint whose weights the run publishes")
     estimated_time: str = ""
     estimated_cost: str = ""
 
     @field_validator("lora_target_modules")
     @classmethod
     def refuse_duplicate_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """One that is there twice gets one adapter, and was reckoned to get two."""
+        """A duplicate would get one adapter, but count as two in memory estimates."""
         for name in value:
             if value.count(name) > 1:
-                raise ValueError(f"'{name}' is there twice: keep one of them")
+                raise ValueError(f"'{name}' is listed twice: keep one of them")
         return value
 
     @field_validator("gpu_requirement")
@@ -127,7 +129,7 @@ class Recipe(YamlModel):
 
     @model_validator(mode="after")
     def validate_method_keys(self) -> Self:
-        """Raises ValueError, naming the key that the method needs or does not know."""
+        """Raise ValueError with the key that the method needs or does not have."""
         if self.method == "full":
             given_keys = sorted(
                 key for key in list_foreign_keys("full") if getattr(self, key) != Recipe.model_fields[key].default
@@ -135,18 +137,18 @@ class Recipe(YamlModel):
             if given_keys:
                 raise ValueError(f"method full trains all weights and has no {given_keys[0]}: remove it")
             if self.dtype is None:
-                raise ValueError("method full needs dtype: bfloat16, say")
+                raise ValueError("method full needs dtype, for example bfloat16")
             return self
         if self.dtype is not None:
-            raise ValueError(f"dtype is of method full: method {self.method} has base_dtype")
+            raise ValueError(f"dtype is a key of method full: method {self.method} has base_dtype")
         if not self.lora_target_modules:
-            raise ValueError(f"method {self.method} needs lora_target_modules: [q_proj, v_proj], say")
+            raise ValueError(f"method {self.method} needs lora_target_modules, for example [q_proj, v_proj]")
         if (self.method == "qlora") != (self.base_dtype == "nf4"):
-            raise ValueError("base_dtype nf4 and method qlora belong together: give both or none")
+            raise ValueError("base_dtype nf4 and method qlora belong together: set both or neither")
         if self.method == "qlora" and self.compute_dtype is None:
-            raise ValueError("method qlora needs compute_dtype: bfloat16, say")
+            raise ValueError("method qlora needs compute_dtype, for example bfloat16")
         if self.method == "lora" and (self.compute_dtype or self.double_quant):
-            raise ValueError("compute_dtype and double_quant are of method qlora: remove them")
+            raise ValueError("compute_dtype and double_quant are keys of method qlora: remove them")
         return self
 
     @field_validator("objective")
@@ -156,7 +158,7 @@ class Recipe(YamlModel):
 
     @model_validator(mode="after")
     def validate_checkpoint_interval(self) -> Self:
-        """Raises ValueError: with none between two checkpoints each step was one, however long that takes to save."""
+        """Reject an interval of zero: every step would save a checkpoint, however long that takes."""
         if problem := explain_zero_duration("checkpoint.interval", self.checkpoint.interval):
             raise ValueError(problem)
         return self
@@ -164,23 +166,23 @@ class Recipe(YamlModel):
     @model_validator(mode="after")
     def validate_beta(self) -> Self:
         if self.objective == "sft" and self.beta is not None:
-            raise ValueError("beta is of objectives that learn preferences, dpo and orpo: remove it")
+            raise ValueError("beta is a key of the preference objectives dpo and orpo: remove it")
         return self
 
     @model_validator(mode="after")
     def validate_rows_per_step(self) -> Self:
-        """Without a micro-batch that has no row in any process."""
+        """Reject counts for which a micro-batch would be empty in all processes."""
         fewer, most = self.max_rows_per_step - self.batch_size * self.data_parallel, self.max_rows_per_step
         if self.rows_per_step is not None and not fewer < self.rows_per_step <= most:
             raise ValueError(
                 f"rows_per_step is {self.rows_per_step}, but batch_size, gradient_accumulation and distributed make "
-                f"{fewer + 1} to {most}: make them agree, or leave it out"
+                f"{fewer + 1} to {most}: make them agree, or remove it"
             )
         return self
 
     @model_validator(mode="after")
     def validate_hardware(self) -> Self:
-        """GPUs are counted for each node (row Z24), and `gpu_requirement` is their sum."""
+        """Check GPU counts: `hardware` counts per node, and `gpu_requirement` is the total."""
         shape = self.distributed
         if shape and self.hardware.gpus and self.hardware.gpus != shape.gpus_per_node:
             raise ValueError(
@@ -202,32 +204,32 @@ class Recipe(YamlModel):
 
     @property
     def computing_dtype(self) -> str:
-        """The type in which the model computes, where the processor can."""
+        """The compute dtype, if the processor supports it."""
         return self.dtype or self.compute_dtype or self.base_dtype
 
     @property
     def trained_role(self) -> str:
-        """What a run of this recipe leaves, one of `recipes.contracts.results.TRAINED_ROLES`."""
+        """Role of the run's output, one of `recipes.contracts.results.TRAINED_ROLES`."""
         return "weights" if self.method == "full" else "adapter"
 
     @property
     def processes(self) -> int:
-        """How many processes train at once: one for each GPU, or for each process that `distributed` asks for."""
+        """Number of training processes: one per GPU, or as set in `distributed`."""
         return self.distributed.num_nodes * self.distributed.gpus_per_node if self.distributed else 1
 
     @property
     def gpus(self) -> int:
-        """On all nodes."""
+        """Number of GPUs on all nodes."""
         return self.hardware.gpus * (self.distributed.num_nodes if self.distributed else 1)
 
     @property
     def tensor_parallel(self) -> int:
-        """How many processes hold a part of each weight, and compute a micro-batch together."""
+        """Number of processes that share each weight and compute a micro-batch together."""
         return self.distributed.tensor_parallel if self.distributed else 1
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether the processes have some of the layers each (`recipes.planning.parallel_layout`)."""
+        """Whether each process holds some of the layers (`recipes.planning.parallel_layout`)."""
         return self.distributed is not None and self.distributed.strategy == "pipeline"
 
     @property
@@ -236,23 +238,26 @@ class Recipe(YamlModel):
 
     @property
     def model_parallel_size(self) -> int:
-        """How many processes compute the same rows: each with a part of every weight, or with some of the layers."""
+        """Number of processes that compute the same rows.
+
+        They hold shards of all weights, or different layers.
+        """
         return self.tensor_parallel * self.stages
 
     @property
     def data_parallel(self) -> int:
-        """How many processes, or groups of them, have rows of their own."""
+        """Number of processes, or groups of them, with different rows."""
         return self.processes // self.model_parallel_size
 
     def for_processes(self, processes: int) -> Self:
-        """The same effective batch on another number of processes: of as large nodes, where there are several and they come
-        out even, else all of one.
+        """Return the recipe for another number of processes, with the same effective batch.
 
-        The micro-batch is the largest, up to the recipe's, with which it comes out even, where it can. As many share a
-        weight as come out even too, and no more than before.
+        Nodes keep their size if there are several and they divide evenly, otherwise there is a single node. The micro-batch
+        is the largest, up to the recipe's, that divides the batch evenly, if any. Tensor parallelism is reduced to a size
+        that divides the processes of a node.
 
         Raises:
-            BadConfiguration: a step has not a row for each.
+            BadConfiguration: a step has fewer rows than there are processes.
         """
         if processes == self.processes:
             return self
@@ -263,8 +268,8 @@ class Recipe(YamlModel):
         data_parallel = 1 if self.is_pipelined else processes // tensor_parallel
         if rows < data_parallel:
             raise BadConfiguration(
-                f"recipe '{self.name}': a row for each of {processes} processes is more than the {rows} of a step: "
-                f"take {rows * tensor_parallel} of them at most"
+                f"recipe '{self.name}': {processes} processes need a row each, but a step has only {rows}: "
+                f"use at most {rows * tensor_parallel} processes"
             )
         changed = {
             "rows_per_step": rows,
@@ -277,7 +282,7 @@ class Recipe(YamlModel):
         return self.model_copy(update=changed).with_max_batch_size(self.batch_size)
 
     def with_max_batch_size(self, most: int) -> Self:
-        """The same effective batch on as many processes, in the largest micro-batches of up to so many rows."""
+        """Return the recipe with micro-batches of at most `most` rows and the same effective batch."""
         rows, rest = divmod(self.samples_per_step, self.data_parallel)
         if rest:
             batch = min(most, rows + 1)
@@ -290,22 +295,22 @@ class Recipe(YamlModel):
 
     @property
     def sequences(self) -> int:
-        """What the model reads at once in a process: of each pair, both answers."""
+        """Number of sequences per micro-batch: two per pair."""
         return self.batch_size * (2 if self.has_pairs else 1)
 
     @property
     def has_pairs(self) -> bool:
-        """Whether what it learns from are pairs."""
+        """Whether the objective learns from pairs."""
         return learns_from_pairs(self.objective)
 
     @property
     def samples_per_step(self) -> int:
-        """The effective batch: rows of the dataset between two updates of the weights."""
+        """The effective batch: dataset rows between two updates of the weights."""
         return self.rows_per_step or self.max_rows_per_step
 
     @property
     def max_rows_per_step(self) -> int:
-        """Of rows, in the micro-batches of all processes; a row stands in each but for the last ones, if any."""
+        """Capacity of all micro-batches of a step; only the last ones may have empty places."""
         return self.batch_size * self.gradient_accumulation * self.data_parallel
 
     @property
@@ -318,11 +323,11 @@ class Recipe(YamlModel):
         """Read a recipe file.
 
         Raises:
-            BadConfiguration: the file is missing, is no YAML in UTF-8 or does not fit the schema; the message names the
-                line and the key.
+            BadConfiguration: the file is missing, not YAML in UTF-8 or does not fit the schema; the message has the line and
+                the key.
         """
         if path.is_dir():
-            raise BadConfiguration(f"{path} is a folder: name a recipe's file in it")
+            raise BadConfiguration(f"{path} is a folder: give the path of a recipe file in it")
         if not path.is_file():
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {', '.join(cls.names())}")
         text, document = read_yaml_mapping(path, "`hanzo-ml recipe show` prints them")
@@ -335,27 +340,27 @@ class Recipe(YamlModel):
 
     @classmethod
     def names(cls) -> list[str]:
-        """The recipes that this installation has."""
+        """Return the names of the installed recipes."""
         return sorted(file.stem for file in RECIPES_FOLDER.glob("*.yaml"))
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A recipe by the name of its file. Raises BadConfiguration, naming the recipes there are."""
-        if name not in cls.names():  # a path is no name: a job must not read files of the server
+        """Load an installed recipe by name. Raises BadConfiguration with the available names."""
+        if name not in cls.names():  # never a path: a job must not read files of the server
             raise BadConfiguration(f"unknown recipe {name[:100]!r}: use one of {', '.join(cls.names())}")
         return cls.load(RECIPES_FOLDER / f"{name}.yaml")
 
     def changed(self, parameters: Mapping[str, Any]) -> Self:
-        """The recipe with some of its keys changed by a job. Raises BadConfiguration, naming the key that does not fit."""
+        """Apply a job's parameters to the recipe. Raises BadConfiguration with the invalid key."""
         changed = self.model_dump(mode="json") | dict(parameters)
         for key in list_foreign_keys(changed["method"]) - parameters.keys():
-            changed.pop(key, None)  # of the method that the recipe had before
+            changed.pop(key, None)  # keys of the recipe's original method
         if not {"hardware", "distributed"}.isdisjoint(parameters) and "gpu_requirement" not in parameters:
-            changed["gpu_requirement"] = None  # it spoke of the hardware that is no longer asked for
+            changed["gpu_requirement"] = None  # it describes the hardware that was replaced
         try:
             canonical_json(dict(parameters))
             return self.model_validate(changed)
         except ValidationError as error:
             raise BadConfiguration(f"job parameters: {explain_first_error(error, type(self))}") from None
         except ValueError:
-            raise BadConfiguration("job parameters: a number is not finite, or a text holds half a character") from None
+            raise BadConfiguration("job parameters: a number is not finite, or a text is not valid UTF-8") from None

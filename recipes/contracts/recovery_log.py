@@ -1,7 +1,7 @@
-"""What went wrong in a run and was healed, as one small document beside its checkpoints; no torch in here.
+"""The recovery log of a run: a small document next to its checkpoints.
 
-It is both: what a restarted program must know (with which micro-batch, without which samples), and what the control plane
-tells people. Written before the program ends for it, so that no kill loses it.
+Free of torch. It records how a restarted program must continue (with which micro-batch, without which samples), and what
+users are shown. An event is written before the program exits because of it, so that a kill cannot lose it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -15,7 +15,7 @@ from recipes.storage.artifact_store import Store
 
 RECOVERY_FILE = "incidents.json"
 MAX_PER_KIND = 3
-"""How often each kind is healed in one run."""
+"""Maximum recoveries of each kind per run."""
 
 
 def describe_step(step: int | None) -> str:
@@ -23,42 +23,44 @@ def describe_step(step: int | None) -> str:
 
 
 class OutOfMemory(FrozenModel):
-    """A step did not fit into memory; from here on the run takes this micro-batch and accumulation."""
+    """A step did not fit into memory; the run continues with this micro-batch and accumulation."""
 
     kind: Literal["out_of_memory"] = "out_of_memory"
-    step: int | None = Field(description="the step that did not fit; the kernel, which ends programs, says none")
+    step: int | None = Field(description="the step that did not fit; unknown if the kernel killed the program")
     batch_size: int
     gradient_accumulation: int
     after: int | None = Field(
-        None, description="the last step with the micro-batch from before that the final weights come from; known later"
+        None, description="last step with the previous micro-batch that contributed to the final weights; set later"
     )
 
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} did not fit into memory: on with batch_size {self.batch_size} and "
-            "gradient_accumulation "
-            f"{self.gradient_accumulation}, which is the same effective batch"
+            f"{describe_step(self.step)} did not fit into memory: continuing with batch_size {self.batch_size} and "
+            f"gradient_accumulation {self.gradient_accumulation}, which is the same effective batch"
         )
 
 
 class Diverged(FrozenModel):
-    """The loss left its band. `skipped` are positions in the order of the samples, the second not included."""
+    """The loss left its band.
+
+    `skipped` is a half-open range of positions in the order of samples.
+    """
 
     kind: Literal["diverged"] = "diverged"
     step: int = Field(description="the first step with a bad loss")
-    noticed: int = Field(description="the step at which it was certain")
+    noticed: int = Field(description="the step at which the divergence was certain")
     reason: str
     way: str = Field(
         ".",
-        description="the folder of its checkpoints then, below those that it began with: another after it was sent back",
+        description="branch of the run's checkpoints at that time; each rewind starts a new one",
         exclude_if=lambda value: value == ".",
     )
-    rolled_back_to: int | None = Field(description="step of the last good checkpoint; none where there was none")
+    rolled_back_to: int | None = Field(description="step of the last good checkpoint, if any")
     skipped: tuple[int, int] | None = None
     at: int | None = Field(
         None,
-        description="when that was, in ms since 1970: what is logged of its steps later is of other samples",
+        description="time in ms since 1970; values of its steps logged later belong to other samples",
         exclude_if=lambda value: value is None,
     )
 
@@ -66,41 +68,48 @@ class Diverged(FrozenModel):
     def message(self) -> str:
         if self.skipped:
             start = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
-            return f"diverged: {self.reason}; on from {start} without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            return (
+                f"diverged: {self.reason}; continuing from {start} "
+                f"without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            )
         if self.rolled_back_to:
-            return f"diverged: {self.reason}; stopped, and back to checkpoint {self.rolled_back_to}"
-        return f"diverged: {self.reason}; stopped, and no checkpoint is from before: try a lower learning_rate"
+            return f"diverged: {self.reason}; stopped and rolled back to checkpoint {self.rolled_back_to}"
+        return f"diverged: {self.reason}; stopped, and there is no earlier checkpoint: try a lower learning_rate"
 
 
 class NotDeterministic(FrozenModel):
-    """An operation has no form on this GPU that computes the same each time; from here on the run takes what there is."""
+    """An operation has no deterministic kernel on this GPU.
+
+    The run continues with the available one.
+    """
 
     kind: Literal["not_deterministic"] = "not_deterministic"
-    step: int = Field(description="the step that came to it")
+    step: int = Field(description="the step that used the operation")
     operation: str
 
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to {self.operation}, which has no form that computes the same each "
-            "time: on with "
-            "what there is, so that the run's last digits may differ where it is resumed or repeated"
+            f"{describe_step(self.step)} used {self.operation}, which has no deterministic kernel: continuing with the one "
+            "available, so the run's last digits may differ when it is resumed or repeated"
         )
 
 
 class NotCompiled(FrozenModel):
-    """A compiler of this machine cannot do a block of the model; from here on the run computes without compiled blocks."""
+    """A block of the model cannot be compiled on this machine.
+
+    The run continues without compilation.
+    """
 
     kind: Literal["not_compiled"] = "not_compiled"
-    step: int = Field(description="the step that came to it")
+    step: int = Field(description="the step that compiled the block")
     reason: str
 
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to a block that cannot be compiled here ({self.reason}): on "
-            "without, which takes "
-            "longer, and rounds otherwise"
+            f"{describe_step(self.step)} used a block that cannot be compiled on this machine ({self.reason}): continuing "
+            "without compilation, which is slower and rounds differently"
         )
 
 
@@ -108,7 +117,7 @@ RecoveryEvent = Annotated[OutOfMemory | Diverged | NotDeterministic | NotCompile
 
 
 class RecoveryLog(FrozenModel):
-    """All of a run, oldest first."""
+    """All recovery events of a run, oldest first."""
 
     entries: tuple[RecoveryEvent, ...] = ()
 
@@ -130,16 +139,19 @@ class RecoveryLog(FrozenModel):
 
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
-        """Positions of samples that are left out."""
+        """Position ranges of skipped samples."""
         return tuple(entry.skipped for entry in self.diverged if entry.skipped)
 
     @property
     def repeated_steps(self) -> tuple[tuple[range, int | None], ...]:
-        """Steps that were trained on other samples after a divergence than before, with when that was."""
+        """Steps repeated with other samples after a divergence, with the time of each."""
         return tuple((range(entry.step - 1, entry.noticed + 1), entry.at) for entry in self.diverged if entry.skipped)
 
     def resume_after(self, step: int) -> "RecoveryLog":
-        """Of a run that goes on after `step` with what they say; it may have gone back behind where one began to hold."""
+        """Return the log of a run that resumes after `step`.
+
+        It may have rewound to before an event took effect.
+        """
         entries = (
             entry.model_copy(update={"after": step})
             if isinstance(entry, OutOfMemory) and (entry.after is None or entry.after > step)
@@ -155,11 +167,11 @@ class RecoveryLog(FrozenModel):
         return RecoveryLog(entries=tuple(entry for entry in self.entries if entry not in earlier))
 
     def replay_events(self, earlier: Sequence[RecoveryEvent], step: int) -> "RecoveryLog":
-        """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `earlier`.
+        """Return the log of a replay that resumes after `step`.
 
-        Samples are left out from the beginning on: of the steps that came to them, or behind them, none was left. A
-        micro-batch gets smaller where it did then. Whether its GPU has a form of an operation, and its compiler one of a
-        block, the run finds out itself.
+        Samples are skipped from the start: no step that used them, or any later one, is part of the original's final
+        weights. Micro-batches shrink where they did originally. Each run detects missing kernels and compile failures
+        itself.
         """
         earlier = [entry for entry in earlier if not isinstance(entry, NotDeterministic | NotCompiled)]
         kept = (
@@ -171,21 +183,21 @@ class RecoveryLog(FrozenModel):
         return RecoveryLog(entries=(*kept, *self.without(earlier).entries))
 
     def shrink_recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe with the micro-batch that fits into memory, as far as the run has found out.
+        """Return the recipe with the micro-batch that the log shows to fit into memory.
 
-        Its effective batch stays, also where the run goes on with another number of processes than it was found out with.
+        The effective batch stays the same, even if the run resumes with another number of processes.
         """
         sizes = [entry.batch_size for entry in self.out_of_memory]
         return recipe.with_max_batch_size(min(sizes)) if sizes else recipe
 
 
 def find_final_divergences(incidents: Iterable[RecoveryEvent]) -> list[Diverged]:
-    """The divergences after which a run did not go on."""
+    """Return the divergences that ended a run."""
     return [entry for entry in incidents if isinstance(entry, Diverged) and not entry.skipped]
 
 
 def read_recovery_log(store: Store, checkpoints: str) -> RecoveryLog:
-    """Of the run whose checkpoints lie at that logical URI."""
+    """Read the recovery log of the run with these checkpoints (a logical URI)."""
     try:
         return RecoveryLog.model_validate_json(store.get_bytes(f"{checkpoints}/{RECOVERY_FILE}"))
     except FileNotFoundError:
@@ -193,7 +205,10 @@ def read_recovery_log(store: Store, checkpoints: str) -> RecoveryLog:
 
 
 def add_recovery_event(store: Store, checkpoints: str, incident: RecoveryEvent) -> RecoveryLog:
-    """Add one. What a killed program had written already, and its successor runs into again, counts once."""
+    """Add an event once.
+
+    A killed program may have written it already, and its successor meets it again.
+    """
     known = read_recovery_log(store, checkpoints)
     grown = known.with_event(incident)
     if grown != known:

@@ -1,4 +1,4 @@
-"""What a program reports beside its artifacts - facts, resource usage, unsent metrics."""
+"""Reports of a program in addition to artifacts: facts, resource usage, unsent metrics."""
 
 from collections.abc import Container, Iterable, Iterator
 
@@ -10,19 +10,19 @@ from recipes.contracts.recovery_log import RecoveryEvent
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
 
-# Points of a run that its tracking server did not get: they come beside its result, and whoever records that logs them.
+# Metric points that the tracking server did not receive are stored next to the result, and logged when the result is
+# recorded.
 #
-# A program that waited for the server instead held its GPUs meanwhile, and lost the points after ten minutes all the
-# same.
+# A program that waited for the server instead held its GPUs meanwhile, and still lost the points after ten minutes.
 
 UNSENT_METRICS_FILE = "unsent_metrics.jsonl"
 
 
 class UnsentPoint(FrozenModel):
-    """One value of a metric; `timestamp` in ms since 1970. JSON has no NaN and no infinity: they are words there.
+    """One value of a metric; `timestamp` is in ms since 1970.
 
-    `anew` says that the run did this step otherwise than the first time, whose value may be there too: from up to `since`,
-    in ms since 1970. Where that was not written down, nobody knows which is whose.
+    NaN and infinity are encoded as strings. `anew` marks a step that the run repeated, whose first value may have been
+    logged too: values from before `since`, in ms since 1970. If that was not recorded, the two cannot be distinguished.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -36,30 +36,34 @@ class UnsentPoint(FrozenModel):
 
 
 def write_unsent_metrics(store: Store, folder: str, points: Iterable[UnsentPoint]) -> None:
-    """Beside the result in `folder`, in place of what an earlier end of the run has left."""
+    """Write points next to the result in `folder`, replacing earlier ones."""
     store.put_bytes(f"{folder}/{UNSENT_METRICS_FILE}", "".join(f"{point.model_dump_json()}\n" for point in points).encode())
 
 
 def read_unsent_metrics(store: Store, folder: str) -> Iterator[UnsentPoint]:
-    """Raises FileNotFoundError where none were left."""
+    """Read the unsent points. Raises FileNotFoundError if there are none."""
     return map(UnsentPoint.model_validate_json, store.get_bytes(f"{folder}/{UNSENT_METRICS_FILE}").splitlines())
 
 
-# What a run has used so far, as one small document beside its result; no torch in here.
+# The resource usage of a run, a small document next to its result. Free of torch.
 #
-# One that fails after ten hours has cost ten hours. So its program writes it down as it goes on, over all its restarts,
-# and whoever wants to know reads it, however the run has ended.
+# A run that fails after ten hours has cost ten hours. Its program records usage while it runs, over all restarts, so that it
+# is known however the run ends.
 
 USAGE_FILE = "usage.json"
 
 
 class Usage(FrozenModel):
-    """Times in seconds: `seconds` of the training loop, or of the command, in all processes of the run that followed each
-    other, what a kill made them do twice included; `checkpoints` of that, those in which the loop stood still for one.
+    """Resource usage of a run. Times are in seconds.
 
-    `gpus` counts those on all nodes now; a run that goes on may have more or fewer than before, so that `gpu_seconds` are
-    those of each one, also while the model is loaded and published. `tokens` are those of `steps`;
-    `peak_memory` is in bytes. `machine` is on what a training computed.
+    Attributes:
+        seconds: duration of the training loop, or of the command, over all attempts, including work repeated after a kill.
+        gpus: number of GPUs on all nodes now; a resumed run may have more or fewer than before.
+        gpu_seconds: GPU time of each GPU, also while the model is loaded and published.
+        checkpoints: part of `seconds` in which the loop was stalled by checkpoints.
+        peak_memory: in bytes.
+        tokens: number of tokens in `steps`.
+        machine: the machine that a training ran on.
     """
 
     seconds: float = 0.0
@@ -75,7 +79,7 @@ class Usage(FrozenModel):
 
     @property
     def checkpoint_share(self) -> float:
-        """The share of the time in which the loop stood still for a checkpoint."""
+        """Share of time in which the loop was stalled by checkpoints."""
         return self.checkpoints / self.seconds if self.seconds else 0.0
 
     @property
@@ -84,12 +88,12 @@ class Usage(FrozenModel):
 
 
 def result_folder(job: Job) -> str:
-    """The logical URI of the folder that holds a job's result, and what its run has used."""
+    """Return the logical URI of the folder with a job's result and usage."""
     return job.result_uri.rpartition("/")[0]
 
 
 def read_usage(store: Store, folder: str) -> Usage:
-    """Nothing where nothing was written down yet."""
+    """Read the recorded usage; zero if there is none yet."""
     try:
         return Usage.model_validate_json(store.get_bytes(f"{folder}/{USAGE_FILE}"))
     except FileNotFoundError:
@@ -97,21 +101,24 @@ def read_usage(store: Store, folder: str) -> Usage:
 
 
 def write_usage(store: Store, folder: str, usage: Usage) -> None:
-    """Where the store is away, the log says so: no run ends for that, or ends otherwise than it would have."""
+    """Record the usage.
+
+    Errors of the store are only logged: they must not affect how the run ends.
+    """
     try:
         store.put_bytes(f"{folder}/{USAGE_FILE}", usage.model_dump_json(indent=1).encode())
     except Exception as error:
-        log_line(f"what the run has used was not written down: {type(error).__name__}: {' '.join(str(error).split())}")
+        log_line(f"resource usage was not recorded: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
-# What a program says of what it made: the types of `Result.facts`.
+# The types of `Result.facts`.
 
 TRAINED_ROLES = ("adapter", "weights")
-"""What training leaves, as role and kind of its artifact: an adapter beside its base model, or weights in its stead."""
+"""Roles and kinds of training outputs: an adapter for the base model, or complete weights."""
 
 
 def find_trained_role(artifacts: Container[str]) -> str:
-    """Which of `TRAINED_ROLES` is among the artifacts of a job. Raises KeyError where none is."""
+    """Return which of `TRAINED_ROLES` is among a job's artifacts. Raises KeyError if none is."""
     for role in TRAINED_ROLES:
         if role in artifacts:
             return role
@@ -119,19 +126,23 @@ def find_trained_role(artifacts: Container[str]) -> str:
 
 
 class TrainingFacts(FrozenModel):
-    """`Result.facts` of the program train: what its run used, over all restarts, and what happened to it.
+    """`Result.facts` of the program train: the run's usage over all restarts, and its events.
 
-    `losses` maps a step to its loss. `resumed_from`, `best_step` and `published_step` are steps: of the checkpoint that the
-    last process went on from, of the one with the lowest validation loss, and the one whose weights the run left. Times are
-    in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
-    which the loop stood still for a checkpoint. `gpus` are those that the last process held on all nodes, `gpu_seconds` are
-    those of each one, of which there may have been more at one time than at another. `tokens` counts those trained on,
-    with the padding of packed rows. `unsent_metrics` counts the points that the tracking server did not get: they lie beside
-    the result, in `UNSENT_METRICS_FILE`.
+    Times are in seconds, memory is in bytes (of the GPU if there is one).
+
+    Attributes:
+        gpus: number of GPUs of the last attempt on all nodes; `gpu_seconds` sums over all attempts, whose numbers may
+        differ. resumed_from: step of the checkpoint that the last attempt started from.
+        unsent_metrics: number of points that the tracking server did not receive; they are in `UNSENT_METRICS_FILE`.
+        losses: training loss by step.
+        best_step: step of the checkpoint with the lowest validation loss.
+        published_step: step of the published weights.
+        tokens: number of trained tokens, including the padding of packed rows.
+        checkpoint_share: share of `train_seconds` in which the loop was stalled by checkpoints.
     """
 
     train_seconds: float
-    gpus: int | None = None  # a program of before, which runs on while all else is renewed, does not say
+    gpus: int | None = None  # missing in results of older programs that finish after an upgrade
     gpu_seconds: float = 0.0
     resumed_from: int | None
     unsent_metrics: int
@@ -147,7 +158,10 @@ class TrainingFacts(FrozenModel):
 
 
 class ModelScores(FrozenModel):
-    """What one model got: mean loss in nats and its exponential, null where not finite, and the share of right answers."""
+    """Scores of a model: mean loss in nats, perplexity, and share of correct answers.
+
+    None if not finite.
+    """
 
     loss: float | None
     perplexity: float | None
@@ -155,9 +169,9 @@ class ModelScores(FrozenModel):
 
 
 class EvaluationReport(FrozenModel):
-    """`Result.facts["report"]` of the program evaluate: scores by model, and every question with each model's answer.
+    """`Result.facts["report"]` of the program evaluate: scores by model, and each model's answers.
 
-    `left_out` are the records that the chat template refused; `num_records` are those that were asked.
+    `left_out` counts records that the chat template rejected; `num_records` counts evaluated ones.
     """
 
     scores: dict[str, ModelScores]

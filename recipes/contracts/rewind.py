@@ -1,6 +1,7 @@
-"""A run sent back to an earlier checkpoint on request, and the branch that it continues on.
+"""Rewinds.
 
-A branch is a folder of checkpoints, and the next one lies below it: what a run did on earlier branches stays as it is.
+A run returns to an earlier checkpoint on request and continues on a new branch. A branch is a folder of checkpoints, nested
+in the previous branch; what a run did on earlier branches is kept.
 """
 
 from pydantic import Field
@@ -9,20 +10,27 @@ from recipes.contracts.frozen_model import FrozenModel
 
 
 class Rewind(FrozenModel):
-    """To the checkpoint of `step`, of a run whose metrics are known up to step `done`, once its program has ended: `at` that
-    time, in ms since 1970.
+    """A rewind to the checkpoint of `step`.
+
+    Attributes:
+        done: last step with known metrics when the run's program had ended.
+        at: time of the request, in ms since 1970.
     """
 
     step: int = Field(ge=1)
     done: int | None = None
-    at: int | None = Field(None, exclude_if=lambda value: value is None)  # what an earlier release began keeps its digest
+    # omitted if unset, so that digests from before this key stay the same
+    at: int | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
     def repeated_steps(self) -> range:
-        """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
+        """Steps that will be logged again: their known metrics belong to discarded weights."""
         return range(self.step + 1, (self.done or self.step) + 1)
 
 
 def rewind_folder(step: int) -> str:
-    """The folder, below that of the way before, of checkpoints that come after going back to `step`; 0 is the beginning."""
+    """Return the folder, inside the previous branch's, for checkpoints after a rewind to `step`.
+
+    0 is the start.
+    """
     return f"from-{step}"

@@ -1,4 +1,4 @@
-"""Resolve what a tokenizer's name refers to."""
+"""Resolve a reference to a tokenizer."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,24 +17,25 @@ EXTRA_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 def parse_folder(reference: str) -> Path | None:
-    """The folder that a reference names, whether it is there or not. Transformers takes a path for one, too."""
+    """Return the folder that a reference names, existing or not; transformers accepts paths as well."""
     if reference.startswith("file://"):
         return Path(unquote(urlparse(reference).path))
     return Path(reference) if reference.startswith("/") else None
 
 
 def find_recipe(reference: str) -> Recipe | None:
-    """The recipe whose base model's tokenizer a reference names, if it names one. Raises BadConfiguration: there is none."""
+    """Return the recipe whose tokenizer is referenced, if any. Raises BadConfiguration if it is unknown."""
     return Recipe.named(reference.removeprefix(RECIPE_PREFIX)) if reference.startswith(RECIPE_PREFIX) else None
 
 
 def describe_reference(reference: str) -> dict[str, JsonValue]:
-    """What a reference means today, so far as it can be known from here: of a model of the hub, nothing.
+    """Return the current content behind a reference, as far as it is known.
 
-    The same name once gave what had been prepared with the files of before.
+    Empty for hub models. It is part of a preparation's identity: otherwise the same name returned results prepared with
+    earlier files.
 
     Raises:
-        BadConfiguration: it names no recipe.
+        BadConfiguration: it references an unknown recipe.
     """
     if recipe := find_recipe(reference):
         return {"of_recipe": recipe.base_model.model_dump(mode="json")}
@@ -43,7 +44,10 @@ def describe_reference(reference: str) -> dict[str, JsonValue]:
 
 
 def hash_tokenizer_files(folder: Path) -> str:
-    """SHA-256 of a tokenizer's files. One that cannot be read counts as none: the program says what is wrong with it."""
+    """Hash a tokenizer's files.
+
+    Unreadable files are skipped; the program reports them.
+    """
     found: dict[str, JsonValue] = {}
     for path in list_tokenizer_files(folder):
         try:
@@ -54,7 +58,10 @@ def hash_tokenizer_files(folder: Path) -> str:
 
 
 def list_tokenizer_files(folder: Path) -> Iterator[Path]:
-    """No others, and none below: beside them lies a whole model as a rule, and its checkpoints; or a whole disk."""
+    """Yield tokenizer files only, without subfolders.
+
+    A folder may contain a whole model and its checkpoints, or a whole disk.
+    """
     try:
         entries = list(folder.iterdir())
     except OSError:

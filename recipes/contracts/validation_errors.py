@@ -1,4 +1,4 @@
-"""Explain validation errors in one line, with spelling suggestions for unknown keys."""
+"""Describe validation errors in one line, with spelling suggestions for unknown keys."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -9,20 +9,21 @@ from pydantic_core import ErrorDetails
 
 
 def explain_unknown_key(path: str, known: Iterable[str]) -> str:
-    """What to say of a key that nobody knows, such as `checkpoint.intervall`."""
+    """Return the message for an unknown key, such as `checkpoint.intervall`."""
     meant = suggest_spelling(path.rpartition(".")[2], known)
     return f"unknown key '{path}': " + (f"did you mean '{meant}'?" if meant else "remove it or correct its spelling")
 
 
 def suggest_spelling(word: str, known: Iterable[str]) -> str | None:
-    """The word of those that are known which a misspelled one is nearest to; none where all of them are others."""
+    """Return the known word closest to a misspelled one, or None if there is none."""
     return next(iter(get_close_matches(word, sorted(known), n=1)), None)
 
 
 def list_known_keys(kind: Any, location: Sequence[Any]) -> frozenset[str]:
-    """The keys that a document of a type may have at a place, which is the `loc` of a Pydantic error without its last part.
+    """Return the valid keys of a document at a location.
 
-    What is no field there is a place in a list, a key of a mapping, or Pydantic's name of a union's member.
+    The `loc` of a Pydantic error without its last part. Parts that are no fields are list indices, mapping keys, or
+    Pydantic's names of union members.
     """
     models = frozenset(find_models(kind))
     for part in location:
@@ -43,18 +44,21 @@ TYPE_MESSAGES = {
     "tuple_type": "must be a list",
     "string_type": "must be a text: put it in quotes",
 }
-"""What to say instead of Pydantic's words, which name classes of ours, or of Python, and not what to do."""
+"""Replacements for messages of Pydantic that name Python types instead of a solution."""
 
 
 def select_first_error(error: ValidationError) -> ErrorDetails:
-    """Its first problem. A key that nobody knows comes before one that is missing: it may be that one, misspelled."""
+    """Return the first problem.
+
+    An unknown key precedes a missing one, because it may be its misspelling.
+    """
     first, *remaining = error.errors()
     unknown = (problem for problem in remaining if problem["type"] == "extra_forbidden")
     return next(unknown, first) if first["type"] == "missing" else first
 
 
 def explain_first_error(error: ValidationError, kind: Any) -> str:
-    """The first problem of a validation error as one line: where, what is wrong, and what was given for that type."""
+    """Describe the first problem of a validation error: location, problem and given value."""
     problem = select_first_error(error)
     location = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -62,5 +66,5 @@ def explain_first_error(error: ValidationError, kind: Any) -> str:
     if problem["type"] == "missing":
         return f"'{location}' is missing: add it"
     message = TYPE_MESSAGES.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
-    # What is wrong between keys says of itself which they are.
+    # Errors between several keys name the keys in their message.
     return f"'{location}': {message} (given: {problem['input']!r:.80})" if location else message

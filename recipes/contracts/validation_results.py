@@ -1,4 +1,4 @@
-"""Results of validate and find_leaks, such as violations, statistics, drift and leaks."""
+"""Results of validate and find_leaks: violations, statistics, drift and leaks."""
 
 from typing import Literal
 
@@ -7,22 +7,22 @@ from pydantic import Field
 from recipes.contracts.frozen_model import FrozenModel
 
 STATISTICS_FILE = "statistics.json"
-"""The one file of an artifact of the kind `statistics`."""
+"""The only file of an artifact of kind `statistics`."""
 MAX_NAMED_RECORDS = 20
-"""Violations and leaks that a result names; beyond them it counts."""
+"""Maximum violations and leaks listed in a result; further ones are only counted."""
 
 
 class Violation(FrozenModel):
-    """A record that breaks a rule. `line` counts the version's records from 1."""
+    """A record that violates a rule. `line` counts the version's records from 1."""
 
     line: int
     column: str
     reason: str
-    value: str = Field("", description="the beginning of what stands there")
+    value: str = Field("", description="beginning of the column's value")
 
 
 class Violations(FrozenModel):
-    """How often rules were broken, by column and reason, and the first few."""
+    """Counts of violations by column and reason, and the first few."""
 
     count: int = 0
     records: int = 0
@@ -31,7 +31,7 @@ class Violations(FrozenModel):
 
 
 class Numbers(FrozenModel):
-    """A distribution: exact moments of all values, and the values of the sampled records in rising order."""
+    """A distribution: exact moments of all values, and the sorted values of sampled records."""
 
     count: int
     mean: float | None
@@ -41,21 +41,21 @@ class Numbers(FrozenModel):
 
 
 class ColumnStatistics(FrozenModel):
-    """A column: how many records have which JSON type in it (`missing` where it is not there), and what it holds.
+    """Statistics of a column.
 
-    `numbers` are the values of numbers, `lengths` those of texts and arrays; `categories` the counts in the sample where
-    there are few different values.
+    Number of records by JSON type (`missing` if absent), and its values. `numbers` describes numeric values, `lengths` texts
+    and arrays; `categories` counts sampled values if there are few distinct ones.
     """
 
     kinds: dict[str, int]
-    filled: int = Field(description="records in which it is neither missing, null, nor empty")
+    filled: int = Field(description="number of records in which it is neither missing, null, nor empty")
     numbers: Numbers | None = None
     lengths: Numbers | None = None
     categories: dict[str, int] | None = None
 
 
 class Vocabulary(FrozenModel):
-    """Words (runs of letters and digits, in lower case) of the sampled records."""
+    """Words (runs of letters and digits, in lower case) of sampled records."""
 
     words: int
     distinct: int
@@ -64,7 +64,10 @@ class Vocabulary(FrozenModel):
 
 
 class Slice(FrozenModel):
-    """The records that have one value in a column. `labels` maps a label to its count, in the most frequent ones."""
+    """Records that share a value of a column.
+
+    `labels` counts the most frequent labels.
+    """
 
     column: str
     value: str
@@ -74,7 +77,7 @@ class Slice(FrozenModel):
 
 
 class Statistics(FrozenModel):
-    """What a version's records are like. Times in milliseconds."""
+    """Statistics of a version's records. Times are in milliseconds."""
 
     format: int = 1
     records: int
@@ -94,7 +97,7 @@ class Statistics(FrozenModel):
 
 
 class FeatureDrift(FrozenModel):
-    """How a distribution moved: its population stability index, and a test that is "ks" (Kolmogorov-Smirnov) or "chi2"."""
+    """Change of a distribution: population stability index and a test, "ks" (Kolmogorov-Smirnov) or "chi2"."""
 
     feature: str
     psi: float
@@ -105,7 +108,7 @@ class FeatureDrift(FrozenModel):
 
 
 class Drift(FrozenModel):
-    """A version against its reference; both by name, as NAME@VERSION."""
+    """Drift of a version against its reference; both by name, as NAME@VERSION."""
 
     reference: str
     added: dict[str, str] = {}
@@ -122,7 +125,7 @@ class ValidationFacts(FrozenModel):
 
 
 class Leak(FrozenModel):
-    """A test record, by its line in the test split, that stands in what was trained on, by the line there."""
+    """A test record found in training data, with its lines in both."""
 
     line: int
     text: str
@@ -133,7 +136,10 @@ class Leak(FrozenModel):
 
 
 class Leaks(FrozenModel):
-    """`Result.facts` of the program find_leaks. Counts are of test records; `by_ancestor` counts one in each that has it."""
+    """`Result.facts` of the program find_leaks.
+
+    Counts are of test records; `by_ancestor` counts one in each that contains it.
+    """
 
     tested: int
     searched: int

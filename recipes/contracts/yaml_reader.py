@@ -10,13 +10,13 @@ import yaml
 
 from recipes.contracts.job import BadConfiguration
 
-# A YAML file as a document, unless a few lines of it stand for more than a machine can hold ("billion laughs").
+# Reject YAML whose aliases expand to more than memory can hold ("billion laughs").
 #
-# PyYAML itself reads such a file at once: what an alias names is there once, however often it is named. Whoever walks
-# through the document, or writes it as JSON, meets it again and again.
+# PyYAML itself reads such a file quickly, because each alias refers to a shared object. Code that walks the document, or
+# serializes it to JSON, expands it.
 
 MAX_CHARACTERS = 1_000_000
-"""Characters; a configuration has a few thousand."""
+"""Maximum expanded size in characters; a configuration has a few thousand."""
 
 
 NUMBER_PATTERNS = {
@@ -26,11 +26,11 @@ NUMBER_PATTERNS = {
         r"|\.(?:nan|NaN|NAN)$"
     ),
 }
-"""How a number is written, by its tag: as PyYAML has it, but for what YAML 1.2 has not."""
+"""Number syntax by tag: PyYAML's without what YAML 1.2 removed."""
 
 
 class StrictLoader(yaml.SafeLoader):
-    """PyYAML's, for which `1:30` is no number of sixties (90), and `010` not 8."""
+    """PyYAML's loader without sexagesimal (`1:30` is 90) and octal (`010` is 8) numbers."""
 
     yaml_implicit_resolvers = {
         first: [(tag, NUMBER_PATTERNS.get(tag, pattern)) for tag, pattern in rules]
@@ -39,13 +39,14 @@ class StrictLoader(yaml.SafeLoader):
 
 
 class DocumentTooLong(yaml.YAMLError):
-    """Its message shows nothing of the document."""
+    """The expanded document is too long; the message contains none of it."""
 
 
 def load_yaml(text: str) -> Any:
-    """As `yaml.safe_load`, but for `1:30` and `010`.
+    """Like `yaml.safe_load`, but with `StrictLoader`.
 
-    Raises `DocumentTooLong`, a YAMLError, where the document is too long, its aliases written out.
+    Raises:
+        DocumentTooLong: a YAMLError; the document is too long after expanding its aliases.
     """
     loader = StrictLoader(text)
     try:
@@ -54,8 +55,8 @@ def load_yaml(text: str) -> Any:
             return None
         if count_expanded_characters(node, {}) > MAX_CHARACTERS:
             raise DocumentTooLong(
-                f"with what its aliases (*NAME) stand for, it is longer than {MAX_CHARACTERS:,} characters: write out "
-                "what you need"
+                f"with its aliases (*NAME) expanded, it is longer than {MAX_CHARACTERS:,} characters: shorten it, or remove "
+                "aliases"
             )
         return loader.construct_document(node)
     finally:
@@ -63,7 +64,10 @@ def load_yaml(text: str) -> Any:
 
 
 def count_expanded_characters(node: yaml.Node, known: dict[int, float]) -> float:
-    """About as many characters as it takes without aliases; no end where it holds itself. `known` is of nodes, by `id`."""
+    """Estimate the length with aliases expanded, infinite for a cycle.
+
+    `known` caches results by node `id`.
+    """
     if isinstance(node, yaml.ScalarNode):
         return 1 + len(node.value)
     if id(node) not in known:
@@ -74,15 +78,15 @@ def count_expanded_characters(node: yaml.Node, known: dict[int, float]) -> float
 
 
 TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-"""How YAML tags a key that is one; `<<` is none, and takes in the keys of another mapping."""
+"""Tags of text keys; `<<` merges another mapping."""
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)
-"""What PyYAML raises of a text that it cannot read; ValueError of a date that is none, or a number that has no end."""
+"""Errors of PyYAML for invalid text; ValueError for invalid dates and infinite numbers."""
 
 
 def find_line(text: str, location: Sequence[Any]) -> int | None:
-    """The line, from 1, of the deepest key of `location` that the document has; none where it has not even the first.
+    """Return the line, from 1, of the deepest key in `location`; None without the first.
 
-    `location` is the `loc` of a Pydantic error: keys of mappings and places in lists. `text` is valid YAML.
+    `location` is the `loc` of a Pydantic error: mapping keys and list indices. `text` is valid YAML.
     """
     node, line = yaml.compose(text, Loader=StrictLoader), None
     for part in location:
@@ -100,8 +104,9 @@ def find_line(text: str, location: Sequence[Any]) -> int | None:
 
 
 def find_named_key(message: str, document: object) -> tuple[str, ...]:
-    """The first key that a message names and the document has, such as `hardware.gpus`: what is wrong between keys has no
-    place of its own.
+    """Return the first key in a message that the document has, such as `hardware.gpus`.
+
+    Errors between several keys have no location of their own.
     """
     keys = document if isinstance(document, dict) else {}
     for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message):
@@ -112,7 +117,7 @@ def find_named_key(message: str, document: object) -> tuple[str, ...]:
 
 
 def find_repeated_key(text: str) -> tuple[str, int] | None:
-    """The first key that a mapping has twice, with its line: YAML takes the last one and says nothing."""
+    """Return the first duplicate key with its line; PyYAML silently uses the last value."""
     pending = [yaml.compose(text, Loader=StrictLoader)]
     while pending:
         node = pending.pop()
@@ -130,7 +135,10 @@ def find_repeated_key(text: str) -> tuple[str, int] | None:
 
 
 def find_non_text_key(text: str) -> tuple[str, int] | None:
-    """The first key that YAML takes for something else than a text, such as `yes` for true, with its line."""
+    """Return the first key that YAML does not read as text, and its line.
+
+    For example, `yes` is true.
+    """
     loader = StrictLoader(text)
     pending, found = [loader.get_single_node()], []
     while pending:
@@ -145,8 +153,9 @@ def find_non_text_key(text: str) -> tuple[str, int] | None:
 
 
 def explain_yaml_error(error: Exception, text: str) -> str:
-    """What to say behind a file's name of a text of which PyYAML raised one of `YAML_ERRORS`: the line where it is known,
-    why, and what to do about a tab.
+    """Return what follows the file name in the message for one of `YAML_ERRORS`.
+
+    It contains the line if known, the reason, and advice about tabs.
     """
     line: int | None = None
     message = str(error)
@@ -159,16 +168,16 @@ def explain_yaml_error(error: Exception, text: str) -> str:
             f"the character #x{ord(text[error.position]):04x} is not allowed",
         )
     elif isinstance(error, ValueError):
-        line, message = find_unreadable_line(text), message.partition(";")[0]  # behind it is what a program could do
+        line, message = find_unreadable_line(text), message.partition(";")[0]  # what follows is advice for programmers
     elif isinstance(error, RecursionError):
-        message = "it is nested too deep"
+        message = "it is nested too deeply"
     place = f", line {line}" if line else ""
     hint = ": use spaces instead" if "'\\t'" in message else ""
     return f"{place} is not valid YAML: {' '.join(message.split())}{hint}"
 
 
 def find_unreadable_line(text: str) -> int | None:
-    """The line of the first value that looks like one of a kind, and is none."""
+    """Return the line of the first value that fails to convert to its type."""
     loader = StrictLoader(text)
     pending = [loader.get_single_node()]
     while pending:
@@ -186,11 +195,13 @@ def find_unreadable_line(text: str) -> int | None:
 
 
 def read_yaml_mapping(path: Path, example: str = "") -> tuple[str, dict[str, Any]]:
-    """The text of a file, and what it says. `example` is where people see one.
+    """Read a YAML file and return its text and content.
+
+    `example` names a source of examples for messages.
 
     Raises:
-        BadConfiguration: it is no YAML in UTF-8, or no mapping, has a key twice, of which YAML takes the last and says
-            nothing, or one that is true or none to YAML; the message names the file, and the line where there is one.
+        BadConfiguration: it is not YAML in UTF-8, not a mapping, has duplicate keys, of which PyYAML silently uses the last,
+            or keys that are not text; the message contains the file and the line, if there is one.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -201,10 +212,10 @@ def read_yaml_mapping(path: Path, example: str = "") -> tuple[str, dict[str, Any
     except YAML_ERRORS as error:
         raise BadConfiguration(f"{path}{explain_yaml_error(error, text)}") from None
     if repeated:
-        raise BadConfiguration(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
+        raise BadConfiguration(f"{path}, line {repeated[1]}: '{repeated[0]}' is a duplicate: keep one of the two")
     if not isinstance(document, dict):
         found = "is empty" if document is None else "must be a mapping"
         raise BadConfiguration(f"{path} {found}: write lines of `KEY: VALUE`{example and f', as {example}'}")
     if odd := find_non_text_key(text):
-        raise BadConfiguration(f"{path}, line {odd[1]}: the key `{odd[0]}` is no text in YAML: put it in quotes")
+        raise BadConfiguration(f"{path}, line {odd[1]}: the key `{odd[0]}` is not a text in YAML: put it in quotes")
     return text, document

@@ -1,1 +1,1 @@
-"""Parts of `recipes.launcher`, the first process of every pod of a gang."""
+"""Components of `recipes.launcher`, the first process of every pod of a gang."""

@@ -1,4 +1,4 @@
-"""What a launcher reports to the API: its claim of an attempt, its node and how the attempt ended."""
+"""The launcher's calls to the API: claim an attempt, register a node, report the exit."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from recipes.contracts.job import Job
 from recipes.launch.pod import Pod
 
 CLAIM_SECONDS = 3600.0
-"""How long an API that is away is waited for at the start: pods that give up would only be started again, and wait again."""
+"""Retry period at the start. Pods that give up earlier would only be restarted and wait again."""
 MAX_PAUSE_SECONDS = 10.0
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -26,15 +26,15 @@ FINAL_STATUSES = (
     HTTPStatus.CONFLICT,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
-"""Answers that stay the same when the call is sent again. All others may come from a proxy or a server that restarts."""
+"""Responses that a retry would not change. All others may come from a proxy or a restarting server."""
 
 
 class ApiUnavailable(Exception):
-    """The API did not answer, or not now."""
+    """The API did not answer, or cannot at the moment."""
 
 
 class ApiRefused(Exception):
-    """The API refuses this pod; the message is the API's."""
+    """The API refuses this pod; the message is the API's own."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -43,14 +43,17 @@ class ApiRefused(Exception):
 
 @dataclass(frozen=True)
 class ClaimedAttempt:
-    """`previous_reason` is why the attempt before ended, if there was one."""
+    """An attempt of the job.
+
+    `previous_reason` is the exit reason of the attempt before, if any.
+    """
 
     number: int
     previous_reason: str | None = None
 
 
 class AttemptApi:
-    """Calls of one pod. All are idempotent, and retried while the API is away."""
+    """API calls of one pod; all are idempotent and retried while the API is unavailable."""
 
     def __init__(self, job: Job, pod: Pod, log: Callable[[str], None]) -> None:
         self._pod, self._log = pod, log
@@ -61,11 +64,11 @@ class AttemptApi:
         self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT, mounts=direct)
 
     async def claim(self, gpus: list[str]) -> ClaimedAttempt:
-        """The attempt that this pod starts.
+        """Claim the next attempt.
 
         Raises:
-            ApiRefused: the pod is not wanted any more, or its token is not accepted.
-            ApiUnavailable: there was no answer for a long time.
+            ApiRefused: the pod is obsolete, or its token is not accepted.
+            ApiUnavailable: there was no answer for `CLAIM_SECONDS`.
         """
         answer = await self._post(
             "attempts",
@@ -81,11 +84,11 @@ class AttemptApi:
         return ClaimedAttempt(answer["attempt"], answer["previous_reason"])
 
     async def register_node(self, attempt: int, gpus: list[str]) -> None:
-        """Raises as `claim` does."""
+        """Report the node and GPUs of this pod. Raises the errors of `claim`."""
         await self._post(f"attempts/{attempt}/nodes", self._placement(gpus), CLAIM_SECONDS)
 
     async def report_exit(self, attempt: int, document: ExitDocument, seconds: float) -> None:
-        """Raises as `claim` does."""
+        """Report how the attempt ended, retrying for `seconds`. Raises the errors of `claim`."""
         body = {
             "node_rank": self._pod.node_rank,
             "code": document.reason.exit_code,
@@ -124,6 +127,6 @@ class AttemptApi:
         if response.is_success and isinstance(answer, dict):
             return answer
         message = answer.get("message", "") if isinstance(answer, dict) else ""
-        if response.status_code in FINAL_STATUSES and message:  # a proxy's page has no message
+        if response.status_code in FINAL_STATUSES and message:  # an error page of a proxy has no message
             raise ApiRefused(f"the API refuses this pod ({response.status_code}): {message}", response.status_code)
         raise ApiUnavailable(f"{response.request.url}: {response.status_code} {message}".rstrip())

@@ -1,7 +1,7 @@
-"""What the kernel counts of a container's memory: its limit, its peak, and the processes that it killed.
+"""Memory counters of a container: its limit, its peak, and its OOM kills.
 
-A program cannot say that it, or a worker of it, was killed for memory, and the container runtime only reports the first
-process, which is the launcher. The counters of the cgroup are the evidence, in both versions of cgroups.
+A program cannot report that it or one of its workers was killed for memory, and the container runtime reports only the
+first process, which is the launcher. The cgroup's counters are the evidence, for cgroup v1 and v2.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,15 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED_BYTES = 1 << 60
-"""Version 1 writes no limit as the largest number of pages."""
+"""cgroup v1 expresses "no limit" as the largest number of pages."""
 
 
 @dataclass(frozen=True)
 class MemoryCounters:
-    """`kills` counts processes killed by the kernel for lack of memory; `limit` and `peak` are in bytes, None if unknown."""
+    """Counters of a cgroup; `limit` and `peak` are in bytes, None if unknown.
+
+    `kills` counts processes that the kernel killed for lack of memory.
+    """
 
     kills: int
     limit: int | None
@@ -23,7 +26,7 @@ class MemoryCounters:
 
 
 def read_memory_counters(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> MemoryCounters:
-    """The counters of this process's cgroup; without a memory cgroup nothing is known, and no kill is counted."""
+    """Read the counters of this process's cgroup; all unknown, and no kills, without one."""
     lines = [line.split(":", 2) for line in _read(membership).splitlines()]
     paths = {controllers: path for _, controllers, path in lines}
     version_1 = next((path for names, path in paths.items() if "memory" in names.split(",")), None)
@@ -42,7 +45,7 @@ def read_memory_counters(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP)
 
 
 def describe_kill(counters: MemoryCounters) -> str:
-    """Why the kernel killed a process, as one line for people."""
+    """Return the reason for a kill by the kernel as one line for users."""
     peak = f", peak {_gib(counters.peak)}" if counters.peak is not None else ""
     if counters.limit is None:
         return f"killed by the kernel, because the node ran out of memory (no limit of its own{peak})"
@@ -53,7 +56,10 @@ def describe_kill(counters: MemoryCounters) -> str:
 
 
 def _folder(mount: Path, path: str) -> Path:
-    """The folder of a cgroup. In a container it is the mount itself, whatever path the kernel names."""
+    """Return the folder of a cgroup.
+
+    In a container the mount itself, for any path the kernel reports.
+    """
     inner = mount / path.lstrip("/")
     return inner if inner.is_dir() else mount
 

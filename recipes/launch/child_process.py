@@ -1,4 +1,4 @@
-"""The program as a child of the launcher: its output, its signals, and the processes below it."""
+"""The program as a child process of the launcher: output, signals and descendants."""
 
 import asyncio
 import os
@@ -13,14 +13,17 @@ from recipes.launch.log_segments import LogSpool
 
 READ_BYTES = 1 << 16
 DUMP_SECONDS = 1.0
-"""Time for stack dumps between SIGUSR1 and SIGTERM."""
+"""Time between SIGUSR1, which dumps stacks, and SIGTERM."""
 PIPE_TIMEOUT_SECONDS = 10.0
-"""How long the last output is waited for: a process that outlives the program may hold its pipe for ever."""
+"""Wait for the last output at most this long: a process that outlives the program may keep its pipe open."""
 PROC = Path("/proc")
 
 
 class ChildProcess:
-    """Started once. Signals go to the program itself, which passes them on to its ranks; SIGKILL goes to all below it."""
+    """A running program. Signals go to the program, which forwards them to its ranks.
+
+    SIGKILL goes to all descendants.
+    """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], spool: LogSpool) -> None:
         self.was_ended = False
@@ -36,7 +39,7 @@ class ChildProcess:
         self._output.start()
 
     async def wait(self) -> int:
-        """Its exit code, negative where a signal ended it."""
+        """Wait for the program and return its exit code, negative if a signal ended it."""
         descriptor = os.pidfd_open(self._process.pid)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -60,7 +63,7 @@ class ChildProcess:
             self._process.send_signal(signal.SIGTERM)
 
     async def end(self, seconds: float) -> None:
-        """End a program that cannot go on: stack dumps into its log, SIGTERM, and SIGKILL after some seconds."""
+        """End a program that cannot continue: dump stacks, then SIGTERM, then SIGKILL after `seconds`."""
         self.was_ended = True
         for process_id in self._all():
             if catches_signal(process_id, signal.SIGUSR1):
@@ -86,7 +89,7 @@ class ChildProcess:
 
 
 def descendants(process_id: int) -> list[int]:
-    """All processes below one, parents before their children."""
+    """Return all descendants of a process, parents before their children."""
     found: list[int] = []
     waiting = [process_id]
     while waiting:
@@ -99,7 +102,10 @@ def descendants(process_id: int) -> list[int]:
 
 
 def catches_signal(process_id: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler: SIGUSR1 ends one that has none, such as torchrun."""
+    """Return whether a process handles a signal.
+
+    SIGUSR1 kills processes without a handler, such as torchrun.
+    """
     try:
         lines = (PROC / str(process_id) / "status").read_text(encoding="utf-8").splitlines()
     except OSError:

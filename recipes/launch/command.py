@@ -1,4 +1,4 @@
-"""Command line and environment of a program in a pod: itself, or torchrun with the rendezvous of its gang."""
+"""Command line and environment of a pod's program, with or without torchrun."""
 
 import shutil
 import sys
@@ -10,14 +10,14 @@ from recipes.launch.pod import RENDEZVOUS_SECONDS, Pod
 from recipes.storage.signed_bucket import ATTEMPT_VARIABLE
 
 RANK_LOGS = "processes"
-"""Folder in which torchrun writes the output of all ranks of a node but the first; errors of all are in the log."""
+"""Folder for the output of all ranks of a node but the first; errors of all ranks are in the log."""
 
 
 def program_command(job: Job, pod: Pod, job_file: Path) -> list[str]:
-    """The command line of a job's program in this pod.
+    """Return the command line of a job's program in this pod.
 
-    Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic, because a gang that loses a
-    pod restarts as a whole from its last checkpoint.
+    torchrun uses static rendezvous: rank 0 is pod 0, whose name is known in advance. It is not elastic, because a gang that
+    loses a pod restarts as a whole from its last checkpoint.
     """
     program = [*die_with_parent(), sys.executable, "-m", f"recipes.{job.program}", str(job_file)]
     if pod.processes == 0:
@@ -45,11 +45,14 @@ def program_command(job: Job, pod: Pod, job_file: Path) -> list[str]:
 
 
 def die_with_parent() -> list[str]:
-    """Have the kernel kill a process with its parent. Without setpriv in the image, the container ends with the launcher."""
+    """Return a command prefix that makes the kernel kill a process with its parent.
+
+    Empty if the image lacks setpriv; the container still ends with the launcher.
+    """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig=KILL", "--"] if setpriv else []
 
 
 def program_environment(variables: Mapping[str, str], attempt: int) -> dict[str, str]:
-    """What the program commits carries the attempt's number: the API refuses what older attempts commit."""
+    """Add the attempt's number, which the API compares: it refuses commits of older attempts."""
     return {**variables, ATTEMPT_VARIABLE: str(attempt)}

@@ -1,4 +1,4 @@
-"""The first node's side of a gang: takes the others in, watches them and decides why the attempt ended."""
+"""The first node's side of a gang: admit and watch members, decide the exit reason."""
 
 import asyncio
 import socket
@@ -17,16 +17,16 @@ from recipes.launch.rank_progress import RankProgress
 from recipes.launch.stall_watch import StallWatch
 
 ORDERLY_REASONS = (ExitReason.COMPLETED, ExitReason.PREEMPTED)
-"""Ends that the programs of other nodes come to as well, by themselves."""
+"""Exit reasons that the programs of the other nodes reach by themselves."""
 KILL_REASONS = (ExitReason.KILLED, ExitReason.OOM_KILLED)
-"""Ends of a rank that the others wait for in a collective, as they do for a lost node."""
+"""Exit reasons of a rank for which the others wait in a collective, as they do for a lost node."""
 OTHERS_SECONDS = 300.0
-"""How long the first node, whose program has ended, waits for the others', if their grace period is no longer."""
+"""How long the first node waits for the others after its own program has ended, unless the grace period is longer."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Another node of the gang, connected."""
+    """Another node of the gang and its connection."""
 
     rank: int
     name: str
@@ -34,13 +34,13 @@ class Member:
 
 
 class Coordinator(Gang):
-    """Also of a gang of one, which listens to nobody.
+    """Coordinates a gang; a gang of one does not listen for members.
 
     Args:
-        num_nodes: of the gang; 1 for pods that work alone.
-        grace_seconds: in which the pods of the gang may save and stop.
-        stall_limit: how long its processes may make no progress, as the job's `schedule` says it.
-        log: takes one line for the log of the job.
+        num_nodes: size of the gang; 1 for pods that work independently.
+        grace_seconds: period in which the gang's pods may save and stop.
+        stall_limit: how long its processes may make no progress, as in the job's `schedule`.
+        log: writes a line to the job's log.
     """
 
     def __init__(self, pod: Pod, num_nodes: int, grace_seconds: float, stall_limit: str, log: Callable[[str], None]) -> None:
@@ -64,7 +64,7 @@ class Coordinator(Gang):
             self._server = await asyncio.start_server(self._serve, sock=listener)
 
     def set_attempt(self, attempt: ClaimedAttempt) -> None:
-        """The attempt that this gang starts; its nodes begin once all of them are there."""
+        """Set the attempt that this gang runs; programs start once all nodes have joined."""
         self.attempt.set_result(attempt)
         for member in self._members.values():
             send_attempt(member.connection, attempt)
@@ -93,7 +93,7 @@ class Coordinator(Gang):
         self._verdict = verdict
         self._broadcast("verdict", document=verdict.model_dump(mode="json"))
         if self._members:
-            with suppress(TimeoutError):  # a node that has not taken the verdict decides by itself
+            with suppress(TimeoutError):  # a node that has not received the verdict decides by itself
                 await asyncio.wait_for(self._left.wait(), GOODBYE_SECONDS)
         return verdict
 
@@ -105,7 +105,10 @@ class Coordinator(Gang):
             await member.connection.close()
 
     async def _wait_for_others(self) -> None:
-        """Until all have ended. Their programs end with this node's; one that hangs in its last moments is ended."""
+        """Wait until all nodes have ended.
+
+        After a timeout, end programs that hang during their exit.
+        """
         try:
             await asyncio.wait_for(self._settled.wait(), max(OTHERS_SECONDS, self._grace_seconds))
         except TimeoutError:
@@ -124,7 +127,11 @@ class Coordinator(Gang):
             await connection.close()
 
     def _admit(self, connection: Connection, hello: Message) -> Member:
-        """Raises PeerRefused: its place is taken, or the gang has begun; a pod of an earlier gang may ask, too."""
+        """Admit a node.
+
+        Raises:
+            PeerRefused: its place is taken, the gang has started, or the pod belongs to an earlier gang.
+        """
         rank, generation = int(hello["rank"]), int(hello["generation"])
         member = Member(rank, f"node {rank} (pod {hello['pod']} on node {hello['node']})", connection)
         if generation != self._pod.generation or not 0 < rank < self._num_nodes:
@@ -144,7 +151,7 @@ class Coordinator(Gang):
         return member
 
     async def _follow(self, member: Member) -> None:
-        """Until it leaves or is lost."""
+        """Handle a member's messages until it leaves or is lost."""
         try:
             while True:
                 message = await member.connection.receive()
@@ -192,7 +199,10 @@ class Coordinator(Gang):
             self._end_all(LOST_END_SECONDS)
 
     def _record_stall(self, stalled: Mapping[int, Sequence[int]]) -> None:
-        """Ranks that hang hold the GPUs of all others: the gang ends, and starts again from its checkpoint."""
+        """End the gang, to restart from its checkpoint.
+
+        Ranks that hang block the GPUs of all others.
+        """
         names = {member.rank: member.name for member in self._members.values()}
         names[self._pod.node_rank] = f"node {self._pod.node_rank} (pod {self._pod.name} on node {self._pod.node})"
         places = [
@@ -210,7 +220,7 @@ class Coordinator(Gang):
             self._broadcast("end", seconds=self.end_seconds)
 
     def _settle(self) -> None:
-        """The verdict is due once every node that takes part has ended, left or is lost."""
+        """Make the verdict due once every participating node has ended, left or is lost."""
         if self._pod.node_rank in self._ends and all(rank in self._ends for rank in self._members):
             self._settled.set()
 

@@ -1,4 +1,4 @@
-"""Decide why an attempt ended: of one node from its program's end, of a gang from the ends of its nodes.
+"""Decide why an attempt ended: per node from its program's end, then for the gang.
 
 Pure functions. A failure on one node makes the programs of the others fail as well, in other words and often at the same
 moment, so that a cause and its consequences are distinguished by kind first, then by time.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from recipes.contracts.exit_reason import ExitDocument, ExitReason, classify_message
 
 SIGNAL_EXIT_OFFSET = 128
-"""What torchrun and shells add to the number of the signal that ended a process."""
+"""Added by torchrun and shells to the number of the signal that ended a process."""
 NO_RESULT = "the program exited with 0, but left no result"
 
 MEMORY_KILL_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN)
-"""Reasons that a program gives, or leaves open, when the kernel has killed a process of it."""
+"""Reasons that an OOM kill overrides, because the program could not know about it."""
 STOP_EXPLAINS = (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.UNKNOWN, ExitReason.NODE_LOST)
-"""How programs end that were asked to stop before they could save, or whose peers have stopped."""
+"""Ends of programs after a stop request that did not save in time, or whose peers have stopped."""
 PRECEDENCE = (
     ExitReason.BAD_CONFIGURATION,
     ExitReason.OOM_KILLED,
@@ -31,7 +31,7 @@ PRECEDENCE = (
     ExitReason.STORAGE_DENIED,
     ExitReason.STORAGE_UNAVAILABLE,
 )
-"""Causes before their consequences: a rank that was killed makes others end with PROGRAM_ERROR. All others come last."""
+"""Causes precede their consequences: a killed rank makes others end with PROGRAM_ERROR. Unlisted reasons come last."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ProgramEnd:
     """How the program of one node ended.
 
     Args:
-        code: its exit code, negative where a signal ended it.
-        document: what it wrote before it ended.
-        memory_kill: why the kernel killed a process of it, if it did.
-        was_asked_to_stop: the gang was asked to stop and save.
-        was_ended: the launcher ended it, because the gang could not go on.
-        lacks_result: it exited with 0, and what it was to make is not there.
+        code: its exit code, negative if a signal ended it.
+        document: the exit document that it wrote.
+        memory_kill: why the kernel killed one of its processes, if it did.
+        was_asked_to_stop: the gang received a stop request.
+        was_ended: the launcher ended it because the gang could not continue.
+        lacks_result: it exited with 0 without leaving its result.
     """
 
     code: int
@@ -56,7 +56,7 @@ class ProgramEnd:
 
 
 def classify_end(end: ProgramEnd) -> ExitDocument | None:
-    """Why the program of a node ended; None if only because the launcher ended it."""
+    """Return why a node's program ended; None if only because the launcher ended it."""
     if end.code == 0 and not end.lacks_result:
         return ExitDocument(code=0, message="", reason=ExitReason.COMPLETED)
     found = end.document or _classify_code(end)
@@ -92,13 +92,13 @@ def choose_verdict(
     was_asked_to_stop: bool,
     stalled: str = "",
 ) -> ExitDocument:
-    """Why a gang ended.
+    """Return why a gang ended.
 
     Args:
-        ends: by node rank in the order in which they came; None for one that was only ended with the others.
-        lost: by node rank, what is known of a node that went silent.
-        stalled: which ranks made no progress, if the gang was ended for that.
-        leader: the rank that has checked that the result is there before it counts as completed.
+        ends: ends by node rank in order of arrival; None for a program that was ended with the gang.
+        lost: descriptions of lost nodes, by node rank.
+        stalled: the ranks that made no progress, if the gang was ended for that.
+        leader: the rank that verifies that the result exists before reporting COMPLETED.
     """
     first = ends.get(leader)
     if first is not None and first.reason is ExitReason.COMPLETED:
@@ -118,17 +118,20 @@ def choose_verdict(
         causes.append(ExitDocument(code=None, message=message, reason=ExitReason.UNKNOWN))
     verdict = min(causes, key=lambda cause: _precedence(cause.reason, was_asked_to_stop=was_asked_to_stop))
     if first is not None and first.reason is verdict.reason is ExitReason.PREEMPTED:
-        return first  # it alone says what was saved: torchrun of another node only says that it was asked to stop
+        return first  # only the leader knows what was saved; torchrun on other nodes only reports the stop request
     if was_asked_to_stop and verdict.reason in STOP_EXPLAINS:
         return preempted(f"asked to stop, and ended before it had saved: {verdict.message}")
     return verdict
 
 
 def _precedence(reason: ExitReason, *, was_asked_to_stop: bool) -> int:
-    """Nodes that save and stop because another one has failed end as preempted ones do, which explains nothing then."""
+    """Return the rank of a reason among causes, lowest first.
+
+    Nodes that save and stop because another node failed end as PREEMPTED, which is no cause then.
+    """
     if reason in PRECEDENCE:
         return PRECEDENCE.index(reason)
     if reason is ExitReason.PREEMPTED:
         return len(PRECEDENCE) + (0 if was_asked_to_stop else 3)
-    # A program that only lost its connection to another one does not know why it ended.
+    # A program that only lost its connection to a peer does not know the cause.
     return len(PRECEDENCE) + (2 if reason is ExitReason.UNKNOWN else 1)

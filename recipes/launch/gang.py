@@ -1,7 +1,7 @@
-"""One node's view of its gang: begin together, stop together, and agree on why the attempt ended.
+"""One node's view of its gang: start together, stop together, agree on the exit reason.
 
-A star: every node is connected to the first one, which starts the programs once all nodes are there, passes on what one of
-them announces, and decides on the exit reason from what all report. All pods of a gang exit with the same code.
+A star topology: every node is connected to the first one, which starts the programs once all nodes have joined, forwards
+announcements, and decides on the exit reason from all reports. All pods of a gang exit with the same code.
 """
 
 import asyncio
@@ -14,22 +14,23 @@ from recipes.launch.attempt_api import ClaimedAttempt
 from recipes.launch.rank_progress import RankProgress
 
 ERROR_END_SECONDS = 30.0
-"""Time for programs to end by themselves after one has failed: it may still write what it knows."""
+"""Time for programs to end by themselves after one failed: they may still write their error."""
 LOST_END_SECONDS = 8.0
-"""The same after a node was lost: the programs wait for it in a collective, and have nothing to write."""
+"""The same after a node was lost: the programs are blocked in a collective and have nothing to write."""
 
 T = TypeVar("T")
 
 
 class GangEnded(Exception):
-    """The gang stopped or ended while this node waited for something."""
+    """The gang stopped or ended while this node was waiting."""
 
 
 class Gang(ABC):
-    """What the gang knows. Events are set once and stay set.
+    """State of a gang. Events are set once and stay set.
 
-    `stopping`: all programs save and stop; `is_preempted` if a pod was asked to, and not because a program has failed.
-    `ending`: they cannot go on and are ended, within `end_seconds`.
+    Attributes:
+        stopping: all programs save and stop; `is_preempted` if a pod received a stop request, rather than a program failing.
+        ending: the programs cannot continue and are ended within `end_seconds`.
     """
 
     def __init__(self) -> None:
@@ -42,10 +43,13 @@ class Gang(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Listen for the others, or begin to look for the first node."""
+        """Listen for members, or start connecting to the first node."""
 
     def begin_stop(self, *, preempted: bool) -> bool:
-        """Returns whether it begins now. Once a gang ends, that counts: a cluster stops all pods when one has failed."""
+        """Mark the gang as stopping and return whether it was running until now.
+
+        A gang that ends already is not stopped: a cluster stops all pods when one has failed.
+        """
         if self.stopping.is_set() or self.ending.is_set():
             return False
         self.is_preempted = preempted
@@ -54,22 +58,32 @@ class Gang(ABC):
 
     @abstractmethod
     def announce_stop(self, *, preempted: bool) -> None:
-        """This pod was asked to stop, or its program has failed, so the whole gang saves and stops."""
+        """Make the whole gang save and stop.
+
+        Called after a stop request or a failure of this pod's program.
+        """
 
     @abstractmethod
     def report_progress(self, ranks: Mapping[int, RankProgress]) -> None:
-        """How far the processes of this node have come; called periodically."""
+        """Report the progress of this node's processes; called periodically."""
 
     @abstractmethod
     async def agree(self, end: ExitDocument | None) -> ExitDocument:
-        """Report how this node's program ended, and wait for the verdict. None: only because it was ended."""
+        """Report how this node's program ended and wait for the verdict.
+
+        None: it ended only because it was killed with the gang.
+        """
 
     @abstractmethod
     async def close(self) -> None:
-        """Say goodbye."""
+        """Leave the gang in order."""
 
     async def wait_unless_ended(self, awaitable: Awaitable[T]) -> T:
-        """Raises GangEnded: the gang stops or ends first."""
+        """Wait for `awaitable`.
+
+        Raises:
+            GangEnded: the gang stops or ends first.
+        """
         wanted = asyncio.ensure_future(awaitable)
         events = [asyncio.create_task(event.wait()) for event in (self.stopping, self.ending)]
         try:

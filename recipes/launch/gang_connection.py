@@ -1,6 +1,6 @@
-"""Connections between launchers: JSON lines over TCP, with heartbeats, open only to pods of the same job.
+"""Authenticated connections between launchers of a job: JSON lines over TCP with heartbeats.
 
-Both sides prove that they know the gang's secret before anything else is said. A connection that goes silent, or closes
+Both sides prove that they know the gang's secret before any other message. A connection that goes silent, or closes
 without a goodbye, means that the other pod is lost: its node, its network or its launcher.
 """
 
@@ -17,17 +17,17 @@ HEARTBEAT_TIMEOUT_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 GOODBYE_SECONDS = 5.0
 MAX_MESSAGE_CHARACTERS = 4000
-"""Of an exit message that travels: lines are limited to 64 KiB."""
+"""Limit for an exit message on the wire: lines are limited to 64 KiB."""
 
 Message = dict[str, Any]
 
 
 class PeerLost(Exception):
-    """The other side is gone; the message says how that was noticed."""
+    """The peer is lost; the message says how that was detected."""
 
 
 class PeerRefused(Exception):
-    """The other side did not prove that it belongs to the gang, or does not take this pod."""
+    """The peer did not prove that it belongs to the gang, or refuses this pod."""
 
 
 class Connection:
@@ -40,15 +40,15 @@ class Connection:
         self._beats = asyncio.create_task(self._beat())
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Without waiting: what a lost peer does not take is lost with it."""
+        """Send without waiting; messages to a lost peer are dropped."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     async def receive(self) -> Message:
-        """The next message that is no heartbeat.
+        """Return the next message that is no heartbeat.
 
         Raises:
-            PeerLost: there was neither for `HEARTBEAT_TIMEOUT_SECONDS`, or the connection ended.
+            PeerLost: neither arrived for `HEARTBEAT_TIMEOUT_SECONDS`, or the connection ended.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -62,12 +62,12 @@ class Connection:
                 if message["type"] != "beat":
                     return message
             elif now - began > 2 * HEARTBEAT_SECONDS:
-                self._heard_at = now  # this process itself was stopped meanwhile, so that the silence says nothing
+                self._heard_at = now  # this process itself was suspended, so the silence is meaningless
             elif now - self._heard_at > HEARTBEAT_TIMEOUT_SECONDS:
                 raise PeerLost(f"sent no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:g} s")
 
     async def close(self) -> None:
-        """Send what was not sent yet, and close."""
+        """Flush pending messages and close."""
         self._beats.cancel()
         if self._line is not None:
             self._line.cancel()
@@ -102,10 +102,12 @@ def _proof_of_hello(key: bytes, challenge: str, hello: Message) -> str:
 
 
 async def accept_member(connection: Connection, key: bytes) -> Message:
-    """On the first node: the hello of a pod that has proved that it belongs to the gang, and gets the same proof.
+    """Authenticate a member on the first node and return its hello.
+
+    The first node proves itself too.
 
     Raises:
-        PeerLost, PeerRefused, TimeoutError: it did not.
+        PeerLost, PeerRefused, TimeoutError: authentication failed.
     """
     challenge = secrets.token_hex(16)
     connection.send("challenge", nonce=challenge)
@@ -117,10 +119,10 @@ async def accept_member(connection: Connection, key: bytes) -> Message:
 
 
 async def greet_first(connection: Connection, key: bytes, **place: Any) -> None:
-    """On the other nodes: prove that this pod belongs to the gang, and that the other side is its first node.
+    """Authenticate this pod to the first node, and the first node to this pod.
 
     Raises:
-        PeerLost, PeerRefused, TimeoutError: it is not, or not yet.
+        PeerLost, PeerRefused, TimeoutError: it is not the first node, or not ready.
     """
     challenge = (await asyncio.wait_for(connection.receive(), HANDSHAKE_SECONDS)).get("nonce")
     hello = {**place, "nonce": secrets.token_hex(16)}

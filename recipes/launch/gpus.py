@@ -1,9 +1,12 @@
-"""The GPUs of a pod, as their driver identifies them."""
+"""GPUs of a pod, by the UUIDs of their driver."""
 
 
 def read_gpu_uuids() -> list[str]:
-    """UUIDs of all GPUs that this container sees; none without a driver, also where a cluster only simulates GPUs."""
-    import pynvml  # loads the driver's library, which a launcher needs once
+    """Return UUIDs of all GPUs visible to this container.
+
+    Empty without a driver or with simulated GPUs.
+    """
+    import pynvml  # loads the driver's library, which a launcher needs only once
 
     try:
         pynvml.nvmlInit()

@@ -1,7 +1,7 @@
-"""The log of a pod: passed on to its own stdout, and uploaded in segments that never change.
+"""A pod's log: copied to its own stdout and uploaded in immutable segments.
 
-Output is spooled to disk and uploaded by a thread of its own, so that a store that is away neither stops nor slows the
-program. Readers concatenate the segments: offsets stay valid while the log grows.
+Output is spooled to disk and uploaded by a separate thread, so that an unavailable store neither stops nor slows the
+program. Readers concatenate the segments, so that offsets stay valid while the log grows.
 """
 
 import os
@@ -18,23 +18,23 @@ from recipes.storage.buckets import StoreRefuses
 
 SEGMENT_SECONDS = 5.0
 RETRY_SECONDS = 1.0
-"""Pause between two attempts to upload the rest, once the program has ended."""
+"""Pause between upload attempts after the program has ended."""
 REFUSED_SECONDS = 60.0
-"""A token that was revoked, or an attempt that was replaced, stays so: nothing that the program makes can be stored."""
+"""A revoked token or a superseded attempt is permanent: nothing that the program writes can be stored."""
 MAX_SPOOL_BYTES = 1 << 30
-"""Bytes that wait on disk while the store is away. What comes after them is on stdout alone."""
+"""Maximum size of output spooled while the store is unavailable; further output goes to stdout only."""
 
 
 PIPE_BYTES = 4096
-"""A pipe that is ready takes so many bytes without blocking."""
+"""Bytes that a ready pipe accepts without blocking."""
 STALL_SECONDS = 1.0
 
 
 class LiveOutput:
-    """A copy of the output on a descriptor, for `kubectl logs`.
+    """A copy of the output on a file descriptor, for `kubectl logs`.
 
-    The container runtime reads it. While it is restarted nobody does, and a program that waited for it would stop: what is
-    not taken within a second is left out, and from then on whatever would block.
+    While the container runtime restarts, the pipe has no reader, and a program that waited for it would stop. Output that is
+    not accepted within a second is dropped, and from then on any output that would block.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -53,7 +53,7 @@ class LiveOutput:
 
 
 class LogSpool:
-    """Output that waits on disk, in one file for each segment. Safe for several threads."""
+    """Output spooled to disk, one file per segment. Thread-safe."""
 
     def __init__(self, folder: Path, stdout: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,10 @@ class LogSpool:
         self._number, self._size, self._lost = 0, 0, 0
 
     def write(self, data: bytes) -> None:
-        """Pass output on and spool it. A full disk costs the copy in the store, never the program."""
+        """Copy output to stdout and spool it.
+
+        A full disk costs the stored copy, never the program.
+        """
         with self._lock:
             self._live.write(data)
             try:
@@ -79,7 +82,7 @@ class LogSpool:
         self.write(f"{time.strftime('%H:%M:%S')} {text}\n".encode())
 
     def close_segment(self) -> None:
-        """What comes from now on is in the next segment."""
+        """Start a new segment."""
         with self._lock:
             lost, self._lost = self._lost, 0
             if lost:
@@ -90,12 +93,12 @@ class LogSpool:
                 self._number += 1
 
     def oldest_segment(self) -> Path | None:
-        """The first closed segment that is not removed."""
+        """Return the oldest closed segment, or None."""
         with self._lock:
             return self._closed[0] if self._closed else None
 
     def remove_oldest(self) -> None:
-        """The oldest closed segment is stored."""
+        """Remove the oldest closed segment after its upload."""
         with self._lock:
             path = self._closed.popleft()
             self._size -= path.stat().st_size
@@ -109,7 +112,8 @@ class LogUploader(threading.Thread):
     """Uploads the segments of a spool below `uri`, in order."""
 
     def __init__(self, spool: LogSpool, store: Store, uri: str) -> None:
-        super().__init__(name="log uploader", daemon=True)  # a store that hangs must not keep the launcher from exiting
+        # daemon: a store that hangs must not keep the launcher from exiting
+        super().__init__(name="log uploader", daemon=True)
         self._spool, self._store, self._uri = spool, store, uri
         self._next: int | None = None
         self._error: Exception | None = None
@@ -121,24 +125,27 @@ class LogUploader(threading.Thread):
             finishing = self._finishing.wait(SEGMENT_SECONDS)
             self._spool.close_segment()
             if (self._upload() or isinstance(self._error, StoreRefuses)) and finishing:
-                return  # a newer attempt has replaced this one, or the token is not valid any more
+                return  # a newer attempt has superseded this one, or the token is no longer valid
             if finishing:
                 time.sleep(RETRY_SECONDS)
 
     @property
     def refusal(self) -> str:
-        """Why the store has refused this pod for `REFUSED_SECONDS`; empty while it has not."""
+        """Why the store has been refusing this pod for `REFUSED_SECONDS`; empty if it has not."""
         since = self._refused_at
         return str(self._error) if since is not None and time.monotonic() - since > REFUSED_SECONDS else ""
 
     def finish(self, seconds: float) -> bool:
-        """Upload the rest. Returns whether that is over; called again it waits again."""
+        """Upload the rest, and return whether that is finished.
+
+        May be called again to wait longer.
+        """
         self._finishing.set()
         self.join(seconds)
         return not self.is_alive()
 
     def _upload(self) -> bool:
-        """Store all closed segments; False where the store does not take one, which is tried again."""
+        """Upload all closed segments; return False if the store failed, to retry later."""
         try:
             if self._next is None:
                 self._next = self._first_free_number()
@@ -146,7 +153,7 @@ class LogUploader(threading.Thread):
                 self._store.put_file(f"{self._uri}/{self._next:06d}.log", path)
                 self._next += 1
                 self._spool.remove_oldest()
-        except Exception as error:  # whatever the store fails with, the next attempt may succeed
+        except Exception as error:  # after any error of the store the next attempt may succeed
             if self._error is None:
                 cause = " ".join(str(error).split())
                 print(f"the log waits on disk: {type(error).__name__}: {cause}", file=sys.stderr, flush=True)
@@ -160,6 +167,9 @@ class LogUploader(threading.Thread):
         return True
 
     def _first_free_number(self) -> int:
-        """Segments never change: a pod that joins an attempt that had its rank before appends to its log."""
+        """Return the next segment number.
+
+        A pod that joins an attempt again appends to its rank's log.
+        """
         names = (uri.rpartition("/")[2] for uri in self._store.list(self._uri))
         return max((int(name.removesuffix(".log")) + 1 for name in names if name.endswith(".log")), default=0)

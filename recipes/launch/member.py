@@ -1,4 +1,4 @@
-"""The side of all other nodes of a gang: connected to the first node, which directs them."""
+"""The other nodes' side of a gang: connected to the first node, which directs them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ RETRY_SECONDS = 1.0
 
 
 class Member(Gang):
-    """Args as of `Coordinator`."""
+    """A member of a gang. Args as in `Coordinator`."""
 
     def __init__(self, pod: Pod, log: Callable[[str], None]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Member(Gang):
 
     @property
     def lost_first(self) -> bool:
-        """Whether the first node went silent, so that another one has to report for the gang."""
+        """Whether the first node is lost, so that another one must report for the gang."""
         return bool(self._first_lost)
 
     async def open(self) -> None:
@@ -70,7 +70,10 @@ class Member(Gang):
         return choose_verdict({self._pod.node_rank: end}, lost, leader=0, was_asked_to_stop=self.is_preempted)
 
     async def _stay_connected(self) -> None:
-        """Until there is a verdict, or the first node is lost. Before the start a first node may come and go."""
+        """Stay connected until there is a verdict or the first node is lost.
+
+        Before the start, a first node may be replaced.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + RENDEZVOUS_SECONDS
         while not self._verdict.done() and not self._first_lost:
@@ -101,7 +104,7 @@ class Member(Gang):
         return connection
 
     async def _follow(self, connection: Connection) -> None:
-        """Do what the first node says, until it leaves or is lost."""
+        """Follow the first node's messages until it leaves or is lost."""
         self._connection = connection
         if self.stopping.is_set():
             connection.send("stop", preempted=self.is_preempted)

@@ -1,4 +1,4 @@
-"""The place of a pod in its gang, as its manifest says it in environment variables."""
+"""A pod's place in its gang, from environment variables in its manifest."""
 
 import hashlib
 import hmac
@@ -12,13 +12,17 @@ from recipes.storage.signed_bucket import TOKEN_VARIABLE
 HEARTBEAT_PORT = 29400
 RENDEZVOUS_PORT = 29500
 RENDEZVOUS_SECONDS = 900
-"""How long nodes wait for each other: longer than the grace period of pods, which may hold the quota of ours that long."""
+"""How long nodes wait for each other: longer than the grace period of pods, which may hold our quota until its end."""
 KEY_CONTEXT = b"hanzo-ml heartbeat"
 
 
 @dataclass(frozen=True)
 class Pod:
-    """`first_host` is the host name of the pod with rank 0; `processes` is torchrun's number per pod, 0 without torchrun."""
+    """A pod's identity and settings.
+
+    `first_host` is the host name of the pod with rank 0. `processes` is torchrun's number of processes per pod, 0 without
+    torchrun.
+    """
 
     node_rank: int
     uid: str
@@ -35,7 +39,11 @@ class Pod:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Self:
-        """Raises KeyError: the manifest lacks a variable."""
+        """Read the environment of a pod.
+
+        Raises:
+            KeyError: the manifest lacks a variable.
+        """
         return cls(
             node_rank=int(variables["NODE_RANK"]),
             uid=variables["POD_UID"],
@@ -57,9 +65,9 @@ class Pod:
 
     @property
     def heartbeat_key(self) -> bytes:
-        """The gang's shared secret. Derived from the job's token, which nobody else in the cluster has."""
+        """The gang's shared secret, derived from the job's token, which only this gang has."""
         return hmac.digest(self.token.encode(), KEY_CONTEXT, hashlib.sha256)
 
     def shares_work(self, job: Job) -> bool:
-        """Whether the pods of this program need only the store to find each other, and restart alone."""
+        """Return whether the pods of this program coordinate through the store and restart independently."""
         return self.num_nodes > 1 and self.processes == 0 and job.program is not Program.COMMAND

@@ -1,4 +1,4 @@
-"""Progress of a training's processes, as each writes it into the work folder for the launcher of its pod."""
+"""Progress of a training's processes, written to the work folder for the pod's launcher."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 PROGRESS_FOLDER = "progress"
-"""In the work folder of a job. Who wants to know the progress makes it; without it nobody writes any."""
+"""Folder in a job's work folder. Its reader creates it; without it no progress is written."""
 
 
 class RankProgress(BaseModel):
-    """How far a process has come.
+    """Progress counters of a process.
 
     Args:
-        events: steps, micro-batches and the like that it has begun or done.
-        collectives: by group of processes, how many exchanges it has begun. One that waits has begun one more than the
+        events: number of steps, micro-batches and similar that it has started or finished.
+        collectives: number of collectives it has started, by process group. A waiting process has started one more than the
             process that it waits for.
-        silent_seconds: how long ago it wrote this. The thread that writes goes on where the program only waits.
+        silent_seconds: time since it wrote the file. The writer is a thread, which continues while the program only waits.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -31,13 +31,16 @@ def progress_file(folder: Path, rank: int) -> Path:
 
 
 def read_progress(folder: Path, now: float) -> dict[int, RankProgress]:
-    """By rank, of the processes of this pod that train right now. `now` is in seconds since 1970."""
+    """Read the progress of this pod's training processes by rank.
+
+    `now` is in seconds since 1970.
+    """
     found: dict[int, RankProgress] = {}
     for path in folder.glob("*.json"):
         try:
             progress = RankProgress.model_validate_json(path.read_bytes())
             silent_seconds = max(0.0, now - path.stat().st_mtime)
             found[int(path.stem)] = progress.model_copy(update={"silent_seconds": silent_seconds})
-        except (OSError, ValueError, ValidationError):  # it ends right now, or had no disk space to write
+        except (OSError, ValueError, ValidationError):  # the process is ending, or the disk was full
             continue
     return found

@@ -1,19 +1,19 @@
-"""Find out that no process of a gang makes progress, and which one the others wait for: a pure class without a clock."""
+"""Detect that a gang makes no progress, and which rank the others wait for."""
 
 from collections.abc import Mapping
 
 from recipes.launch.rank_progress import RankProgress
 
 PERIOD_SECONDS = 5.0
-"""Between two reports of a node."""
+"""Interval between two reports of a node."""
 SILENT_SECONDS = 30.0
-"""A process that has not written its counts for so long is stopped, or hangs in native code."""
+"""A process that has not written its counters for this long is stopped, or hangs in native code."""
 
 
 class StallWatch:
-    """What the ranks of a gang have reported, and for how long none of it has changed.
+    """Tracks for how long the progress reported by a gang's ranks has not changed.
 
-    Only time during which reports came counts: a machine that was suspended has not stalled.
+    Only time with reports counts: a suspended machine has not stalled.
     """
 
     def __init__(self, limit_seconds: float) -> None:
@@ -23,14 +23,17 @@ class StallWatch:
         self._looked_at: float | None = None
 
     def report(self, node: int, ranks: Mapping[int, RankProgress]) -> None:
-        """What the processes of a node have written; none while they do not train."""
+        """Record the counters of a node's processes; empty while they do not train."""
         before = self._ranks.get(node, {})
         self._ranks[node] = dict(ranks)
         if {rank: counts(each) for rank, each in before.items()} != {rank: counts(each) for rank, each in ranks.items()}:
             self._still_seconds = 0.0
 
     def find_stalled(self, now: float) -> dict[int, list[int]] | None:
-        """Ranks to blame, by node, once nobody has made progress for the limit; None before. Ask every `PERIOD_SECONDS`."""
+        """Return the stalled ranks by node once the limit is exceeded, else None.
+
+        Call every `PERIOD_SECONDS`.
+        """
         elapsed = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         self._still_seconds += min(elapsed, 2 * PERIOD_SECONDS)
@@ -48,7 +51,10 @@ def counts(progress: RankProgress) -> tuple[int, Mapping[str, int]]:
 
 
 def find_culprits(ranks: Mapping[int, RankProgress]) -> set[int]:
-    """The ranks that wait for no other one; where that cannot be seen, those that are silent, else all."""
+    """Return the ranks that wait for no other rank.
+
+    If that is unknown, the silent ones, else all.
+    """
     free = {rank for rank in ranks if not waits_for_another(rank, ranks)}
     if free and len(free) < len(ranks):
         return free
@@ -57,7 +63,7 @@ def find_culprits(ranks: Mapping[int, RankProgress]) -> set[int]:
 
 
 def waits_for_another(rank: int, ranks: Mapping[int, RankProgress]) -> bool:
-    """Whether it has begun an exchange that another one has not."""
+    """Return whether `rank` has started a collective that another rank has not."""
     mine = ranks[rank]
     for other in ranks.values():
         shared = mine.collectives.keys() & other.collectives.keys()

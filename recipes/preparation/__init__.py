@@ -1,6 +1,6 @@
-"""Making a dataset version of another: what happens to each record, and how many processes share the work.
+"""Prepare a dataset version from another: per-record processing, distributed over processes and pods.
 
-The work is cut into ranges of the input and parts of the output, never by the number of workers: one unit of work is a
-function from its number to its files, so that the same input and configuration give the same bytes on any number of
-processes, and a preparation that was killed goes on with the units that it had not done.
+Work is divided into ranges of the input and parts of the output, independent of the number of workers. A unit of work is a
+function from its number to its files, so that equal input and configuration give equal bytes on any number of processes, and
+a killed preparation resumes with the units that are not done.
 """

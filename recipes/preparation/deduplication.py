@@ -12,16 +12,19 @@ from recipes.contracts.parameters import NearDuplicates
 from recipes.records.disk_partitions import Partitions, RecordNumbers, Rows, Scratch, build_rows
 from recipes.records.record_reader import normalize_text
 
-# Equal records: of each, the first in the order of the input stays.
+# Exact duplicates: the first record in the order of the input is kept.
 
 DIGEST_ROW = np.dtype([("first", "<u8"), ("second", "<u8"), ("place", "<u8")])
 
 Digests = NDArray[np.uint64]
-"""16 bytes of each record as two numbers, shape [records, 2]."""
+"""A digest of 16 bytes per record as two numbers: shape [records, 2]."""
 
 
 def find_exact_duplicates(digests: Iterable[Digests], total: int, scratch: Scratch) -> Iterator[RecordNumbers]:
-    """Which of `total` records were there before, some at a time; the digests come in the order of the input."""
+    """Yield the numbers of records that equal an earlier one, in batches.
+
+    Digests arrive in the order of the input.
+    """
     with scratch.partitions("digests", DIGEST_ROW, total) as partitions:
         before = 0
         for part in digests:
@@ -40,7 +43,7 @@ def find_exact_duplicates(digests: Iterable[Digests], total: int, scratch: Scrat
 
 
 def digest_words(column: pa.ChunkedArray) -> Digests:
-    """16-byte values as numbers of shape [records, 2]."""
+    """Return 16-byte values as numbers of shape [records, 2]."""
     parts = [
         np.frombuffer(chunk.buffers()[1], dtype="<u8").reshape(-1, 2)[chunk.offset : chunk.offset + len(chunk)]
         for chunk in column.chunks
@@ -48,28 +51,28 @@ def digest_words(column: pa.ChunkedArray) -> Digests:
     return np.concatenate([*parts, np.zeros((0, 2), dtype="<u8")])
 
 
-# Nearly equal records: MinHash signatures, compared where they agree in a whole band (locality-sensitive hashing).
+# Near duplicates: MinHash signatures, compared if they agree in a whole band (locality-sensitive hashing).
 #
-# Of records in one bucket of a band all but the first are held against it, so that the work stays linear; a record is one
-# too many when its estimated similarity to that one is at least the threshold.
+# Records in one bucket of a band are compared with the first only, so that the work stays linear; a record is a duplicate if
+# its estimated similarity to that one reaches the threshold.
 
 SHINGLE_WORDS = 3
-"""Words of one shingle."""
+"""Number of words in a shingle."""
 
 SIGNATURES_PER_CHUNK = 1 << 14
-"""Signatures that are compared at a time."""
+"""Number of signatures compared at a time."""
 BAND_ROW = np.dtype([("key", "<u8"), ("band", "<u2"), ("place", "<u8")])
 PAIR_ROW = np.dtype([("head", "<u8"), ("later", "<u8")])
 
 
 def make_shingles(text: str) -> list[str]:
-    """All runs of three words, regardless of capitals and punctuation; a shorter text is one run."""
+    """Return all word trigrams, ignoring case and punctuation; a shorter text is a single shingle."""
     words = normalize_text(text).split()
     return [" ".join(words[start : start + SHINGLE_WORDS]) for start in range(max(1, len(words) - SHINGLE_WORDS + 1))]
 
 
 class MinHashSigner:
-    """Collects the signatures of texts."""
+    """Computes the signatures of texts."""
 
     def __init__(self, parameters: NearDuplicates) -> None:
         self._parameters = parameters
@@ -81,14 +84,15 @@ class MinHashSigner:
         self._digests.append(signature.digest())
 
     def signatures(self) -> NDArray[np.uint32]:
-        """Shape [texts, permutations]."""
+        """Return the signatures, of shape [texts, permutations]."""
         return np.array(self._digests, dtype=np.uint32).reshape(-1, self._parameters.permutations)
 
 
 def choose_bands(parameters: NearDuplicates) -> tuple[int, int]:
-    """(bands, rows of each): the most selective bands that still find nearly all pairs at the threshold.
+    """Return the number of bands and their rows.
 
-    A pair of similarity s agrees in some band with the probability 1 - (1 - s^rows)^bands.
+    The most selective ones that find nearly all pairs at the threshold. A pair of similarity s agrees in some band with
+    probability 1 - (1 - s^rows)^bands.
     """
     fitting = [
         (parameters.permutations // rows, rows)
@@ -101,11 +105,12 @@ def choose_bands(parameters: NearDuplicates) -> tuple[int, int]:
 def find_near_duplicates(
     files: Sequence[Path], kept: Iterable[NDArray[np.bool_]], total: int, parameters: NearDuplicates, scratch: Scratch
 ) -> Iterator[RecordNumbers]:
-    """Which of `total` records are nearly equal to an earlier one, some at a time, and some of them more than once.
+    """Yield the numbers of records that nearly equal an earlier one; some repeatedly.
 
     Args:
         files: the signatures of each range's records, in the order of the input.
-        kept: of each range, which records are looked at: of equal ones, the first.
+        kept: for each range, which records to compare; of equal records the first.
+        total: number of records in all ranges.
     """
     bands, width = choose_bands(parameters)
     starts = [0]
@@ -120,7 +125,7 @@ def find_near_duplicates(
             starts.append(starts[-1] + len(marks))
         for number in range(banded.count):
             for found in find_candidate_pairs(banded.pieces(number)):
-                # By the later one: it has few, where very many may have one head.
+                # by the later record: it is in few pairs, while a head may be in very many
                 pairs.add(found["later"] * pairs.count // max(total, 1), found)
         with scratch.partitions("heads", PAIR_ROW, total) as heads:
             count = 0
@@ -132,7 +137,7 @@ def find_near_duplicates(
 
 
 def unique_pairs(pairs: Rows) -> Rows:
-    """Pairs without those that are there again, from another band."""
+    """Remove pairs that were found in several bands."""
     pairs = pairs[np.lexsort((pairs["head"], pairs["later"]))]
     is_first = np.ones(len(pairs), np.bool_)
     is_first[1:] = (pairs["head"][1:] != pairs["head"][:-1]) | (pairs["later"][1:] != pairs["later"][:-1])
@@ -140,7 +145,7 @@ def unique_pairs(pairs: Rows) -> Rows:
 
 
 def find_candidate_pairs(pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Of the records in one bucket of a band each with the first of them."""
+    """Pair the first record in each bucket of a band with every other one."""
     firsts = np.zeros(0, BAND_ROW)
     for rows in pieces:
         rows = np.concatenate([firsts, rows]) if len(firsts) else rows
@@ -160,8 +165,10 @@ def confirm_pairs(
     parameters: NearDuplicates,
     scratch: Scratch,
 ) -> Iterator[RecordNumbers]:
-    """The later ones of `count` pairs that are nearly equal. No signature is read but beside others of its file: the head's
-    is taken to where the later one's lies."""
+    """Yield the later records of pairs that are nearly equal.
+
+    Signatures are read sequentially, file by file: the head's is copied to where the later record's is read.
+    """
     signed = np.dtype([("later", "<u8"), ("signature", "<u4", (parameters.permutations,))])
     total = int(starts[-1])
     with scratch.partitions("signed", signed, count) as with_head:
@@ -182,7 +189,10 @@ def confirm_pairs(
 def read_signatures(
     files: Sequence[Path], starts: NDArray[np.int64], places: RecordNumbers
 ) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
-    """The signatures of records that are in order, file by file: which of the records, and theirs."""
+    """Yield the signatures of sorted record numbers by file.
+
+    A slice of the numbers, and their signatures.
+    """
     borders = np.searchsorted(places, starts)
     for number in np.flatnonzero(np.diff(borders)).tolist():
         signatures = np.load(files[number], mmap_mode="r")
@@ -192,7 +202,7 @@ def read_signatures(
 
 
 def hash_band(signatures: NDArray[np.uint32], start: int, rows: int) -> NDArray[np.uint64]:
-    """One number for the values of a band, of each record."""
+    """Hash the values of a band to one number per record."""
     keys = np.full(len(signatures), start, dtype=np.uint64)
     for column in range(start, start + rows):
         keys = (keys ^ signatures[:, column]) * np.uint64(0x9E3779B97F4A7C15)

@@ -30,9 +30,9 @@ RECORD_FIELDS = (
     ("source", pa.uint64()),
     ("own", pa.uint64()),
     ("said", pa.uint64()),
-    ("draw", pa.uint64()),  # of the question as it was read, and as it goes on (`recipes.preparation.read_stage`)
+    ("draw", pa.uint64()),  # of the question before masking and after (`recipes.preparation.read_stage`)
     ("masked", pa.uint64()),
-    ("split", pa.int8()),  # place in `SPLITS` where the record names it, else -1
+    ("split", pa.int8()),  # index in `SPLITS` if the record names its split, else -1
     ("group", pa.string()),
     ("class", pa.string()),
 )
@@ -42,7 +42,7 @@ SUMMARY_COLUMNS = ("draw", "masked", "split", "group", "class")
 
 
 class EncodeFacts(msgspec.Struct):
-    """What is said of a range: the bytes of its table, the records that were rejected, and how many were cut."""
+    """Results for a range: bytes of its table, rejected records, and number of truncated ones."""
 
     size: int = 0
     rejects: list[Reject] = []
@@ -54,7 +54,7 @@ def encoded_schema(parameters: PrepareParameters) -> pa.Schema:
 
 
 def encode_range(plan: Plan, index: int) -> None:
-    """Encode range `index`. A unit that was done before is not done again."""
+    """Encode range `index`, unless that is done."""
     facts_file = plan.place(STAGE, index, "json")
     if facts_file.is_file():
         return
@@ -76,7 +76,7 @@ def read_encode_facts(plan: Plan, index: int) -> EncodeFacts:
 
 
 def read_distinct_records(plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
-    """The records of a range that no earlier one is equal to, in small batches."""
+    """Yield the records of a range that equal no earlier one, in small batches."""
     gone = np.load(plan.place(DISTINCT_STAGE, index, "npy"))
     done = 0
     for batch in open_table(plan.place(read_stage.STAGE, index, "arrow")).to_batches(max_chunksize=BATCH_ROWS):
@@ -86,12 +86,12 @@ def read_distinct_records(plan: Plan, index: int) -> Iterator[pa.RecordBatch]:
 
 @lru_cache(maxsize=1)
 def cached_encoder(work: Path, parameters: str) -> "Encoder":
-    """The encoder of this process: its models take longer to load than many a range takes to encode."""
+    """Return this process's encoder: loading its models often takes longer than encoding a range."""
     return Encoder(PrepareParameters.model_validate_json(parameters), work / TOKENIZER_FOLDER)
 
 
 class Encoder:
-    """The filters and the tokenizer of a preparation."""
+    """Filters and tokenizer of a preparation."""
 
     def __init__(self, parameters: PrepareParameters, tokenizer: Path) -> None:
         self.parameters = parameters
@@ -101,7 +101,7 @@ class Encoder:
         self._decode = msgspec.json.Decoder().decode
 
     def batches(self, source: Iterator[pa.RecordBatch], facts: EncodeFacts) -> Iterator[pa.RecordBatch]:
-        """Batches of `encoded_schema`; what is rejected and cut on the way is added to `facts`."""
+        """Yield batches of `encoded_schema`, and add rejected and truncated records to `facts`."""
         for batch in source:
             rows = [self._decode(raw) for raw in batch.column("record").to_pylist()]
             layouts = [read_stage.LAYOUTS[code] for code in batch.column("layout").to_pylist()]
@@ -114,7 +114,8 @@ class Encoder:
                     kept.append(place)
             tokens: list[Tokens] = []
             if self._tokenizer is not None:
-                known = [layout for place in kept if (layout := layouts[place])]  # all: rows of tables are not tokenized
+                # covers all records: table rows are never tokenized
+                known = [layout for place in kept if (layout := layouts[place])]
                 encoded = self._tokenizer.tokenize([rows[place] for place in kept], known)
                 fitting = []
                 for place, result in zip(kept, encoded, strict=True):
@@ -129,7 +130,7 @@ class Encoder:
             yield self._build_batch(batch, [rows[place] for place in kept], kept, tokens)
 
     def _find_reject(self, line: int, row: dict[str, Any], layout: Layout | None) -> Reject | None:
-        if self._text_filters and layout:  # a row of a table has no text
+        if self._text_filters and layout:  # table rows have no text
             text = read_record_text(row, layout)
             for reason, problem in self._text_filters:
                 if detail := problem(text):
@@ -140,7 +141,7 @@ class Encoder:
         return None
 
     def _fit_length(self, line: int, result: Tokens | UnfitRecord) -> Tokens | Reject:
-        """The record's tokens, no more than `max_length`; or why they are too few or too many."""
+        """Return the record's tokens, truncated to `max_length`, or the reason to reject it."""
         assert self.parameters.tokenize is not None
         if isinstance(result, UnfitRecord):
             return Reject(line, "chat template", str(result))
@@ -175,13 +176,16 @@ class Encoder:
 
 
 def read_class(row: Mapping[str, Any], augment: AugmentParameters) -> str:
-    """The class that a record is repeated in; empty where it is not known or of no interest."""
+    """Return the class for oversampling; empty if unknown or not needed."""
     known = row.get(augment.class_column) if augment.oversample_minority else None
     return "" if known is None else str(known)
 
 
 def make_text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:
-    """(reason, function text -> what is wrong with it) of each filter that is asked for; their models are loaded here."""
+    """Load the requested filters.
+
+    Each is a reason and a function that returns a text's problem or None.
+    """
     filters: list[tuple[str, Any]] = []
     if parameters.filter.languages:
         filters.append(

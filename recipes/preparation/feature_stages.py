@@ -49,22 +49,22 @@ from recipes.records.features import (
 )
 from recipes.records.fingerprint import encode_canonical_line, encode_stored_line, fingerprint_records
 
-# After every record has its split: what its features need to know of all others (specification row C5).
+# Features that depend on all records, computed after records have splits.
 #
 # fit (range) -> build_state -> merge (tables of ranges) -> write_feature_files -> compute (range)
 #
-# Each range says what it has of each category, number and key; the first pod puts that together and leaves the files that
-# the version is served by.
+# Each range collects statistics of categories, numbers and keys; the first pod combines them into the files that the version
+# is served from.
 
 FEATURES_FOLDER = "features"
-"""Of the work: the files that the version is served by."""
+"""Folder in the work folder for the files that the version is served from."""
 MAX_CATEGORIES = 1000
 BATCH_ROWS = 1024
 decode_json = msgspec.json.Decoder().decode
 
 
 def feature_files(plan: Plan) -> list[Path]:
-    """The files of `FEATURES_FOLDER`, the state last."""
+    """Return the files in `FEATURES_FOLDER`, the state last."""
     keyed = [ONLINE_FILE, ONLINE_INDEX_FILE] if feature_parameters(plan).key is not None else []
     return [plan.work / FEATURES_FOLDER / name for name in (*keyed, STATE_FILE)]
 
@@ -79,7 +79,7 @@ def feature_parameters(plan: Plan) -> FeatureParameters:
 
 
 def fit_range(plan: Plan, index: int) -> None:
-    """Fit range `index`: scales and categories to its training records, the rest to all of it."""
+    """Fit range `index`: scales and categories from its training records, aggregates from all."""
     table_file, facts_file = fit_files(plan, index)
     if facts_file.is_file():
         return
@@ -121,24 +121,26 @@ def read_records(plan: Plan, index: int) -> Iterator[bytes]:
 
 
 def list_pending_merges(plan: Plan) -> list[tuple[int, int]]:
-    """The tables that `write_feature_files` reads, by their levels and numbers, as far as they are no range's and it is not
-    done.
+    """Return level and number of the merged tables that `write_feature_files` still needs.
+
+    Tables of ranges are excluded.
     """
     *keyed, state_file = feature_files(plan)
     return [(level, number) for level, number in final_tables(plan) if level and keyed and not state_file.is_file()]
 
 
 def write_feature_files(plan: Plan, state: FeatureState) -> None:
-    """Put together what the ranges have, as the files of `FEATURES_FOLDER`. Holds a piece of each of up to `fan` tables in
-    memory.
+    """Combine the ranges' statistics into the files of `FEATURES_FOLDER`.
+
+    Holds one batch of up to `fan` tables in memory.
 
     Raises:
-        BadConfiguration: a sum is beyond what a float can be.
+        BadConfiguration: a sum exceeds the range of floats.
     """
     *keyed, state_file = feature_files(plan)
     if state_file.is_file():
         return
-    # What a process that was killed had begun there would be published with the rest.
+    # Leftovers of a killed process would be published with the rest.
     shutil.rmtree(plan.work / FEATURES_FOLDER, ignore_errors=True)
     if keyed:
         online, index = keyed
@@ -153,10 +155,10 @@ def write_feature_files(plan: Plan, state: FeatureState) -> None:
 
 
 def build_state(plan: Plan) -> FeatureState:
-    """What all ranges have of columns.
+    """Combine the column statistics of all ranges.
 
     Raises:
-        BadConfiguration: no training record has a value in a column, or too many have different ones.
+        BadConfiguration: no training record has a value in a column, or it has too many distinct ones.
     """
     wanted = feature_parameters(plan)
     moments: dict[str, ExactMoments] = defaultdict(ExactMoments)
@@ -170,10 +172,10 @@ def build_state(plan: Plan) -> FeatureState:
             check_category_count(column, categories[column])
     for column in wanted.columns:
         if column not in moments and column not in categories:
-            raise BadConfiguration(f"no training record has a value in '{column}' of features.columns: leave it out")
+            raise BadConfiguration(f"no training record has a value in '{column}' of features.columns: remove it")
     names = [name for column, found in categories.items() for name in (one_hot_column(column, each) for each in found)]
     if taken := set(names) & {*wanted.columns, *wanted.aggregates}:
-        raise BadConfiguration(f"the column '{min(taken)}' has the name of a category's feature: rename it")
+        raise BadConfiguration(f"the column '{min(taken)}' has the same name as a category's feature: rename it")
     return FeatureState(
         features=wanted,
         clean=select_clean_rules(wanted, clean_parameters(plan.parameters)),
@@ -185,7 +187,7 @@ def build_state(plan: Plan) -> FeatureState:
 def check_category_count(column: str, categories: set[str]) -> None:
     if len(categories) > MAX_CATEGORIES:
         raise BadConfiguration(
-            f"'{column}' has more than {MAX_CATEGORIES} categories: leave it out of features.columns, or make it the key"
+            f"'{column}' has more than {MAX_CATEGORIES} categories: remove it from features.columns, or make it the key"
         )
 
 
@@ -196,7 +198,7 @@ def make_scale(moments: ExactMoments, normalize: str) -> Scale:
 
 
 def make_online_lines(state: FeatureState, keys: Iterable[tuple[int, str, list[bytes]]]) -> Iterator[tuple[int, bytes]]:
-    """Of each key the features of its last record."""
+    """Yield each key's hash and the features of its last record."""
     for hashed, key, found in keys:
         fitted = KeyStatistics.combine(found)
         wanted = state.features.aggregates.items()
@@ -204,11 +206,11 @@ def make_online_lines(state: FeatureState, keys: Iterable[tuple[int, str, list[b
         yield hashed, encode_canonical_line({"key": key, FEATURES_COLUMN: compute_features(state, fitted.last, aggregates)})
 
 
-# What the features were fitted to becomes a column of each record, computed as a server does (specification row C5).
+# Features become a column of each record, computed exactly as in serving.
 
 
 def compute_range(plan: Plan, index: int) -> None:
-    """Range `index` as the stage before the fit has left it, each record with its features."""
+    """Add features to the encoded records of range `index`."""
     target = plan.place(COMPUTED_STAGE, index, "arrow")
     if target.is_file():
         return
@@ -221,7 +223,7 @@ def compute_range(plan: Plan, index: int) -> None:
 
 
 class FeatureComputer:
-    """Adds their features to records, by the files of a folder."""
+    """Adds features to records, using the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.state = FeatureState.model_validate_json((folder / STATE_FILE).read_bytes())

@@ -1,4 +1,4 @@
-"""Exact, order-independent statistics of features, by key, merged over ranges."""
+"""Exact, order-independent feature statistics by key, merged over ranges."""
 
 import heapq
 import json
@@ -16,15 +16,18 @@ import pyarrow as pa
 from recipes.contracts.job import BadConfiguration
 from recipes.preparation.plan import Plan, read_batches, write_table
 
-# Statistics of numbers that do not depend on their order, nor on how they were shared out: sums are exact whole numbers.
+# Statistics that depend neither on the order of numbers nor on their distribution: sums are exact integers.
 
 SCALE_BITS = 1074
-"""Every 64-bit float is a whole multiple of 2 to the power of minus this."""
+"""Every 64-bit float is an integer multiple of 2 to the power of minus this."""
 
 
 @dataclass
 class ExactMoments:
-    """Of some numbers: how many, their sum times 2^SCALE, that of their squares times 2^(2 SCALE), least and greatest."""
+    """Exact moments of numbers.
+
+    `total` is their sum times 2^SCALE_BITS, `squares` that of squares times 2^(2 SCALE_BITS).
+    """
 
     count: int = 0
     total: int = 0
@@ -45,10 +48,10 @@ class ExactMoments:
         self.maximum = max(self.maximum, other.maximum)
 
     def aggregate(self, function: str) -> float | int | None:
-        """An aggregate by its name; each is the float next to the exact value, and none of no numbers is null.
+        """Return an aggregate by name, rounded to the nearest float; None without numbers.
 
         Raises:
-            BadConfiguration: the sum is beyond what a float can be.
+            BadConfiguration: the sum exceeds the range of floats.
         """
         if function == "count":
             return self.count
@@ -60,12 +63,12 @@ class ExactMoments:
             return self.maximum
         if function == "mean":
             return self.total / (self.count << SCALE_BITS)
-        if function == "std":  # of the population: that of one number is 0
+        if function == "std":  # population standard deviation: 0 for a single number
             return math.isqrt(self.count * self.squares - self.total * self.total) / (self.count << SCALE_BITS)
         try:
             return self.total / (1 << SCALE_BITS)
         except OverflowError:
-            raise BadConfiguration("a sum of features.aggregate is beyond 64-bit floats: scale the column before") from None
+            raise BadConfiguration("a sum of features.aggregate exceeds 64-bit floats: scale the column first") from None
 
     def to_json(self) -> list[Any]:
         return [self.count, format(self.total, "x"), format(self.squares, "x"), self.minimum, self.maximum]
@@ -76,26 +79,29 @@ class ExactMoments:
         return cls(count, int(total, 16), int(squares, 16), least, most)
 
 
-# What all ranges have of each key, put together: tables in the order of the keys, merged up to `fan` at a time.
+# Statistics of all ranges per key: sorted tables, merged up to `fan` at a time.
 #
-# The tables of all ranges are too many to be open at once: the system maps 65,530 files, which is 1 TB in ranges of 16
-# MiB. So a round makes one table of each `fan`, until so few are left that they are read together: of 10 TB after two
-# rounds. Of each table a piece is in memory, wherever the keys lie, and a key is read once in each round.
+# The tables of all ranges are too many to open at once: the system maps 65,530 files, which is 1 TB in ranges of 16 MiB. So
+# each round merges groups of `fan` tables, until few enough remain to be read together: two rounds for 10 TB. One batch of
+# each table is in memory, and each key is read once per round.
 
 FIT_STAGE = "fit"
 MERGED_FOLDER = "merged"
 KEY_SCHEMA = pa.schema([("hash", pa.uint64()), ("key", pa.string()), ("fitted", pa.large_binary())])
-"""What is known of each key, in the order of the first two columns."""
+"""Statistics by key, sorted by the first two columns."""
 BATCH_BYTES = 1 << 18
-"""Bytes of a table, about, that are in memory at a time: few times `fan`, and worth going to the disk for."""
+"""Approximate bytes of a table in memory: small enough times `fan`, and large enough for efficient disk reads."""
 
 KeyRow = tuple[int, str, bytes]
-"""Of `KEY_SCHEMA`."""
+"""A row of `KEY_SCHEMA`."""
 
 
 @dataclass(frozen=True)
 class KeyStatistics:
-    """What is known of a key: the columns of its last record, and the moments of its numbers by their columns."""
+    """Statistics of a key.
+
+    Columns of its last record, and moments of its numbers by column.
+    """
 
     last: Mapping[str, Any]
     moments: Mapping[str, ExactMoments]
@@ -107,7 +113,7 @@ class KeyStatistics:
 
     @classmethod
     def combine(cls, statistics: Iterable[bytes]) -> Self:
-        """Of what ranges have of a key, in the order of the ranges."""
+        """Combine the statistics of several ranges, in the order of the ranges."""
         last: dict[str, Any] = {}
         moments: dict[str, ExactMoments] = defaultdict(ExactMoments)
         for each in statistics:
@@ -118,7 +124,7 @@ class KeyStatistics:
 
 
 def write_key_table(path: Path, rows: Iterable[KeyRow]) -> None:
-    """Write a table of `KEY_SCHEMA`, of rows in their order; it appears whole or not at all."""
+    """Write sorted rows as a table of `KEY_SCHEMA`, atomically."""
     write_table(path, KEY_SCHEMA, make_batches(rows))
 
 
@@ -148,12 +154,12 @@ def read_key_rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ..
 
 
 def count_keys(tables: Sequence[Path]) -> int:
-    """How many keys tables have together; what was fitted to them is not read."""
+    """Return the number of distinct keys in tables, without reading their statistics."""
     return sum(1 for _ in groupby(heapq.merge(*(read_key_rows(table, ["hash", "key"]) for table in tables))))
 
 
 def group_by_key(tables: Sequence[Path]) -> Iterator[tuple[int, str, list[bytes]]]:
-    """What tables have of each key, in the order of the keys, and of each in the order of the tables."""
+    """Yield each key's statistics from all tables, in the order of keys and of tables."""
     key_columns = itemgetter(0, 1)
     rows = heapq.merge(*(read_key_rows(table, KEY_SCHEMA.names) for table in tables), key=key_columns)
     for (hashed, key), same in groupby(rows, key=key_columns):
@@ -161,20 +167,25 @@ def group_by_key(tables: Sequence[Path]) -> Iterator[tuple[int, str, list[bytes]
 
 
 def count_tables(plan: Plan, level: int) -> int:
-    """At level 0 those of the ranges; after each round one of up to `fan` of the level before."""
+    """Return the number of tables.
+
+    One per range at level 0, a `fan`th of the previous level's after.
+    """
     return -(-count_tables(plan, level - 1) // plan.fan) if level else len(plan.ranges)
 
 
 def final_tables(plan: Plan) -> list[tuple[int, int]]:
-    """Level and number of the tables that are few enough to be read together."""
+    """Return level and number of the tables that are few enough to be read together."""
     level = next(level for level in count() if count_tables(plan, level) <= plan.fan)
     return [(level, number) for number in range(count_tables(plan, level))]
 
 
 def merge_tables(plan: Plan, level: int, number: int) -> Path:
-    """Table `number` of a level, made of those before it, which are made if need be, and deleted once it is whole.
+    """Merge a table from those of the previous level.
 
-    One after the other, so that few of them lie on the disk; those of the ranges stay. Opens `fan` files at a time.
+    Missing ones are created, and all are deleted afterwards.
+
+    Recursive, depth first, so that few tables are on disk; the ranges' tables are kept. Opens `fan` files at a time.
     """
     if level == 0:
         return plan.place(FIT_STAGE, number, "arrow")

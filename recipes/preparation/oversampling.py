@@ -13,7 +13,7 @@ from recipes.preparation.split_assignment import Draws, rank_within_group
 from recipes.records.disk_partitions import Rows, Scratch, SpilledColumn, build_rows
 
 NO_CLASS = -1
-"""Of a record that is not repeated: it has no class, or is held out, where scores would count some of them twice."""
+"""A record that is not repeated: it has no class, or is held out, where copies would count twice in scores."""
 MEMBER_ROW = np.dtype([("mixed", "<u8"), ("class", "<i8"), ("place", "<u8")])
 
 Classes = NDArray[np.int64]
@@ -21,7 +21,10 @@ Classes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Copies(AbstractContextManager["Copies"]):
-    """How often records stand in the training split: of each class all of them `each` times, and some once more."""
+    """Copies of training records.
+
+    `each` of every record in a class, and one more of some.
+    """
 
     sizes: NDArray[np.int64]
     extra_copies: SpilledColumn
@@ -35,12 +38,12 @@ class Copies(AbstractContextManager["Copies"]):
         return self.target // np.maximum(self.sizes, 1)
 
     def count_added(self, number: int) -> int:
-        """How many copies were added to a class."""
+        """Return how many copies were added to a class."""
         return self.target - int(self.sizes[number]) if number < len(self.sizes) and self.sizes[number] else 0
 
     def runs(self, classes: Iterable[Classes], lengths: Iterable[int]) -> Iterator[NDArray[np.int32]]:
-        """The copies of records of these classes."""
-        times = np.append(self.each, 1).astype(np.int32)  # the last one is of `NO_CLASS`
+        """Yield the number of copies for records with these classes."""
+        times = np.append(self.each, 1).astype(np.int32)  # the last element is for `NO_CLASS`
         for known, more in zip(classes, self.extra_copies.runs(lengths), strict=True):
             yield times[known] + more
 
@@ -49,10 +52,11 @@ class Copies(AbstractContextManager["Copies"]):
 
 
 def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: int, seed: int, scratch: Scratch) -> Copies:
-    """Decide who is repeated.
+    """Choose how many copies of each record make all classes equally large.
 
     Args:
-        members: gives the class and the draw of each of `total` records, as often as it is called.
+        members: returns classes and draws of all records; called several times.
+        total: number of records.
     """
     sizes = np.zeros(0, np.int64)
     for classes, _ in members():
@@ -61,7 +65,7 @@ def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: in
         sizes = class_sizes
     copies = Copies(sizes, scratch.column("once_more", np.int32, total, 0))
     rest = copies.target - copies.each * sizes
-    # Who stands there once more is drawn, not those that come first.
+    # The records with one copy more are drawn at random, rather than the first ones.
     with scratch.partitions("members", MEMBER_ROW, total) as drawn:
         before = 0
         for classes, draws in members():
@@ -81,13 +85,19 @@ def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: in
 
 @dataclass
 class ClassQuota:
-    """How many of the members of a class that have a number stand there once more: of those with one number the first."""
+    """Number of members with each draw that get one more copy.
+
+    The first ones of equal draws.
+    """
 
     numbers: Draws
     left: NDArray[np.int64]
 
     def is_selected(self, numbers: Draws) -> NDArray[np.bool_]:
-        """Who stands there once more: each is asked for once, in the order of the input."""
+        """Return which members get one more copy.
+
+        Call once per member, in the order of the input.
+        """
         member = np.searchsorted(self.numbers, numbers)
         found = rank_within_group(member) < self.left[member]
         class_sizes, counts = np.unique(member, return_counts=True)
@@ -96,7 +106,10 @@ class ClassQuota:
 
 
 def compute_quotas(pieces: Iterable[Rows], left: NDArray[np.int64]) -> dict[int, ClassQuota]:
-    """The quotas of a partition: the lowest come first. They are taken from what is `left` of each class."""
+    """Return the quotas of a partition, lowest draws first.
+
+    They are subtracted from `left` of each class.
+    """
     counted: dict[int, tuple[Draws, NDArray[np.int64]]] = {}
     for rows in pieces:
         for code in np.unique(rows["class"]).tolist():

@@ -18,9 +18,10 @@ REDACTED = "[REDACTED]"
 
 @dataclass(frozen=True)
 class PersonalDataKind:
-    """One kind: a pattern, and a check of what it found. The group `keep`, where there is one, stays in the text.
+    """A kind of personal data: a pattern and a validator of its matches.
 
-    `trace` is found by RE2 in every line of JSON with a text in which there is one of the kind.
+    The group `keep` of a match stays in the text. `trace` is an RE2 pattern that matches every JSON line with a text that
+    contains this kind.
     """
 
     name: str
@@ -30,14 +31,14 @@ class PersonalDataKind:
 
 
 def is_card_number(text: str) -> bool:
-    """Whether the digits of a card number carry the right check digit, and not all are the same (ISO/IEC 7812)."""
+    """Return whether a card number has a valid check digit and distinct digits (ISO/IEC 7812)."""
     digits = [int(letter) for letter in text if letter.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 
 
 def is_iban(text: str) -> bool:
-    """Whether letters and digits give 1 modulo 97 (ISO 13616)."""
+    """Return whether an IBAN is 1 modulo 97 (ISO 13616)."""
     packed = text.replace(" ", "")
     number = "".join(str(int(letter, 36)) for letter in packed[4:] + packed[:4])
     return 15 <= len(packed) <= 34 and int(number) % 97 == 1
@@ -52,12 +53,18 @@ def is_ip_address(text: str) -> bool:
 
 
 def is_ipv6_address(text: str) -> bool:
-    """An IPv6 address that no time of day and no `::` of a programming language looks like."""
+    """Return whether a text is an IPv6 address.
+
+    Excludes times of day, and `::` in source code.
+    """
     return is_ip_address(text) and (text.count(":") == 7 or ("::" in text and len(text) > 5))
 
 
 def is_phone_number(text: str) -> bool:
-    """E.164 allows 15 digits; fewer than 8 are a year, a price or a line number more often than a telephone."""
+    """E.164 allows 15 digits.
+
+    Fewer than 8 are more often a year, a price or a line number.
+    """
     return 8 <= sum(letter.isdigit() for letter in text) <= 15
 
 
@@ -67,7 +74,7 @@ IBAN_LENGTHS = (
     "LB28 LC32 LI21 LT20 LU20 LV21 MC27 MD24 ME22 MK19 MR27 MT31 MU30 NL18 NO15 PK24 PL28 PS29 PT25 QA29 "
     "RO24 RS22 SA24 SC31 SE24 SI19 SK24 SM27 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20"
 )
-"""Country and length, from the SWIFT registry: without it, a word in capitals behind an IBAN would be taken for its end."""
+"""Country and length, from the SWIFT registry: without it, a word in capitals after an IBAN would be taken as its end."""
 
 IBAN_PATTERN = "|".join(rf"{code[:2]}\d{{2}}(?: ?[A-Z0-9]){{{int(code[2:]) - 4}}}" for code in IBAN_LENGTHS.split())
 
@@ -129,7 +136,7 @@ KINDS = (
         is_ipv6_address,
     ),
     PersonalDataKind(
-        "phone",  # with its country, of North America, with a trunk prefix
+        "phone",  # with country code, of North America, or with trunk prefix
         r"\p{Nd}(?:[ ./()-]{0,4}\p{Nd}){7}",
         re.compile(
             r"(?<![\w.+/-])(?:(?<!\d )(?:\+|00)[1-9]\d{0,2}(?:[ ./-]?\(0?\d{0,4}\))?(?:[ ./-]?\d){6,13}"
@@ -139,23 +146,26 @@ KINDS = (
         is_phone_number,
     ),
 )
-"""In the order of their search: what a kind has replaced, those behind it no longer see."""
+"""In the order of their search: later kinds do not see what earlier ones replaced."""
 
 CARD_KIND = next(kind for kind in KINDS if kind.name == "card")
 CARD_NUMBER_RANGE = range(10**12, 10**19)
-"""Integers with as many digits as a card number has: whoever stores one takes it for a number as often as for a text."""
+"""Integers with the length of a card number, which are stored as numbers as often as texts."""
 
 ESCAPED_LETTER = r"\\[u/]"
-"""An escaped letter in JSON, which could be any of all these."""
+"""An escaped letter in JSON, which could stand for any of these characters."""
 ANY_TRACE = "|".join([ESCAPED_LETTER, *(kind.trace for kind in KINDS)])
 
 PersonalDataKinds = tuple[PersonalDataKind, ...]
 
 
 def find_suspected_kinds(lines: pa.Array) -> list[PersonalDataKinds]:
-    """Of each line, JSON or the text itself, the kinds that it could hold. Takes 1 us a line, Python's patterns 40."""
+    """Return the kinds that each line (JSON or plain text) may contain.
+
+    Takes 1 us a line; Python's patterns take 40.
+    """
     found: list[PersonalDataKinds] = [()] * len(lines)
-    texts = lines.view(pa.large_string())  # whose letters, not bytes, RE2 then looks at; what is no UTF-8 has none
+    texts = lines.view(pa.large_string())  # makes RE2 match characters instead of bytes; invalid UTF-8 never matches
     rows = np.flatnonzero(matches_pattern(texts, ANY_TRACE))
     chosen = texts.take(pa.array(rows))
     each = np.stack([matches_pattern(chosen, f"{ESCAPED_LETTER}|{kind.trace}") for kind in KINDS], axis=1)
@@ -170,7 +180,7 @@ def matches_pattern(texts: pa.Array, pattern: str) -> NDArray[np.bool_]:
 
 
 def mask_text(text: str, counts: Counter[str], kinds: PersonalDataKinds = KINDS) -> str:
-    """The text without personal data of these kinds, in the order of `KINDS`; what was found is added to `counts`."""
+    """Mask personal data of these kinds, in the order of `KINDS`, and count it."""
     for kind in kinds:
 
         def replace(match: re.Match[str], kind: PersonalDataKind = kind) -> str:
@@ -184,7 +194,10 @@ def mask_text(text: str, counts: Counter[str], kinds: PersonalDataKinds = KINDS)
 
 
 def mask_value(value: Any, counts: Counter[str], kinds: PersonalDataKinds = KINDS) -> Any:
-    """A JSON value with all its texts masked, and integers that are card numbers, however deep; the keys of objects stay."""
+    """Mask all texts and integer card numbers in a JSON value recursively.
+
+    Keys of objects are kept.
+    """
     if isinstance(value, str):
         return mask_text(value, counts, kinds)
     if type(value) is int and value in CARD_NUMBER_RANGE and CARD_KIND in kinds:

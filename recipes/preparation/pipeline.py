@@ -1,4 +1,4 @@
-"""Run the stages of a preparation, shared among the workers of all pods."""
+"""Run the stages of a preparation, distributed over the workers of all pods."""
 
 import json
 import shutil
@@ -46,9 +46,18 @@ DUPLICATE, NEAR_DUPLICATE = 1, 2
 
 @dataclass(frozen=True)
 class PreparationSummary:
-    """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
-    those whose end was cut off, the columns in which a number is a text since it was masked, of each column that lacked
-    values the records in which it was filled, and of each key inside messages and tools that no model is shown the records.
+    """Summary of a preparation.
+
+    Attributes:
+        records: number of records by split.
+        rejected: number of rejects by reason.
+        masked: number of masked items by kind.
+        oversampled: number of copies added, by class.
+        leaked: number of held-out records whose question is also in the training split.
+        truncated: number of truncated records.
+        retyped: columns in which masking turned a number into text.
+        filled: number of records in which a missing value was filled, by column.
+        unread: number of records with keys in messages and tools that no model reads, by key.
     """
 
     records: dict[str, int]
@@ -64,18 +73,19 @@ class PreparationSummary:
 
 
 def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[PartCounts, PreparationSummary | None]:
-    """Do all stages that are not done yet. `plan.ranges` are of `source`; this pod's parts lie in `plan.work / PARTS`.
+    """Run all stages that are not done yet.
 
-    Returns how many parts there are, and, to the first pod, what came out; there the rejects lie in `REJECTED_FILE`.
+    This pod's parts are in `plan.work / PARTS_FOLDER`. Returns the number of parts per split, and in the first pod the
+    summary; it has the rejects in `REJECTED_FILE`.
 
     Raises:
         BadConfiguration: no record is left, or too few to split.
-        BrokenArtifact: what the source has is not what was recorded.
+        BrokenArtifact: the source differs from its manifest.
     """
     ranges = range(len(plan.ranges))
     shuffle = ShufflePlan(len(ranges), pods.count, plan.fan)
     own_groups = shuffle.own_groups(pods.rank)
-    # Once the pods can have what a group of ranges has for their parts, nothing else is ever asked of it again.
+    # Once a group's records are published for the other pods' parts, earlier stages of the group are not needed again.
     groups = [group for group in own_groups if not pods.is_published(spread_marker(plan, 0, 0, group))]
     own = sorted(index for group in groups for index in own_groups[group])
     is_first_pod = pods.rank == 0
@@ -112,14 +122,15 @@ def run_pipeline(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tu
 
 
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
-    """Fit the features to what all pods have, and add them to the records of this one. Raises as
-    `feature_stages.build_state`.
+    """Fit the features to all records, and add them to this pod's records.
+
+    Raises the errors of `feature_stages.build_state`.
     """
     run_stage(workers, "fitted", partial(feature_stages.fit_range, plan), [(index,) for index in own])
     pods.publish_all(feature_stages.fit_files(plan, index) for index in own)
     if pods.rank == 0:
         pods.fetch(path for index in range(len(plan.ranges)) for path in feature_stages.fit_files(plan, index))
-        state = feature_stages.build_state(plan)  # before the keys: what cannot be fitted is told early
+        state = feature_stages.build_state(plan)  # before the keys, to report columns that cannot be fitted early
         run_stage(workers, "merged", partial(merge_tables, plan), feature_stages.list_pending_merges(plan), noun="tables")
         feature_stages.write_feature_files(plan, state)
         pods.publish(*feature_stages.feature_files(plan))
@@ -128,7 +139,7 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
 
 
 def stage_files(plan: Plan, stage: str, index: int) -> list[Path]:
-    """What a pod tells of a range after a stage; the last one is written last."""
+    """Return a range's files that a pod publishes after a stage, in writing order."""
     signed = stage == read_stage.STAGE and plan.parameters.filter.near_dedup is not None
     return [plan.place(stage, index, suffix) for suffix in (SUMMARY_SUFFIX, *(("npy",) if signed else ()), "json")]
 
@@ -136,7 +147,10 @@ def stage_files(plan: Plan, stage: str, index: int) -> list[Path]:
 def spread_until_ready(
     plan: Plan, shuffle: ShufflePlan, workers: Workers, pods: Pods, groups: Sequence[int], wanted: Sequence[int]
 ) -> list[tuple[Bucket, int]]:
-    """The wanted parts, each with the bucket that it is read of: where its runs are too many, they are spread first."""
+    """Return the wanted parts with the bucket to read each from.
+
+    Buckets with too many runs are spread first.
+    """
     ready: list[tuple[Bucket, int]] = []
     waiting = [shuffle.root]
     while waiting:
@@ -158,10 +172,10 @@ def spread_until_ready(
 
 
 def assign_and_summarize(plan: Plan) -> PreparationSummary:
-    """Everything that depends on all records, and what is told of it.
+    """Make all decisions that depend on all records, and summarize them.
 
     Raises:
-        BadConfiguration: no record is left, or as `assign_records`.
+        BadConfiguration: no record is left, or the errors of `assign_records`.
     """
     rejected = write_rejected_records(plan.work / REJECTED_FILE, plan, iterate_rejects(plan))
     ranges = range(len(plan.ranges))
@@ -172,7 +186,7 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
     decided = assign_records(plan, lengths)
     masked, filled, unread, retyped = Counter[str](), Counter[str](), Counter[str](), set[str]()
     lines = truncated = size = 0
-    for index in ranges:  # one after the other: each has its rejects, of which there may be as many as records
+    for index in ranges:  # one at a time: each holds its rejects, which may be as many as its records
         facts, encoded = read_facts(plan, index), read_encode_facts(plan, index)
         masked.update(facts.masked)
         filled.update(facts.filled)
@@ -198,7 +212,7 @@ def assign_and_summarize(plan: Plan) -> PreparationSummary:
 
 
 def run_stage(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], noun: str = "ranges") -> None:
-    """Run a stage, and say now and then how far it is."""
+    """Run a stage, and log its progress periodically."""
     logged_at = time.monotonic()
     for number, _ in enumerate(workers.run(unit, calls), start=1):
         if time.monotonic() - logged_at > LOG_INTERVAL_SECONDS or number == len(calls):
@@ -207,9 +221,12 @@ def run_stage(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any
 
 
 def mark_duplicates(plan: Plan) -> None:
-    """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
+    """Mark duplicates in each range.
+
+    0 keeps a record, other values are the reason to drop it.
+    """
     ranges, wanted, scratch = range(len(plan.ranges)), plan.parameters.filter, plan.scratch
-    shutil.rmtree(scratch.folder, ignore_errors=True)  # of a process that was killed, and may have been further
+    shutil.rmtree(scratch.folder, ignore_errors=True)  # of a killed process, which may have been further
     lengths = [read_summary(plan, read_stage.STAGE, index).num_rows for index in ranges]
     total = sum(lengths)
     with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as near:
@@ -227,7 +244,7 @@ def mark_duplicates(plan: Plan) -> None:
 
 
 def describe_first_reject(rejects: Path) -> str:
-    """What was wrong with the first record that was rejected, if one was: who is told that nothing is left has only this."""
+    """Describe the first reject, if any, for users whose preparation left no record."""
     with rejects.open(encoding="utf-8") as lines:
         line = lines.readline()
     if not line:
@@ -237,7 +254,7 @@ def describe_first_reject(rejects: Path) -> str:
 
 
 def iterate_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
-    """Of each range: its number of lines, and what every stage rejected of it."""
+    """Yield the number of lines of each range, and the rejects of all stages."""
     reasons = {DUPLICATE: "duplicate", NEAR_DUPLICATE: "near duplicate"}
     for index in range(len(plan.ranges)):
         facts = read_facts(plan, index)
@@ -248,6 +265,9 @@ def iterate_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
 
 
 def count_parts(decided: SplitDecision, size: int, part_bytes: int) -> PartCounts:
-    """How many files each split gets of records that have `size` bytes without copies: a matter of the data alone."""
+    """Return the number of files of each split, from the size of distinct records.
+
+    Depends on the data alone.
+    """
     each = size / decided.distinct
     return tuple(max(1, ceil(each * count / part_bytes)) for count in decided.records)

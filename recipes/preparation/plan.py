@@ -19,18 +19,18 @@ from recipes.preparation.shuffle_plan import MERGE_FAN_IN
 from recipes.records.disk_partitions import BUFFER_BYTES, Scratch
 from recipes.storage.manifest import FileRecord
 
-# What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files.
+# The units of a preparation: ranges of the input, and the files of each unit.
 
 RANGE_BYTES = 16 << 20
-"""Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""
+"""Input bytes per unit: small enough for low memory per worker, large enough to amortize its start."""
 
 PART_BYTES = 32 << 20
-"""Of prepared data, about, in one output file."""
+"""Approximate bytes of prepared data per output file."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The lines of a file that begin at bytes `start` to before `end`; all of its bytes are in one range of it."""
+    """The lines that begin at bytes `start` to `end` (exclusive) of a file."""
 
     file: str
     start: int
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a unit of work is told; the same for all of them."""
+    """Everything that a unit of work needs to know; equal for all units."""
 
     work: Path
     ranges: tuple[Range, ...]
@@ -49,17 +49,17 @@ class Plan:
     held_bytes: int = BUFFER_BYTES
 
     def place(self, stage: str, index: int, suffix: str) -> Path:
-        """Where a unit of a stage leaves a file."""
+        """Return the path of a file of a unit in a stage."""
         return self.work / stage / f"{index:05}.{suffix}"
 
     @property
     def scratch(self) -> Scratch:
-        """Where what is asked of all records together lies while it is found out."""
+        """Temporary storage for computations over all records."""
         return Scratch(self.work / "scratch", self.held_bytes)
 
 
 def cut_ranges(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
-    """Ranges of `range_bytes`: nothing of a file needs to be here to know them."""
+    """Divide files into ranges of `range_bytes`; needs their records only."""
     return tuple(
         Range(file.path, start, min(start + range_bytes, file.size))
         for file in files
@@ -69,38 +69,38 @@ def cut_ranges(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> t
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path to write to, which gets the name `path` once it is whole: a unit that was killed has no file."""
+    """Yield a temporary path that is renamed to `path` when the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     yield part
     part.replace(path)
 
 
-# Files between the stages: written once, then read. Tables are read in place, without a copy of them in memory.
+# Files between stages are written once. Tables are memory-mapped, not copied.
 
 
 def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches as an Arrow IPC file; it appears whole or not at all."""
+    """Write batches as an Arrow IPC file, atomically."""
     with atomic_path(path) as part, pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def open_table(path: Path) -> pa.Table:
-    """The table of an Arrow IPC file, which stays on the disk."""
+    """Memory-map an Arrow IPC file as a table."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def save_array(path: Path, array: NDArray[Any]) -> None:
-    """Write an array; it appears whole or not at all."""
+    """Write an array atomically."""
     with atomic_path(path) as part, part.open("wb") as file:
         np.save(file, array)
 
 
 def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow IPC file, which stays on the disk; nothing is held of those before.
+    """Yield the batches of a memory-mapped Arrow IPC file, one at a time.
 
-    `open_table` holds two kilobytes of each batch, wherever its bytes are.
+    `open_table` holds two kilobytes of metadata per batch.
     """
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     for number in range(reader.num_record_batches):
@@ -108,7 +108,10 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 class Reject(msgspec.Struct, array_like=True):
-    """A line of a range, from 1, and why it was rejected: `reason` is one of a few, `detail` is about this record."""
+    """A rejected line of a range, counted from 1.
+
+    `reason` is one of a few categories, `detail` describes this record.
+    """
 
     line: int
     reason: str
@@ -116,11 +119,12 @@ class Reject(msgspec.Struct, array_like=True):
 
 
 def write_rejected_records(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Reject]]]) -> Counter[str]:
-    """Write all rejects in the order of the input; returns how many for each reason.
+    """Write all rejects in the order of the input, and return their number by reason.
+
+    Records' texts are not written: they may be the reason for the rejection.
 
     Args:
-        ranges: of each range of the plan, in order, how many lines it has and what was rejected of it. A record's text is
-            not written: it may be what should not be kept.
+        ranges: number of lines and rejects of each range, in the plan's order.
     """
     counts: Counter[str] = Counter()
 

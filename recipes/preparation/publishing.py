@@ -18,11 +18,11 @@ from recipes.storage.manifest import Artifact, FileRecord, Manifest
 
 DELIVERED_FOLDER = "delivered"
 DATASET_ROLE = "dataset"
-"""Role of all records of all splits."""
+"""Role of the artifact with the records of all splits."""
 
 
 def delivery_marker(plan: Plan, number: int) -> Path:
-    """Left when a part is in the store: its files as a manifest has them."""
+    """Return the marker of an uploaded part; it holds the part's file records."""
     return plan.work / DELIVERED_FOLDER / f"{number:05}.json"
 
 
@@ -32,7 +32,7 @@ def hashes_file(plan: Plan, parts: PartCounts, number: int) -> Path:
 
 
 def upload_parts(job: Job, store: Store, plan: Plan, parts: PartCounts, pods: Pods) -> None:
-    """Put the parts of this pod where the version will lie, each in its split."""
+    """Upload this pod's parts to the version's location."""
     for number in range(*pods.unit_range(sum(parts), pods.rank)):
         if pods.is_published(delivery_marker(plan, number)):
             continue
@@ -48,18 +48,18 @@ def upload_parts(job: Job, store: Store, plan: Plan, parts: PartCounts, pods: Po
 
 
 def select_hashes(hashes: Sequence[Path], *names: str) -> Iterator[HashPairs]:
-    """Some of the hashes that records are known by: those of one part after the other."""
+    """Yield columns of the records' hashes, part by part."""
     wanted = [HASH_COLUMNS.index(name) for name in names]
     return (np.load(part)[:, wanted] for part in hashes)
 
 
 def is_records_file(name: str) -> bool:
-    """Not the tokens beside them."""
+    """Return whether a file holds records, not their tokens."""
     return name.endswith(".jsonl")
 
 
 class VersionPublisher:
-    """All parts, delivered by whichever pods."""
+    """Publishes the parts that all pods have uploaded as artifacts."""
 
     def __init__(self, job: Job, store: Store, plan: Plan, parts: PartCounts, pods: Pods) -> None:
         self._job, self._store, self._plan = job, store, plan
@@ -67,7 +67,7 @@ class VersionPublisher:
         self._hash_files: dict[str, list[Path]] = {role: [] for role in (*SPLITS, DATASET_ROLE)}
         every = range(sum(parts))
         pods.fetch(path for number in every for path in (delivery_marker(plan, number), hashes_file(plan, parts, number)))
-        # In the order of their names, as a folder of all of them would be read.
+        # Sorted by name, the order of reading a folder that holds all of them.
         for number in sorted(every, key=lambda number: part_name(parts, number)[1]):
             split, _ = part_name(parts, number)
             hashes = hashes_file(plan, parts, number)
@@ -81,9 +81,9 @@ class VersionPublisher:
                 self._hash_files[role].append(hashes)
 
     def publish(self, role: str, kind: str, facts: dict[str, JsonValue]) -> Artifact:
-        """Make an artifact of a split, or of all records, and index it.
+        """Commit the artifact of a split, or of all records, and index it.
 
-        Records are known by themselves and by what they were made of, so that those are found in it too.
+        Records are indexed under their own hashes and those of their source records, so that both are found.
         """
         inputs = {"dataset": self._job.inputs["dataset"].digest}
         manifest = Manifest(kind=kind, files=tuple(self._files[role]), inputs=inputs, facts=facts)
@@ -95,7 +95,9 @@ class VersionPublisher:
         return artifact
 
     def content(self, extra_files: Iterable[FileRecord] = ()) -> str:
-        """Of a version, tells whether another holds the same: the SHA-256 of those of all files, of tokens too, and of those
-        `extra_files` them."""
+        """Return the SHA-256 of a version's content, to compare versions.
+
+        Of the hashes of all files, tokens and `extra_files`.
+        """
         hashes = [file.sha256 for files in (*(self._files[split] for split in SPLITS), extra_files) for file in files]
         return hashlib.sha256("".join(hashes).encode()).hexdigest()

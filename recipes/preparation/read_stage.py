@@ -45,60 +45,68 @@ from recipes.records.record_layouts import (
 )
 from recipes.records.record_reader import normalize_text
 
-# By what a record comes to its split: a number that is drawn for its question, before anything in that was masked.
+# A record's draw decides its split: a number derived from its question before masking.
 #
-# Of the masked question it would be another number than the version has that this one is prepared of, and what that held
-# out this would train on. Questions that are one since they were masked are joined by `recipes.preparation.split_stage`.
+# The masked question's number would differ from the one in the version that this one is prepared from, so that held-out
+# records of that version would be trained on here. Questions that masking made equal are joined by
+# `recipes.preparation.split_stage`.
 
 NON_WORD = r"[^A-Za-z0-9_]+"
 
 
 def draw_ranks(questions: list[str], seed: int) -> list[int]:
-    """A number for each question, the same whatever its capitals and punctuation.
+    """Return a draw for each question, independent of case and punctuation.
 
-    In the order of `recipes.preparation.split_assignment.draw_rank`: what a version holds out, a version that is prepared of
-    it holds out too.
+    Equals `recipes.preparation.split_assignment.draw_rank`: what a version holds out, versions prepared from it hold out
+    too.
     """
     words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NON_WORD, " ").to_pylist()
-    # Of other letters every library has its own idea.
+    # Libraries disagree about case and word characters outside ASCII.
     normal = (
         word.strip() if asked.isascii() else normalize_text(asked) for asked, word in zip(questions, words, strict=True)
     )
     return [draw_rank(text, seed) for text in normal]
 
 
-# First stage: lines -> clean records that fit a layout, without personal data, and what tells equal ones.
+# First stage: lines to clean records that fit a layout, without personal data, and digests for finding duplicates.
 
 STAGE = "read"
 BATCH_LINES, BATCH_BYTES = 2048, 1 << 20
-"""Lines that are looked at together: so many, or so many bytes of them."""
+"""Maximum lines, and approximate bytes, per batch."""
 LAYOUTS: tuple[Layout | None, ...] = (*Layout, None)
-"""None is a row of a table, from which features are computed and no model learns."""
+"""None is a row of a table: features are computed from it, but no model learns from it."""
 LAYOUT_CODES = {layout: code for code, layout in enumerate(LAYOUTS)}
 
 READ_SCHEMA = pa.schema(
     [
         ("line", pa.int32()),  # within the range, from 1
-        ("layout", pa.int8()),  # place in `LAYOUTS`
+        ("layout", pa.int8()),  # index in `LAYOUTS`
         ("record", pa.large_binary()),  # its stored line
-        ("digest", pa.binary(16)),  # equal for records from which a model learns the same
-        ("source", pa.uint64()),  # hash of the record as it was read (`recipes.records.fingerprint`)
-        ("own", pa.uint64()),  # its own two, as it goes on
+        ("digest", pa.binary(16)),  # equal for records that teach a model the same
+        ("source", pa.uint64()),  # hash of the record before cleaning and masking (`recipes.records.fingerprint`)
+        ("own", pa.uint64()),  # its two hashes after cleaning and masking
         ("said", pa.uint64()),
-        ("draw", pa.uint64()),  # of its question as it was read, and as it goes on
+        ("draw", pa.uint64()),  # of its question before masking and after
         ("masked", pa.uint64()),
     ]
 )
 
 
 SUMMARY_SUFFIX = "told.arrow"
-"""Suffix of a table beside a stage's records: the columns that are asked for all of them together."""
+"""Suffix of the table with the columns that are needed from all records together."""
 SUMMARY_COLUMNS = ("line", "digest")
 
 
 class ReadFacts(msgspec.Struct):
-    """What is said of a range: its lines, what was masked by kind, the lines that were rejected, the columns in which a
-    number is a text since it was masked, in how many records a column was filled, and which keys no model is shown.
+    """Results for a range.
+
+    Attributes:
+        lines: number of lines.
+        masked: number of masked items by kind.
+        rejects: rejected lines.
+        retyped: columns in which masking turned a number into text.
+        filled: number of records in which a column was filled.
+        unread: number of records with a key that no model reads.
     """
 
     lines: int
@@ -110,12 +118,12 @@ class ReadFacts(msgspec.Struct):
 
 
 def is_read(plan: Plan, index: int) -> bool:
-    """Whether a unit was done before: it is not done again."""
+    """Return whether a unit is done."""
     return plan.place(STAGE, index, "json").is_file()
 
 
 def read_range(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
-    """Read range `index`, which is of `file`."""
+    """Read range `index` from `file`."""
     reader = RangeReader(plan)
     write_table(
         plan.place(STAGE, index, "arrow"), READ_SCHEMA, map(reader.batch, read_line_batches(file, plan.ranges[index]))
@@ -137,7 +145,10 @@ def read_range(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
 
 
 def write_summary(plan: Plan, stage: str, index: int, columns: Sequence[str]) -> None:
-    """Leave some columns of a stage's table by themselves: pods give each other these, and not the records."""
+    """Write some columns of a stage's table to a separate file.
+
+    Pods exchange these instead of records.
+    """
     asked = open_table(plan.place(stage, index, "arrow")).select(list(columns))
     write_table(plan.place(stage, index, SUMMARY_SUFFIX), asked.schema, asked.to_batches())
 
@@ -151,8 +162,8 @@ def read_facts(plan: Plan, index: int) -> ReadFacts:
 
 
 def read_line_batches(file: LocalFile | ChunkedFile, place: Range) -> Iterator[list[bytes]]:
-    """The lines of a range, some at a time."""
-    before = min(place.start, 1)  # the byte that tells whether a line begins where the range does
+    """Yield the lines of a range in batches."""
+    before = min(place.start, 1)  # the previous byte shows whether a line starts at the range's start
     with file.open(place.start - before, place.end) as stream:
         left = place.end - place.start + before
         if before:
@@ -168,7 +179,7 @@ def read_line_batches(file: LocalFile | ChunkedFile, place: Range) -> Iterator[l
 
 
 class RangeReader:
-    """Reads the lines of one range in batches."""
+    """Reads the lines of a range in batches."""
 
     def __init__(self, plan: Plan) -> None:
         near = plan.parameters.filter.near_dedup
@@ -193,7 +204,7 @@ class RangeReader:
         numbers, layouts, records, digests, sources = [], [], [], [], []
         rows: list[dict[str, Any]] = []
         asked: list[str] = []
-        asked_now: dict[int, str] = {}  # where it is something else since it was masked
+        asked_now: dict[int, str] = {}  # questions that masking changed
         for raw, kinds in zip(lines, suspected, strict=True):
             self.line += 1
             line = raw.strip()
@@ -221,7 +232,7 @@ class RangeReader:
                             column for column, value in row.items() if type(value) is not type(before[column])
                         )
                         self._refuse_masked(before, row)
-                # Here, where a text of tools that is no JSON since it was masked is rejected.
+                # Inside the try block: a text of tools that is no longer JSON after masking is rejected.
                 known_by = digest_record(row, layout) if layout else digest_table_row(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
@@ -263,30 +274,32 @@ class RangeReader:
             raise
 
     def _refuse_masked(self, before: dict[str, Any], row: dict[str, Any]) -> None:
-        """Raises UncleanRecord where a column of the features is personal data: all such customers would be one."""
+        """Raise UncleanRecord if a feature column is personal data: masking would merge all its values."""
         for _, column in self.features.named_columns if self.features is not None else ():
             if row.get(column) != before.get(column):
                 raise UncleanRecord(
-                    "masked feature", f"'{column}' is personal data: set augment.mask_pii to false, or name another column"
+                    "masked feature", f"'{column}' is personal data: set augment.mask_pii to false, or use another column"
                 )
 
 
 def clean_parameters(parameters: PrepareParameters) -> CleanParameters | None:
-    """How records are cleaned, with the values that they are filled with as these go on."""
+    """Return the cleaning rules, with fill values masked if records are."""
     clean = parameters.clean
     return mask_fill_values(clean) if clean is not None and parameters.augment.mask_pii else clean
 
 
 def mask_fill_values(clean: CleanParameters) -> CleanParameters:
-    """What records are filled with, masked as they are: only lines in which something was suspected are looked at again."""
+    """Mask the fill values, because lines without suspected personal data are not masked after filling."""
     (kinds,) = find_suspected_kinds(pa.array([encode_canonical_line(clean.fill)], pa.large_binary()))
     return clean.model_copy(update={"fill": mask_value(clean.fill, Counter(), kinds)}) if kinds else clean
 
 
 def digest_record(row: dict[str, Any], layout: Layout) -> bytes:
-    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them.
+    """Return a 16-byte digest that is equal for records that teach the same.
 
-    What a record does not have is left out: a digest decides an order, and stays what it was before there were tools.
+    Other keys are ignored.
+
+    Missing parts are left out: digests decide an order, which must stay as it was before tools were supported.
     """
     if layout is Layout.MESSAGES:
         content = b"\0".join(digested_parts(normalize_conversation(row)))
@@ -301,7 +314,10 @@ def digest_record(row: dict[str, Any], layout: Layout) -> bytes:
 
 
 def digested_parts(found: Conversation) -> Iterator[bytes]:
-    """All that decides what is learned of a conversation: the order of keys too, where it is the author's."""
+    """Yield everything that affects what is learned from a conversation.
+
+    This includes the author's order of keys.
+    """
     calls = [call for message in found.messages for call in message.get("tool_calls", ())]
     arguments = [parse_arguments(call["function"]["arguments"]) for call in calls]
     messages = [
@@ -318,5 +334,5 @@ def digested_parts(found: Conversation) -> Iterator[bytes]:
 
 
 def digest_table_row(line: bytes) -> bytes:
-    """`digest_record` of a row of a table, from which no model learns: the same where all of it is."""
+    """Like `digest_record`, for a table row that no model learns from: its whole line counts."""
     return hashlib.blake2b(line, digest_size=16, person=b"TABLE").digest()

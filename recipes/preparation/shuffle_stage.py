@@ -1,4 +1,4 @@
-"""Shuffle records into the parts of each split, by merging sorted runs between pods."""
+"""Shuffle records into the parts of each split by merging sorted runs between pods."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,31 +18,31 @@ from recipes.preparation.split_stage import SPLIT_STAGE
 from recipes.preparation.tokenization.record_tokenizer import TOKEN_FIELDS
 from recipes.preparation.workers import Pods
 
-# Sorted runs: Arrow files of records in the order of the shuffle, which know where each bucket of parts begins.
+# Sorted runs: Arrow files with records in shuffle order and the start of each bucket of parts.
 
 KEY_COLUMN, RANGE_COLUMN, PART_COLUMN = "key", "range", "part"
 ORDER_FIELDS = (pa.field(KEY_COLUMN, pa.uint64()), pa.field(RANGE_COLUMN, pa.int32()), pa.field(PART_COLUMN, pa.int32()))
-"""By what a record has its place, besides where it stood in its range: which part, the key within it, and the range.
+"""Columns that define a record's position, in addition to its line in the range: part, key within the part, and range.
 
-The range decides between equal keys: so it does not matter through which files a record came.
+The range breaks ties, so that the order does not depend on the files that a record passed through.
 """
 STARTS_KEY = b"starts"
 BATCH_RECORDS, BATCH_BYTES = 8192, 1 << 20
-"""Records that are written together: so many, or so many bytes of them."""
+"""Maximum records, and approximate bytes, per batch."""
 
 
 def write_run(path: Path, schema: pa.Schema, starts: NDArray[np.int64], batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a run; `starts` has the first record of each bucket, and how many there are."""
+    """Write a run; `starts` holds the first record of each bucket, and the total."""
     write_table(path, schema.with_metadata({STARTS_KEY: starts.astype("<i8").tobytes()}), batches)
 
 
 def records_per_batch(size: int, count: int) -> int:
-    """How many of `count` records that have `size` bytes together are written together."""
+    """Return the number of records per batch for `count` records of `size` bytes in total."""
     return max(1, min(BATCH_RECORDS, BATCH_BYTES * count // max(size, 1)))
 
 
 class SortedRun:
-    """A run, which stays on the disk."""
+    """A memory-mapped run."""
 
     def __init__(self, path: Path) -> None:
         self.table = open_table(path)
@@ -50,27 +50,29 @@ class SortedRun:
         self.record_bytes = path.stat().st_size / max(len(self.table), 1)
 
     def bucket_slice(self, number: int) -> pa.Table:
-        """What it has for a bucket."""
+        """Return the run's records for a bucket."""
         return self.table[self._starts[number] : self._starts[number + 1]]
 
 
 @lru_cache(maxsize=1)
 def open_runs(paths: tuple[Path, ...]) -> list[SortedRun]:
-    """Runs, which this process keeps open for the next parts of the same bucket."""
+    """Open runs; the process keeps them open for further parts of the same bucket."""
     return [SortedRun(path) for path in paths]
 
 
 def sort_slices(slices: list[pa.Table]) -> tuple[pa.Table, pa.Array]:
-    """Slices of runs as one table, and its rows in their order."""
+    """Concatenate slices of runs, and return the sorted order of the rows."""
     table = pa.concat_tables(slices)
     return table, pa.array(np.lexsort([table.column(name).to_numpy() for name in (RANGE_COLUMN, KEY_COLUMN, PART_COLUMN)]))
 
 
 def merge_slices(slices: list[pa.Table], record_bytes: list[float], most: int) -> Iterator[pa.RecordBatch]:
-    """The records of slices in one order. No more than `most` bytes, or a part, are in memory at a time.
+    """Yield the records of slices in sorted order.
+
+    At most `most` bytes, or one part, are in memory.
 
     Args:
-        record_bytes: of a record of each slice, about. What some ranges have may be for a few parts alone, and then is much.
+        record_bytes: average record size of each slice. A range may have records for a few parts only, and then many.
     """
     found = [np.unique(part.column(PART_COLUMN).to_numpy(), return_index=True) for part in slices]
     numbers, place = np.unique(np.concatenate([parts for parts, _ in found]), return_inverse=True)
@@ -91,14 +93,17 @@ def merge_slices(slices: list[pa.Table], record_bytes: list[float], most: int) -
         first, size = end, 0.0
 
 
-# From the runs of a bucket to those of smaller buckets, in one pod or in all of them.
+# From the runs of a bucket to the runs of its children, within a pod or across all pods.
 
 SCATTER_STAGE = "scatter"
 SPREAD_FOLDER = "spread"
 
 
 def run_file(plan: Plan, bucket: Bucket, number: int) -> Path:
-    """Where run `number` of a bucket lies: what a range has, or what a group of runs of a larger bucket had for it."""
+    """Return the path of a bucket's run.
+
+    A range's at level 0, or a group's share of a larger bucket.
+    """
     if bucket.level == 0:
         return plan.place(SCATTER_STAGE, number, "arrow")
     return plan.work / SPREAD_FOLDER / f"{bucket.level}" / f"{bucket.first:06}" / f"{number:06}.arrow"
@@ -109,12 +114,12 @@ def run_files(plan: Plan, bucket: Bucket) -> tuple[Path, ...]:
 
 
 def spread_marker(plan: Plan, level: int, first: int, group: int) -> Path:
-    """Left when a group of runs of a bucket was spread."""
+    """Return the marker of a group of runs that was spread."""
     return plan.work / SPREAD_FOLDER / f"{level}" / f"{first:06}" / f"{group:06}.done"
 
 
 def spread_group(plan: Plan, shuffle: ShufflePlan, bucket: Bucket, group: int) -> None:
-    """Write what group `group` of a bucket's runs has for each smaller bucket, as a run of that."""
+    """Write a group's records as one run per child bucket."""
     done = spread_marker(plan, bucket.level, bucket.first, group)
     if done.is_file():
         return
@@ -132,15 +137,15 @@ def spread_group(plan: Plan, shuffle: ShufflePlan, bucket: Bucket, group: int) -
 def exchange_runs(
     plan: Plan, shuffle: ShufflePlan, pods: Pods, groups: Sequence[int], wanted: Sequence[int]
 ) -> list[Bucket]:
-    """Give the pods what groups of this one's ranges have for them, and take all runs of the buckets with wanted parts.
+    """Publish this pod's runs for other pods, and fetch those for the wanted parts.
 
-    Returns these.
+    Returns these buckets.
     """
     buckets = shuffle.child_buckets(shuffle.root)
     mine = {bucket for bucket in buckets if bisect_left(wanted, bucket.first) < bisect_left(wanted, bucket.end)}
     for group in groups:
         runs = {path: bucket for bucket in buckets if (path := run_file(plan, bucket, group)).is_file()}
-        pods.publish_all([path] for path in runs)  # another was given before this pod was started again
+        pods.publish_all([path] for path in runs)  # the rest was published before a restart of this pod
         for path, bucket in runs.items():
             if bucket not in mine:
                 path.unlink()
@@ -151,20 +156,20 @@ def exchange_runs(
 
 PARTS_FOLDER = "parts"
 COMPUTED_STAGE = "computed"
-"""Where features were asked for: the encoded records with them."""
+"""Stage with encoded records and their features, if features are configured."""
 HASHES_FOLDER = "known_by"
-"""Of each record of a part: the hash of what it was made of, and its own fingerprint's two, for the index."""
+"""Folder with each record's hashes for the index: of its source record, and its own two."""
 HASH_COLUMNS = ("source", "own", "said")
 KEPT_COLUMNS = ("record", *HASH_COLUMNS)
 LINES_PER_WRITE = 256
-"""Texts that are copied together, which may be long."""
+"""Number of texts copied together, which may be long."""
 
 PartCounts = tuple[int, ...]
-"""How many parts each split of `SPLITS` has."""
+"""Number of parts of each split in `SPLITS`."""
 
 
 def scatter_range(plan: Plan, parts: PartCounts, shuffle: ShufflePlan, index: int) -> None:
-    """Sort range `index` by part and order, each record as often as was decided."""
+    """Sort range `index` by part and key, repeating each record by its copies."""
     target = run_file(plan, shuffle.root, index)
     if target.is_file():
         return
@@ -185,7 +190,10 @@ def scatter_range(plan: Plan, parts: PartCounts, shuffle: ShufflePlan, index: in
     step = records_per_batch(wanted.nbytes, len(wanted))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        """One after the other: where a class is repeated often, all of them are many times the range."""
+        """One batch at a time.
+
+        With oversampling, the records may be a multiple of the range.
+        """
         for begin in range(0, len(order), step):
             chosen = order[begin : begin + step]
             places = (key[chosen], np.full(len(chosen), index), part[chosen])
@@ -196,9 +204,10 @@ def scatter_range(plan: Plan, parts: PartCounts, shuffle: ShufflePlan, index: in
 
 
 def compute_order_keys(plan: Plan, index: int, digests: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The place of each record in the order: drawn from what it says and which copy it is, or the input's.
+    """Return each record's sort key.
 
-    Where equal records stay, each is drawn by its place too: else they would all stand in a row.
+    Random, from its content and copy number, or the input's order. If duplicates are kept, the key also depends on their
+    position: otherwise they would all be adjacent.
     """
     seed = plan.parameters.augment.shuffle_seed
     if seed is None:
@@ -211,20 +220,20 @@ def compute_order_keys(plan: Plan, index: int, digests: NDArray[np.uint64], rows
 
 
 def assign_parts(plan: Plan, index: int, key: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Which part of its split a record is in: the parts share the keys, or the ranges, evenly."""
+    """Return the part of each record in its split, by dividing keys or ranges evenly."""
     if plan.parameters.augment.shuffle_seed is None:
         return (np.uint64(index) * parts // np.uint64(len(plan.ranges))).astype(np.int64)
     return (((key >> np.uint64(32)) * parts) >> np.uint64(32)).astype(np.int64)
 
 
 def part_name(parts: PartCounts, number: int) -> tuple[str, str]:
-    """The split of part `number` of all parts, and the name of its files."""
+    """Return the split of a part, and the name of its files."""
     split = int(np.searchsorted(np.cumsum(parts), number, side="right"))
     return SPLITS[split], f"{SPLITS[split]}-{number - sum(parts[:split]):05}"
 
 
 def gather_part(plan: Plan, parts: PartCounts, bucket: Bucket, number: int) -> int:
-    """Write part `number` of all parts, of a bucket that is ready: its texts and tokens. Returns how many records it has."""
+    """Write a part's texts and tokens from a ready bucket. Returns its number of records."""
     split, name = part_name(parts, number)
     texts = plan.work / PARTS_FOLDER / split / f"{name}.jsonl"
     slices = [run.bucket_slice(number - bucket.first) for run in open_runs(run_files(plan, bucket))]
@@ -239,7 +248,8 @@ def gather_part(plan: Plan, parts: PartCounts, bucket: Bucket, number: int) -> i
         )
     with atomic_path(texts) as part_file:
         write_lines(part_file, table.column("record"), order)
-        # Not beside the records: it is of their index, and not of the dataset. Before them: where they are, all is done.
+        # Not next to the records: hashes belong to the index, not to the dataset. Written first, as the records mark
+        # completion.
         hashes = [table.column(column).take(order).to_numpy() for column in HASH_COLUMNS]
         with atomic_path(plan.work / HASHES_FOLDER / split / f"{name}.npy") as known, known.open("wb") as file:
             np.save(file, np.column_stack(hashes))
@@ -247,7 +257,7 @@ def gather_part(plan: Plan, parts: PartCounts, bucket: Bucket, number: int) -> i
 
 
 def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> None:
-    """One record a line."""
+    """Write one record per line."""
     combined = records.combine_chunks()
     with path.open("wb") as file:
         for begin in range(0, len(order), LINES_PER_WRITE):

@@ -15,20 +15,20 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.manifest import Artifact, Chunk, FileRecord
 
 PREFETCH_CHUNKS = 4
-"""Chunks of a range that are on their way while the one before is read: with their size, what a worker holds of them."""
+"""Chunks of a range to read ahead; with their size, the memory of a worker."""
 TRAILING_CHUNKS = 2
-"""Chunks behind a range in which its last line is likely to end."""
+"""Chunks after a range that probably contain the end of its last line."""
 BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file of this machine, verified."""
+    """A verified local file."""
 
     path: Path
 
     def open(self, start: int, end: int) -> BinaryIO:
-        """The bytes from `start` on; hardly more than those before `end` will be read."""
+        """Open the file at byte `start`; the reader stops shortly after `end`."""
         file = self.path.open("rb")
         file.seek(start)
         return file
@@ -36,9 +36,10 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class ChunkedFile:
-    """A file in chunks of the store, of which some are known here: the others are only asked for by a very long line.
+    """A file in chunks, of which those of a range are listed.
 
-    All of them for each of its ranges were, of a file of 10 TB, millions of chunks for each of 600,000 ranges.
+    Only a very long line needs others. Listing all chunks with each range would be millions of chunks for each of 600,000
+    ranges of a 10 TB file.
     """
 
     store: Store
@@ -46,12 +47,15 @@ class ChunkedFile:
     path: str
     chunks: tuple[Chunk, ...]
     first: int
-    """Number of the first of `chunks`, of `count` in all; it begins at byte `before` of the file."""
+    """Number of the first of `chunks`, which starts at byte `before`, out of `count`."""
     before: int
     count: int
 
     def open(self, start: int, end: int) -> BinaryIO:
-        """As `LocalFile.open`. Reading raises BrokenArtifact where a chunk is not what was recorded."""
+        """Like `LocalFile.open`.
+
+        Reading raises BrokenArtifact for a corrupt chunk.
+        """
         return cast(BinaryIO, io.BufferedReader(ChunkStream(self._read_chunks(start, end)), BUFFER_BYTES))
 
     def _read_chunks(self, start: int, end: int) -> Iterator[bytes]:
@@ -60,7 +64,7 @@ class ChunkedFile:
         with ThreadPoolExecutor(PREFETCH_CHUNKS, thread_name_prefix="chunks") as pool:
             for chunk in chain(self.chunks, self._following_chunks()):
                 if before + chunk.size > start:
-                    # From `end` on one at a time, when it is wanted: there lies the rest of a last line at most.
+                    # After `end`, fetch one chunk at a time on demand: it only contains the rest of the last line.
                     while pending and (len(pending) > PREFETCH_CHUNKS or before >= end):
                         yield next_chunk(pending)
                     pending.append((max(start - before, 0), pool.submit(self._chunk, chunk)))
@@ -69,7 +73,7 @@ class ChunkedFile:
                 yield next_chunk(pending)
 
     def _following_chunks(self) -> Iterator[Chunk]:
-        """Those behind the known ones."""
+        """Yield the chunks after the listed ones."""
         if (known := self.first + len(self.chunks)) < self.count:
             (file,) = (file for file in self.store.manifest(self.artifact).files if file.path == self.path)
             yield from file.chunks[known:]
@@ -82,13 +86,13 @@ class ChunkedFile:
 
 
 def next_chunk(pending: deque[tuple[int, Future[bytes]]]) -> bytes:
-    """The first chunk that comes, without the bytes at its beginning that nobody wants."""
+    """Return the first pending chunk without the bytes before the requested start."""
     skipped, data = pending.popleft()
     return data.result()[skipped:]
 
 
 class ChunkStream(io.RawIOBase):
-    """Pieces as one stream."""
+    """Presents an iterator of bytes as a stream."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._read_chunks = pieces
@@ -109,7 +113,7 @@ class ChunkStream(io.RawIOBase):
 
 
 class Source:
-    """The files of an artifact of records."""
+    """The record files of an artifact."""
 
     def __init__(self, store: Store, artifact: Artifact, cache: Path) -> None:
         self._store, self._artifact, self._cache = store, artifact, cache
@@ -119,24 +123,27 @@ class Source:
         self._starts: dict[str, list[int]] = {}
 
     def open(self, path: str) -> BinaryIO:
-        """A whole file, as its bytes come."""
+        """Open a whole file."""
         size = self.files[path].size
         return self.range_file(Range(path, 0, size)).open(0, size)
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of all files, one file after the other."""
+        """Yield the lines of all files."""
         for path in self.files:
             with self.open(path) as file:
                 yield from file
 
     def range_file(self, place: Range) -> LocalFile | ChunkedFile:
-        """Where a worker reads a range. Raises BrokenArtifact where a file that is fetched whole is not the recorded one."""
+        """Return the file for reading a range.
+
+        Raises BrokenArtifact if a whole file differs from its record.
+        """
         file = self.files[place.file]
         if file.chunks:
             if file.path not in self._starts:
                 self._starts[file.path] = [*accumulate((chunk.size for chunk in file.chunks), initial=0)]
             starts = self._starts[file.path]
-            # One byte more before it: that tells whether a line begins where the range does.
+            # One byte more, which shows whether a line starts at the range's start.
             first = max(bisect_right(starts, max(place.start - 1, 0)) - 1, 0)
             chunks = file.chunks[first : bisect_left(starts, place.end) + TRAILING_CHUNKS]
             return ChunkedFile(self._store, self._artifact, file.path, chunks, first, starts[first], len(file.chunks))
@@ -144,7 +151,10 @@ class Source:
         return self._fetched[file.path]
 
     def fetch(self, paths: Iterable[str]) -> None:
-        """Have files that are not in chunks here; those of many ranges at once, as each time the whole manifest is read."""
+        """Fetch files that are not in chunks.
+
+        Fetch many at once: each call reads the whole manifest.
+        """
         wanted = {path for path in paths if path not in self._fetched and not self.files[path].chunks}
         if wanted:
             folder = self._store.fetch(self._artifact, self._cache, only=wanted)

@@ -1,7 +1,7 @@
-"""Which split a record comes to: by what it asks, or as it says itself.
+"""Assign records to splits: by their question, or by a column that names the split.
 
-Records that ask the same thing in other capitals or punctuation stay together, so that no test question was trained on.
-Memory holds a partition of the records at a time, and 24 bytes for each group (`split.group_by`).
+Records whose questions differ only in case or punctuation stay together, so that no test question is trained on. Memory
+holds one partition of the records at a time, and 24 bytes per group (`split.group_by`).
 """
 
 import hashlib
@@ -25,29 +25,32 @@ NAMED_ROW = np.dtype([("draw", "<u8"), ("split", "i1")])
 
 Draws = NDArray[np.uint64]
 Groups = NDArray[np.uint64]
-"""A hash of each record's group, the same for all where there is none."""
+"""A hash of each record's group; equal for all records without groups."""
 Splits = NDArray[np.int8]
 
 
 def parse_split_name(value: object) -> str | None:
-    """The split that a record's own column names, in any of the names that the field uses."""
+    """Return the split named by a record's column; accepts common synonyms."""
     name = str(value).strip().lower()
     name = SPLIT_ALIASES.get(name, name)
     return name if name in SPLITS else None
 
 
 def draw_rank(text: str, seed: int) -> int:
-    """The place of a question in the order by which it comes to a split, 64 bits; test has the first, then validation."""
+    """Return a question's 64-bit draw.
+
+    The test split takes the lowest draws, then validation.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}\0{text}".encode()).digest()[:8])
 
 
 def assign_splits(
     records: Iterable[tuple[Draws, Groups]], total: int, parameters: SplitParameters, scratch: Scratch
 ) -> SpilledColumn:
-    """The split of each of `total` records. Those of one draw ask the same and stay together, in the first one's group.
+    """Return the split of each of `total` records.
 
-    The question with the lowest draw of each group comes first, then the second of each, and so on. Test has the first of
-    all, in this order, and validation those behind.
+    Records with the same draw stay together, in the group of the first one. Ordered round-robin over groups: the lowest draw
+    of each group first, then the second of each, and so on. Test takes the first records in this order, then validation.
 
     Raises:
         BadConfiguration: a split would be empty.
@@ -82,7 +85,7 @@ def assign_splits(
 
 
 def find_clusters(drawn: Partitions, number: int) -> Rows:
-    """The records of a partition without those whose draw another before them has, in the order of the draws."""
+    """Return the first record of each draw in a partition, sorted by draw."""
     found = np.zeros(0, DRAW_ROW)
     for rows in drawn.pieces(number):
         rows = np.concatenate([found, rows]) if len(found) else rows
@@ -91,7 +94,7 @@ def find_clusters(drawn: Partitions, number: int) -> Rows:
 
 
 def count_groups(drawn: Partitions, total: int, scratch: Scratch) -> tuple[Groups, NDArray[np.int64]]:
-    """All groups, in order, and how many clusters each has."""
+    """Return all groups, sorted, and the number of clusters in each."""
     found = []
     with scratch.partitions("groups", GROUP_ROW, total) as grouped:
         for number in range(drawn.count):
@@ -103,7 +106,7 @@ def count_groups(drawn: Partitions, total: int, scratch: Scratch) -> tuple[Group
 
 
 def sum_group_sizes(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
-    """The groups of rows of `GROUP_ROW`, in order, and the sum of what each has."""
+    """Return the sorted groups of rows of `GROUP_ROW`, and the sum of their counts."""
     groups, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for rows in pieces:
         groups, member = np.unique(np.concatenate([groups, rows["group"]]), return_inverse=True)
@@ -112,7 +115,7 @@ def sum_group_sizes(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
 
 
 def rank_within_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of the same group stand before each."""
+    """Return how many earlier elements are in the same group, for each element."""
     by_group = np.argsort(group, kind="stable")
     begins = np.flatnonzero(np.diff(group[by_group], prepend=-1))
     found = np.empty(len(group), np.int64)
@@ -122,15 +125,16 @@ def rank_within_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass
 class SplitBoundary:
-    """Before it stand those of a lower rank, and so many of its own as are `remaining`, those first that are asked for
-    first.
+    """Boundary in the order of ranks.
+
+    All lower ranks are before it, and the first `remaining` of its own rank.
     """
 
     rank: int
     remaining: int
 
     def contains(self, rank: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which ones stand before it: each is asked for once."""
+        """Return which elements are before the boundary; each may be queried once, in order."""
         own = np.flatnonzero(rank == self.rank)[: self.remaining]
         self.remaining -= len(own)
         found = rank < self.rank
@@ -139,8 +143,11 @@ class SplitBoundary:
 
 
 def find_boundary(sizes: NDArray[np.int64], count: int) -> SplitBoundary:
-    """Where the first `count` of all end, rank by rank, of groups of these sizes."""
-    low, high = 0, int(sizes.max(initial=0))  # the highest rank of which all before it are no more than `count`
+    """Return the boundary after the first `count` elements in rank order.
+
+    `sizes` are those of the groups.
+    """
+    low, high = 0, int(sizes.max(initial=0))  # the highest rank with at most `count` elements before it
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.minimum(sizes, middle).sum() <= count else (low, middle - 1)
@@ -148,20 +155,20 @@ def find_boundary(sizes: NDArray[np.int64], count: int) -> SplitBoundary:
 
 
 def refuse_missing_groups(is_grouped: bool, parameters: SplitParameters) -> None:
-    """Raises BadConfiguration where no record is in a group: the column is misspelt."""
+    """Raise BadConfiguration if no record has a group: the column is misspelled."""
     if parameters.group_by and not is_grouped:
         raise BadConfiguration(f"no record has a value in the column '{parameters.group_by}': correct split.group_by")
 
 
 def refuse_empty_splits(counts: Iterable[int], column: str) -> None:
-    """Raises BadConfiguration where one of the splits that the records name themselves has no record."""
+    """Raise BadConfiguration if a split named by the records' column is empty."""
     for name, count in zip(SPLITS, counts, strict=True):
         if not count:
             raise BadConfiguration(f"no record has '{name}' in '{column}': a dataset needs all of {', '.join(SPLITS)}")
 
 
 def count_leaks(records: Iterable[tuple[Draws, Splits]], total: int, scratch: Scratch) -> int:
-    """How many held-out records ask what a training record asks."""
+    """Return how many held-out records have the same question as a training record."""
     found = 0
     with scratch.partitions("leaks", NAMED_ROW, total) as drawn:
         for draws, splits in records:

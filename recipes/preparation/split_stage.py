@@ -26,30 +26,32 @@ from recipes.preparation.split_assignment import (
 from recipes.records.disk_partitions import Scratch, SpilledColumn, build_rows
 from recipes.records.key_index import hash_key
 
-# Two questions that differ in what was masked alone are one question then: their records must stay together.
+# Questions that differ only in masked text are equal after masking: their records must be in the same split.
 #
-# Records are joined by what they asked and by what they ask since, whatever lies between them: components of a graph,
-# whose lowest number wanders from side to side until none changes. Most records are joined to no other, and are left out
-# of that.
+# Records are joined by their questions before and after masking, transitively: connected components of a graph, found by
+# propagating the lowest number between both sides until nothing changes. Most records are joined to no other and are left
+# out.
 
 UNCHANGED_DRAW = 0xFFFFFFFFFFFFFFFF
 SLOTS_PER_RECORD = 8
-"""For each record, of a byte each: fewer where these are more than memory holds."""
+"""Bytes of the filter per record; fewer if they exceed the memory limit."""
 EDGE_ROW = np.dtype([("draw", "<u8"), ("masked", "<u8"), ("found", "<u8"), ("place", "<u8")])
 
 
 def join_masked_questions(
     records: Callable[[], Iterable[tuple[Draws, Draws]]], total: int, scratch: Scratch
 ) -> SpilledColumn | None:
-    """The draw of each record, of the question as it was, made equal for those that ask the same since it was masked.
+    """Join records whose questions are equal after masking.
 
-    They take the lowest, which is held out first, so that nothing that the version before held out is trained on.
+    They get the lowest of their draws, which is held out first, so that nothing that the previous version held out is
+    trained on.
 
     Args:
-        records: gives of each of `total` records the draw of its question as it was and as it is, as often as it is called.
+        records: returns the draws of all records before and after masking; called several times.
+        total: number of records.
 
     Returns:
-        the draws of those that have another one now, and `UNCHANGED_DRAW` for all others; None where no question was masked.
+        The new draw of each joined record, and `UNCHANGED_DRAW` for others; None if no question was masked.
     """
     masked_slots = mark_masked_draws(records(), min(SLOTS_PER_RECORD * total, scratch.held_bytes))
     if masked_slots is None:
@@ -61,7 +63,7 @@ def join_masked_questions(
         rows = build_rows(EDGE_ROW, draw[chosen], masked[chosen], draw[chosen], before + chosen)
         edges.add(edges.partition_numbers(rows["masked"]), rows)
         before += len(draw)
-    # All of one draw have the lowest of theirs, which is their own: those of one question as it is may not.
+    # Records with one draw share the lowest number, which is that draw; records with one masked draw may not.
     side, other = "masked", "draw"
     while True:
         changed = False
@@ -88,10 +90,11 @@ def join_masked_questions(
 
 
 def mark_masked_draws(records: Iterable[tuple[Draws, Draws]], most: int) -> NDArray[np.bool_] | None:
-    """Marks at up to `most` slots of all draws that a masked question has, before or since; None where there is none.
+    """Mark the slots of all draws of masked questions, before and after masking.
 
-    A record that is at none of them is joined to no other. Few more are at one than are joined to some other, unless memory
-    holds few slots for very many masked questions: those that are at one are only looked at in vain.
+    None if there are none. A filter with false positives: records at unmarked slots are joined to no other. Records at
+    marked slots that are joined to no other only cost time; they are few unless memory is short for very many masked
+    questions.
     """
     masked_slots = np.zeros(1 << most.bit_length() - 1 if most else 1, np.bool_)
     found = False
@@ -104,12 +107,12 @@ def mark_masked_draws(records: Iterable[tuple[Draws, Draws]], most: int) -> NDAr
 
 
 def slot_numbers(draws: Draws, count: int) -> Draws:
-    """A place among `count`, a power of two, for each draw."""
+    """Return each draw's slot among `count`, a power of two."""
     return draws & np.uint64(count - 1)
 
 
 def lowest_by_member(pieces: Iterable[tuple[Draws, Draws]]) -> tuple[Draws, Draws]:
-    """All members, in order, and the lowest value that each has."""
+    """Return all members, sorted, and the lowest value of each."""
     members, lowest = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
     for more, values in pieces:
         members, values = np.concatenate([members, more]), np.concatenate([lowest, values])
@@ -119,19 +122,22 @@ def lowest_by_member(pieces: Iterable[tuple[Draws, Draws]]) -> tuple[Draws, Draw
     return members, lowest
 
 
-# What only the whole dataset can tell of a record that stays: which split it is in, and how often it stands there.
+# Decisions about a record that depend on the whole dataset: its split and its number of copies.
 #
-# Memory holds a partition of the records at a time, and some bytes for each group and class.
+# Memory holds one partition of the records at a time, and some bytes per group and class.
 
 SPLIT_STAGE = "decided"
 
 
 @dataclass(frozen=True)
 class SplitDecision:
-    """What was decided of all records.
+    """Decisions about all records.
 
-    `records` are those of each split of `SPLITS`, copies among them, and `distinct` all without copies. `oversampled` has
-    the copies that were added to each class, and `leaked` counts held-out records that ask what a training record asks.
+    Attributes:
+        records: number of records of each split in `SPLITS`, including copies.
+        distinct: number of records without copies.
+        oversampled: number of copies added, by class.
+        leaked: number of held-out records whose question is also in the training split.
     """
 
     records: tuple[int, ...]
@@ -142,7 +148,7 @@ class SplitDecision:
 
 @dataclass(frozen=True)
 class RecordSummaries:
-    """What the ranges tell of their records, one range after the other, as often as it is asked for."""
+    """Reads the summaries of all ranges, repeatedly."""
 
     plan: Plan
     lengths: Sequence[int]
@@ -159,7 +165,7 @@ class RecordSummaries:
             yield table.column("draw").to_numpy(), table.column("masked").to_numpy()
 
     def draws(self, joined: SpilledColumn | None) -> Iterator[Draws]:
-        """The draws by which records come to their split."""
+        """Yield the draws that decide the records' splits."""
         if joined is None:
             yield from (draw for draw, _ in self.iterate_draw_pairs())
         else:
@@ -180,7 +186,7 @@ class RecordSummaries:
         return (table.column("split").to_numpy() for table in self.tables())
 
     def classes(self, assigned: SpilledColumn | None, names: dict[str, int]) -> Iterator[Classes]:
-        """The class of each record that is trained on, by its number in `names`, to which new ones are added."""
+        """Yield the class of each training record by its number in `names`, which is extended."""
         for table, splits in zip(self.tables(), self.splits(assigned), strict=True):
             codes, found = encode_texts(table.column("class"))
             numbers = [names.setdefault(name, len(names)) if name else NO_CLASS for name in found]
@@ -188,10 +194,13 @@ class RecordSummaries:
 
 
 def assign_records(plan: Plan, lengths: Sequence[int]) -> SplitDecision:
-    """Decide of all records, of which each range has so many; left for each range: their splits and copies.
+    """Decide splits and copies of all records, and save them per range.
+
+    Args:
+        lengths: number of records per range.
 
     Raises:
-        BadConfiguration: none is in a group, or a split would be empty.
+        BadConfiguration: no record has a group, or a split would be empty.
     """
     records, wanted, scratch, leaked = RecordSummaries(plan, lengths), plan.parameters.split, plan.scratch, 0
     with ExitStack() as columns:
@@ -233,6 +242,6 @@ def assign_records(plan: Plan, lengths: Sequence[int]) -> SplitDecision:
 
 
 def encode_texts(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """Texts as numbers, in the order of their first appearance; and the texts."""
+    """Encode texts as numbers in order of first appearance; returns codes and distinct texts."""
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()

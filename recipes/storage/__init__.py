@@ -1,1 +1,1 @@
-"""The object store client: URIs, manifests, chunking, signed URLs, retry. Without torch."""
+"""Object store client: URIs, manifests, chunking, signed URLs, retries. Free of torch."""

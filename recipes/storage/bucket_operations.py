@@ -1,7 +1,7 @@
-"""What every kind of bucket can do: folders and S3 servers (`obstore_bucket`), and objects behind the API (`signed_bucket`).
+"""Interface of buckets: folders and S3 (`obstore_bucket`), and objects behind the API (`signed_bucket`).
 
-`uri` is the logical URI that errors name, `key` the object in the bucket. All raise the errors of `recipes.storage.buckets`:
-FileNotFoundError, ObjectReplaced, StoreUnavailable, StoreRefuses, StoreFull.
+`uri` is the logical URI used in errors, `key` the object in the bucket. All methods raise the errors of
+`recipes.storage.buckets`: FileNotFoundError, ObjectReplaced, StoreUnavailable, StoreRefuses, StoreFull.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ObjectHead:
-    """What is known of an object without reading it: `version` is its ETag, `modified_ms` in ms since 1970."""
+    """Metadata of an object: `version` is its ETag, `modified_ms` in ms since 1970."""
 
     size: int
     version: str
@@ -22,19 +22,22 @@ class ObjectHead:
 class BucketOperations(Protocol):
     @property
     def reads_in_parallel(self) -> bool:
-        """Whether ranges of one object that are read at the same time come faster."""
+        """Whether parallel reads of ranges of one object increase throughput."""
         ...
 
     def put(self, uri: str, key: str, data: bytes) -> None:
-        """Store an object whole or not at all."""
+        """Store an object atomically."""
         ...
 
     def put_file(self, uri: str, key: str, path: Path, parts_at_once: int) -> None:
-        """Store a file whole or not at all, in parts where it is large."""
+        """Store a file atomically, in parts if it is large."""
         ...
 
     async def put_stream(self, uri: str, key: str, chunks: AsyncIterator[bytes], size: int | None) -> None:
-        """Store what arrives once all of it has; whatever `chunks` raises leaves nothing behind, and is raised here."""
+        """Store a stream atomically.
+
+        An error of `chunks` is raised here and leaves nothing behind.
+        """
         ...
 
     def copy(self, uri: str, key: str, new_uri: str, new_key: str) -> None:
@@ -44,32 +47,36 @@ class BucketOperations(Protocol):
     def head(self, uri: str, key: str) -> ObjectHead: ...
 
     def read(self, uri: str, key: str, start: int, stop: int, version: str) -> Iterator[bytes]:
-        """Stream the bytes from `start` to before `stop`. With a version, of that version only.
+        """Stream the bytes from `start` to `stop` (exclusive).
 
-        The first request is made before this returns, so that a missing object is known then.
+        If `version` is not empty, only that version is read. The first request is made before this returns, so that a
+        missing object is reported here.
         """
         ...
 
     def prepare_reads(self, uris: Sequence[str]) -> None:
-        """A hint: objects that will be read soon. Where each read needs an address, all are asked for at once."""
+        """Hint that objects will be read soon.
+
+        Where each read needs a signed address, all are requested at once.
+        """
         ...
 
     def entries(self, uri: str, key: str) -> list[tuple[str, int]]:
-        """Key and size of every object below `key`; not of one at `key` itself."""
+        """Return key and size of every object below `key`, excluding `key` itself."""
         ...
 
     def list_folder(self, uri: str, key: str) -> tuple[list[tuple[str, int]], list[str]]:
-        """Name and size of the objects directly below `key`, and names of the folders there."""
+        """Return the objects directly below `key` with sizes, and the names of folders."""
         ...
 
     def remove(self, uri: str, key: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object if it exists."""
         ...
 
     def signed_url(self, uri: str, key: str, seconds: int) -> str | None:
-        """A URL that reads the object without credentials; None where the store has none."""
+        """Return a URL that reads the object without credentials, or None if unsupported."""
         ...
 
     def require_mounted(self, uri: str) -> None:
-        """Raises StoreUnavailable: the bucket is a folder that went away."""
+        """Check that a bucket in a folder is still mounted. Raises StoreUnavailable."""
         ...

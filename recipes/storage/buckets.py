@@ -15,14 +15,14 @@ from obstore.store import LocalStore, S3Store
 from recipes.contracts.job import StoreAddress
 from recipes.storage.locations import local_store_root
 
-# What lies in a folder of the store, as a listing of S3 has it: complete files, and no empty folders.
+# Listings of buckets in folders, equal to S3 listings: complete files only, and no empty folders.
 
 UNFINISHED_UPLOAD = re.compile(r".*#\d+")
-"""What obstore calls a file of a folder that is not complete yet; no listing shows it."""
+"""obstore's names for incomplete files in a folder; never listed."""
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """The complete files below a folder, and their sizes."""
+    """Yield complete files below a folder with their sizes."""
     for name, size in scan_folder(folder):
         if size is None:
             yield from walk_files(folder / name)
@@ -31,7 +31,7 @@ def walk_files(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def list_folder(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    """Names and sizes of the complete files in a folder, and names of the folders that have one somewhere below."""
+    """Return names and sizes of complete files in a folder, and names of non-empty folders."""
     files, folders = [], []
     for name, size in scan_folder(folder):
         if size is not None:
@@ -42,10 +42,10 @@ def list_folder(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 def scan_folder(folder: Path) -> Iterator[tuple[str, int | None]]:
-    """Names and sizes of the complete files in a folder; of a folder there, None. No link is followed: behind one may lie
-    anything.
+    """Yield names and sizes of complete files in a folder.
 
-    What another deletes meanwhile is not among them, as in a listing of S3.
+    For folders the size is None. Symbolic links are not followed, because they may lead outside. Files deleted concurrently
+    are left out, as in S3 listings.
     """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
         for entry in found:
@@ -56,24 +56,27 @@ def scan_folder(folder: Path) -> Iterator[tuple[str, int | None]]:
                     yield entry.name, entry.stat(follow_symlinks=False).st_size
 
 
-# A store that is a folder: a bucket is made once, and one that is not there later is away, and not empty.
+# Buckets in a folder are created once; a bucket that is missing later is unavailable, not empty.
 #
-# A network folder that is not mounted is an empty one, or none. It read as an empty store: a training that was taken up
-# at such a moment began anew.
+# An unmounted network folder is empty or missing. It used to be taken for an empty store: a training that was resumed at
+# such a moment started from the beginning.
 
 BUCKET_MARKER = ".bucket"
-"""The mark in a bucket's folder, where no key leads. A put that was on its way as the folder went away makes another one of
-its name, as the library does: that one has none.
+"""Marker file in a bucket's folder, outside all keys. A put during an unmount recreates the bucket's folder, as obstore
+does, but without the marker.
 """
 
 
 def mount_marker(root: Path, name: str) -> Path:
-    """What says beside the root that a bucket was made in it."""
+    """Return the file that records that a bucket was created.
+
+    It is next to the root.
+    """
     return root.with_name(f".{root.name}-made") / name
 
 
 def make_bucket_folder(root: Path, name: str) -> Path:
-    """The folder of a bucket, made and marked where it never was. Raises OSError."""
+    """Return the folder of a bucket, created and marked at its first use. Raises OSError."""
     folder, mark = root / name, mount_marker(root, name)
     if not mark.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,7 @@ def make_bucket_folder(root: Path, name: str) -> Path:
 
 
 def find_unmounted_bucket(address: StoreAddress) -> Path | None:
-    """The mark of a bucket that was made and is not there: it is not mounted, or was moved away."""
+    """Return the record of a bucket that was created but is unmounted or moved now."""
     root = local_store_root(address)
     if root is None:
         return None
@@ -93,17 +96,20 @@ def find_unmounted_bucket(address: StoreAddress) -> Path | None:
 
 
 def is_mounted(bucket: Path) -> bool:
-    """False too where a network folder says that it does not answer, which it does in many ways."""
+    """Return whether a bucket's folder is available.
+
+    Network folders fail in many ways if they are not.
+    """
     try:
         return (bucket / BUCKET_MARKER).exists()
     except OSError:
         return False
 
 
-# What an S3 server answered, or why it did not, in one line that names the settings to look at. Pure.
+# Describe errors of an S3 server in one line that names the settings to check. Pure functions.
 #
-# The library's line ends where the server's answer begins, and has nothing of why there was none: a certificate that was
-# not trusted read as a server that is away.
+# The library's message stops where the server's answer begins and omits why there was none: an untrusted certificate
+# looked like an unreachable server.
 
 HTTP_STATUS = re.compile(r"status code: (\d{3} [\w ]+)")
 S3_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -115,13 +121,13 @@ NO_SUCH_BUCKET = "NoSuchBucket"
 
 
 def is_denied(error: str) -> bool:
-    """Whether a server said what it will say until a setting, or what is allowed there, is another one."""
+    """Return whether an error is permanent until a setting or a permission changes."""
     status = HTTP_STATUS.search(error)
     return NO_SUCH_BUCKET in error or (status is not None and status[1].startswith(DENIED_STATUSES))
 
 
 def explain_s3_error(error: str, endpoint: str, bucket: str) -> str:
-    """`error` is the text of what the library raised when it asked a bucket at an endpoint."""
+    """Describe the library's error text for a request to a bucket at an endpoint."""
     if refused := UNTRUSTED_CERTIFICATE.search(error):
         remedy = "setting storage.endpoint; the variable SSL_CERT_FILE names a file with other authorities"
         return f"the certificate of {endpoint} is not trusted: {refused[1]} ({remedy})"
@@ -140,9 +146,9 @@ def explain_s3_error(error: str, endpoint: str, bucket: str) -> str:
     return error.splitlines()[0][:500]
 
 
-# Buckets: folders in embedded mode, else on an S3 server; and what can go wrong with them, told apart.
+# Buckets in folders (embedded mode) or on an S3 server, and their errors.
 #
-# With `recipes.storage.object_store` the only place that touches `obstore`.
+# With `recipes.storage.object_store` the only place that uses `obstore`.
 
 Bucket: TypeAlias = LocalStore | S3Store
 STORAGE_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -153,40 +159,43 @@ NO_SPACE_SUFFIX = ": no space is left"
 
 
 class StoreFull(Exception):
-    """No space is left where the objects lie: the URI that had no room, and `NO_SPACE_SUFFIX`."""
+    """No space is left in the object store; the message is the URI and `NO_SPACE_SUFFIX`."""
 
 
 class StoreUnavailable(Exception):
-    """The object store does not answer, or refuses what it was asked."""
+    """The object store does not answer, or rejects a request."""
 
 
 class StoreRefuses(StoreUnavailable):
-    """The keys are wrong or may not do this, or there is no such bucket: to wait for it does not help."""
+    """The credentials are wrong or lack permission, or the bucket does not exist.
+
+    Retries do not help.
+    """
 
 
 class ObjectReplaced(FileNotFoundError):
-    """What was being read is no more: another object lies at its place."""
+    """The object was replaced or removed while it was read."""
 
 
 def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> Bucket:
-    """A bucket on the server of an address, or its folder. Every put asks for encryption at rest (row X1).
+    """Open a bucket on an S3 server, or its folder.
 
-    And tells its checksum, as each part of a large one does: of what a wire, a proxy or a disk's buffer changed, the server
-    then stores nothing. The library has it already, for the signature.
+    Every put requests encryption at rest and sends a checksum, also per part: the server then rejects bytes that a wire, a
+    proxy or a disk's buffer has changed. The library computes the checksum anyway, for the signature.
 
     Raises:
-        StoreUnavailable: the folder was made once, and is not there.
-        OSError: it cannot be made.
+        StoreUnavailable: the bucket's folder was created earlier and is missing.
+        OSError: it cannot be created.
     """
     root = local_store_root(address)
     if root is not None:
         if not is_mounted(root / name) and (mark := find_unmounted_bucket(address)):
-            remedy = f"mount it again (or remove {mark}, and it is taken as it is)"
-            raise StoreUnavailable(f"{root / mark.name} is not the bucket that it was: {remedy}")
+            remedy = f"mount it again (or remove {mark} to use the folder as it is)"
+            raise StoreUnavailable(f"{root / mark.name} is no longer the bucket that was created there: {remedy}")
         folder = make_bucket_folder(root, name)
         try:
             return LocalStore(folder)
-        except BaseError:  # it went away since
+        except BaseError:  # it disappeared in the meantime
             raise StoreUnavailable(f"{folder} is not there: mount it again") from None
     config: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
     if address.encryption != "none":
@@ -199,7 +208,7 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
         name,
         config=config,
         endpoint=address.root,
-        # The library's 30 s are for a whole answer, however large: an object of some GB takes longer.
+        # The library's default of 30 s is for a whole response: an object of several GB takes longer.
         client_options={
             "allow_http": address.root.startswith("http:"),
             "timeout": timedelta(hours=12),
@@ -210,16 +219,16 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
 
 
 def require_mounted_bucket(uri: str, bucket: Bucket) -> None:
-    """Raises StoreUnavailable: the bucket is a folder, and that is not there: not mounted any more, or moved away."""
+    """Check that a bucket in a folder is mounted. Raises StoreUnavailable."""
     if isinstance(bucket, LocalStore) and not is_mounted(Path(str(bucket.prefix))):
         raise StoreUnavailable(f"{uri}: its bucket {bucket.prefix} is not there: mount it again")
 
 
 @contextmanager
 def translate_listing_errors(uri: str, bucket: Bucket) -> Iterator[None]:
-    """Around a look into the folders of a bucket: what was not found while it went away is not known to be missing.
+    """Translate errors of listing a bucket's folders to StoreUnavailable.
 
-    A network folder says in many ways that it does not answer.
+    What is not found while the folder disappears is not known to be missing. Network folders report outages in many ways.
     """
     try:
         yield
@@ -230,10 +239,10 @@ def translate_listing_errors(uri: str, bucket: Bucket) -> Iterator[None]:
 
 @contextmanager
 def translate_store_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Iterator[None]:
-    """Turn what the library raises into what callers tell apart: missing, full, or no answer.
+    """Translate the library's errors to missing, full, refused or unavailable.
 
-    Of a bucket whose folder went away nothing is missing, and nothing is written: the library would make it anew, where
-    another lies as soon as it is mounted again. It does all the same where the folder goes just then: that is no success.
+    In a bucket whose folder is not mounted nothing counts as missing and nothing is written: the library would recreate the
+    folder, which the mount would hide. A write during which the folder disappears counts as failed.
     """
     if writing:
         require_mounted_bucket(uri, bucket)
@@ -247,19 +256,19 @@ def translate_store_errors(uri: str, bucket: Bucket, *, writing: bool = False) -
         require_mounted_bucket(uri, bucket)
         if writing or is_denied(str(error)):
             raise unavailable_error(uri, str(error), bucket) from None
-        raise FileNotFoundError(f"nothing lies at {uri}") from None
+        raise FileNotFoundError(f"there is no object at {uri}") from None
     except BaseError as error:
         text = str(error)
         code = int(found.group(1)) if (found := OS_ERROR_CODE.search(text)) else None
         if code in STORAGE_FULL_ERRNOS:
             raise StoreFull(uri + NO_SPACE_SUFFIX) from None
-        if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
-            raise FileNotFoundError(f"nothing lies at {uri}") from None
+        if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a file where the key has a folder, or the reverse
+            raise FileNotFoundError(f"there is no object at {uri}") from None
         raise unavailable_error(uri, text, bucket) from error
 
 
 def unavailable_error(uri: str, error: str, bucket: Bucket) -> StoreUnavailable:
-    """What the library said, in one line."""
+    """Build the error for the library's message, in one line."""
     if isinstance(bucket, LocalStore):
         return StoreUnavailable(f"{uri}: {error.splitlines()[0][:500]}")
     kind = StoreRefuses if is_denied(error) else StoreUnavailable

@@ -1,4 +1,4 @@
-"""An artifact as a local folder - checksums, and atomic writes into a shared cache."""
+"""An artifact as a local folder: checksums, and atomic writes into a shared cache."""
 
 import hashlib
 import os
@@ -15,21 +15,24 @@ from recipes.storage.buckets import UNFINISHED_UPLOAD
 from recipes.storage.manifest import FileRecord, Manifest
 from recipes.storage.object_transfer import READ_CHUNK_BYTES
 
-# Files of a cache that several jobs fill at once: each writes beside the place, and puts what is whole there.
+# Atomic writes into a cache that several jobs fill: each writes a temporary file and renames it once it is complete.
 #
-# What was killed meanwhile leaves its own part behind, which goes when somebody fetches into the same folder a day later.
+# A killed process leaves its temporary file, which is removed by a later write to the same folder after a day.
 
 ABANDONED_SECONDS = 24 * 3600
-"""Of a part that nobody wrote to for so long, nobody will."""
+"""Age from which a temporary file is considered abandoned."""
 PART_FILE = re.compile(r"\.\d+-[0-9a-f]{16}\.part")
 
 
 @contextmanager
 def write_atomically(target: Path) -> Iterator[BinaryIO]:
-    """A file to write what `target` shall be: it is there when the block ends, and as it was when the block fails."""
+    """Open a temporary file that replaces `target` when the block succeeds.
+
+    On an error `target` is unchanged.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_parts(target.parent)
-    # Short, whatever the target is called: a name has its limit.
+    # A short name, independent of the target's, because file names have a maximum length.
     temporary = target.with_name(f".{os.getpid()}-{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as out:
@@ -41,12 +44,12 @@ def write_atomically(target: Path) -> Iterator[BinaryIO]:
 
 def remove_abandoned_parts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
-        with suppress(FileNotFoundError):  # another was faster, or has just put it in its place
+        with suppress(FileNotFoundError):  # another process removed or renamed it
             if PART_FILE.fullmatch(path.name) and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 path.unlink()
 
 
-# An artifact as a folder of this machine: what its files are, and whether they are what its manifest says.
+# Describe and verify an artifact's files in a local folder.
 
 MANIFEST_FILE = "manifest.json"
 
@@ -61,7 +64,7 @@ def hash_file(path: Path) -> str:
 
 
 def describe_files(folder: Path) -> tuple[FileRecord, ...]:
-    """Every file below `folder` but its manifest, in the order of their names."""
+    """Describe every file below `folder` except its manifest, sorted by name."""
     return tuple(
         FileRecord(path=file.relative_to(folder).as_posix(), sha256=hash_file(file), size=file.stat().st_size)
         for file in sorted(folder.rglob("*"))
@@ -70,9 +73,9 @@ def describe_files(folder: Path) -> tuple[FileRecord, ...]:
 
 
 def has_only_listed_files(folder: Path, manifest: Manifest) -> bool:
-    """Whether nothing that its manifest does not list stands among an artifact's files.
+    """Return whether a folder holds only files that the manifest lists.
 
-    A folder with a manifest of its own is another artifact: a prepared version's splits lie below its records.
+    A subfolder with its own manifest is another artifact: a prepared version's splits are below its records.
     """
     listed = {file.path for file in manifest.files}
     for place, folders, names in os.walk(folder):
@@ -84,7 +87,7 @@ def has_only_listed_files(folder: Path, manifest: Manifest) -> bool:
 
 
 def find_file_corruption(folder: Path, file: FileRecord) -> str | None:
-    """What is wrong with a file of a local folder, as one line that begins with its name; None when all is well."""
+    """Return what is wrong with a local file, as one line, or None."""
     path = folder / file.path
     if not path.is_file():
         return f"{file.path} is missing"
@@ -93,7 +96,7 @@ def find_file_corruption(folder: Path, file: FileRecord) -> str | None:
 
 
 def find_difference(file: FileRecord, size: int, sha256: str) -> str | None:
-    """What a file that was found differs in from what is recorded, as one line that begins with its name; None: nothing."""
+    """Return how size or hash differ from the record, as one line, or None."""
     if size != file.size:
         return f"{file.path} has {pluralize(size, 'byte')}, recorded are {file.size:,}"
     if sha256 != file.sha256:

@@ -1,8 +1,8 @@
-"""Cutting a stream of bytes where its content says so: after an insertion, all chunks but the ones around it are the same.
+"""Content-defined chunking: after an insertion only the chunks around it change.
 
-A chunk ends where a hash over the 32 bytes before is small, so equal regions of two files are cut alike wherever they lie
-(content-defined chunking, Muthitacharoen et al. 2001). The hash is four multiplications instead of 32 steps: over 4 bytes
-at first, then each time over twice as many, for all positions of a block at once.
+A chunk ends where a hash over the preceding 32 bytes is small, so that equal regions of two files are cut alike wherever
+they are (Muthitacharoen et al. 2001). The hash is computed with four multiplications instead of 32 steps: over 4 bytes
+first, then over twice as many each time, for all positions of a block at once.
 """
 
 from collections.abc import Iterator
@@ -10,30 +10,33 @@ from collections.abc import Iterator
 import numpy as np
 
 MIN_CHUNK_BYTES, TARGET_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 768 << 10, 4 << 20
-"""Sizes of a chunk in bytes, 1 MiB on average. The last one of a stream may be smaller."""
+"""Chunk sizes in bytes, 1 MiB on average. The last chunk of a stream may be smaller."""
 WINDOW_BYTES = 32
 BLOCK_POSITIONS = 128 << 10
-"""Positions that are looked at together: what is computed for them stays in the processor's cache."""
+"""Positions hashed together: small enough for the CPU's cache."""
 FIRST_FACTOR = np.uint32(0x9E3779B1)
 DOUBLINGS = ((1, np.uint32(0x85EBCA77)), (2, np.uint32(0xC2B2AE3D)), (4, np.uint32(0x27D4EB2F)))
-"""Distance in 4 bytes, and the odd factor of the earlier half."""
+"""Distance in units of 4 bytes, and the odd factor for the earlier half."""
 RARE_THRESHOLD, FREQUENT_THRESHOLD = np.uint32((1 << 32) // (2 << 20)), np.uint32((1 << 32) // (512 << 10))
-"""Below which a hash cuts, before and from the usual size on: so that chunks are of similar size, and few at their largest
+"""Thresholds below which a hash cuts, before and after the target size: chunks get similar sizes, and few reach the maximum
 (normalized chunking, Xia et al. 2016)."""
 
 
 class Chunker:
-    """Cuts what is pushed into chunks. The cuts depend on the bytes alone, and not on the pieces in which they came."""
+    """Splits a stream into chunks.
+
+    Cuts depend on the bytes alone, not on how they were pushed.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()  # which grows to `2 * MAX`: of a hundred thousand small files each would clear as much
+        self._buffer = bytearray()  # grows up to `2 * MAX`: allocating that at once would dominate for many small files
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._hashes = np.empty((2, BLOCK_POSITIONS // 4 + WINDOW_BYTES), np.uint32)
         self._small = np.empty(BLOCK_POSITIONS // 4 + WINDOW_BYTES, np.bool_)
 
     def push(self, data: bytes) -> Iterator[bytes]:
-        """Take more bytes; the chunks that are complete by now."""
+        """Add bytes and yield the chunks that are complete."""
         rest = memoryview(data)
         while rest:
             if self._end == len(self._buffer):
@@ -46,7 +49,7 @@ class Chunker:
                 yield self._pop_chunk()
 
     def finish(self) -> Iterator[bytes]:
-        """The chunks that are left."""
+        """Yield the remaining chunks."""
         while self._start < self._end:
             yield self._pop_chunk()
 
@@ -64,7 +67,7 @@ class Chunker:
         return bytes(self._view[begin : self._start])
 
     def _find_chunk_length(self) -> int:
-        """How long the next chunk is."""
+        """Return the length of the next chunk."""
         limit = min(self._end - self._start, MAX_CHUNK_BYTES)
         for start in range(MIN_CHUNK_BYTES, limit, BLOCK_POSITIONS):
             window = self._view[self._start + start - WINDOW_BYTES : self._start + min(start + BLOCK_POSITIONS, limit)]
@@ -75,14 +78,14 @@ class Chunker:
         return limit
 
     def _find_cut(self, data: memoryview, bound: np.uint32) -> int | None:
-        """How far behind the first `WINDOW_BYTES` bytes the first cut lies."""
+        """Return the distance of the first cut after the first `WINDOW_BYTES` bytes, or None."""
         found = [
             place * 4 + offset for offset in range(4) if (place := self._find_cut_at_offset(data, offset, bound)) is not None
         ]
         return min(found, default=None)
 
     def _find_cut_at_offset(self, data: memoryview, offset: int, bound: np.uint32) -> int | None:
-        """The first window with a small hash among those that begin at every fourth byte."""
+        """Return the first window with a small hash, of those at every fourth byte."""
         count = (len(data) - offset) // 4
         if count < WINDOW_BYTES // 4:
             return None

@@ -1,4 +1,4 @@
-"""Write an artifact's files back as the folder that was saved: modes, links, empty folders and times."""
+"""Restore an artifact as the folder that was saved: modes, links, empty folders, times."""
 
 import json
 import os
@@ -12,24 +12,25 @@ from recipes.storage.manifest import FileRecord, FolderRecord, LinkRecord, canon
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
-"""Modes that a manifest does not state."""
+"""Modes of files and folders whose manifest states none."""
 EXECUTABLE_MODE = 0o755
 MAX_LINKS_FOLLOWED = 40
-"""As Linux does; a path with more leads nowhere."""
+"""Linux' limit; a path through more links does not resolve."""
 
 
 def default_code_mode(data: bytes) -> int:
-    """Mode of a source file of a command whose record states none: a script can be run."""
+    """Return the mode of a command's source file without a recorded mode: scripts are executable."""
     return EXECUTABLE_MODE if data.startswith(b"#!") else FILE_MODE
 
 
-# Where links lead, by their texts alone.
+# Resolve links from their texts alone.
 
 
 def resolve_link(path: str, links: Mapping[str, str]) -> str | None:
-    """The path in the folder that a link leads to, as the kernel follows it; None where it leaves the folder.
+    """Return the path in the folder that a link resolves to, as in the kernel.
 
-    `links` are all links of the folder by their paths. One that leads to itself stays inside, and is its own result.
+    None if it leaves the folder. `links` are all links of the folder by path. A link to itself counts as inside and resolves
+    to itself.
     """
     found: list[str] = []
     pending = path.split("/")
@@ -58,27 +59,30 @@ def resolve_link(path: str, links: Mapping[str, str]) -> str | None:
 
 
 def find_escaping_link(links: Mapping[str, str]) -> str | None:
-    """The path of a link that leaves the folder; None where there is none."""
+    """Return the path of a link that leaves the folder, or None."""
     return next((path for path in sorted(links) if resolve_link(path, links) is None), None)
 
 
-# Times lie beside an artifact, in an object that its digest does not cover: equal work has equal digests.
+# Times are stored in a separate object outside the artifact's digest: equal work has equal digests.
 
 TIMES_FILE = "times.json"
 
 
 def code_index_uri(code_uri: str) -> str:
-    """The folder of what is known of a command's source files beside their bytes."""
+    """Return the folder for metadata of a command's source files."""
     return f"{code_uri}.index"
 
 
 def put_times(store: Store, index_uri: str, times: Mapping[str, int]) -> None:
-    """Store modification times, in nanoseconds by path."""
+    """Store modification times in nanoseconds, by path."""
     store.put_bytes(f"{index_uri}/{TIMES_FILE}", canonical_json(dict(times)))
 
 
 def read_times(store: Store, index_uri: str) -> dict[str, int]:
-    """The times that lie there; empty where none were stored, as by older releases, or they cannot be read."""
+    """Read the stored times.
+
+    Empty if there are none, as for older releases, or they are invalid.
+    """
     try:
         document = json.loads(store.get_bytes(f"{index_uri}/{TIMES_FILE}"))
     except (FileNotFoundError, ValueError):
@@ -101,12 +105,14 @@ def write_tree(
     times: Mapping[str, int] | None = None,
     default_mode: Callable[[Path], int] = lambda path: FILE_MODE,
 ) -> None:
-    """Write files, folders and links below `target`, in place of what lies at their paths. Anything else there stays.
+    """Write files, folders and links below `target`, replacing what is at their paths.
+
+    Other files stay.
 
     Args:
-        files: records by the paths that they get.
-        source: the verified local file of such a path.
-        default_mode: mode of a file whose record states none.
+        files: records by target path.
+        source: returns the verified local file for a path.
+        default_mode: returns the mode of a file whose record states none.
 
     Raises:
         BrokenArtifact: a link leaves the folder, or a path leads through a link.
@@ -131,25 +137,26 @@ def write_tree(
     times = times or {}
     for path in (*files, *targets):
         set_time(target / path, times.get(path))
-    for folder in sorted(made, key=lambda path: path.count("/"), reverse=True):  # a parent may deny access to what is below
+    # a parent may deny access to what it contains
+    for folder in sorted(made, key=lambda path: path.count("/"), reverse=True):
         set_time(target / folder, times.get(folder))
         (target / folder).chmod(modes.get(folder, FOLDER_MODE))
 
 
 def check_paths(paths: Iterable[str], links: Mapping[str, str]) -> None:
-    """Raises BrokenArtifact for what would be written, or would lead, outside of the folder."""
+    """Raise BrokenArtifact if a path or link would lead outside the folder."""
     if (escaping := find_escaping_link(links)) is not None:
         raise BrokenArtifact(f"the link {escaping} -> {links[escaping]} leaves its folder")
     for path in paths:
         parts = path.split("/")
         if any(part in ("", ".", "..") for part in parts):
-            raise BrokenArtifact(f"{path!r} is no path in a folder")
+            raise BrokenArtifact(f"{path!r} is not a path in a folder")
         if through := next((above for above in parents(path) if above in links), None):
-            raise BrokenArtifact(f"{path} lies below {through}, which is a link")
+            raise BrokenArtifact(f"{path} is below {through}, which is a link")
 
 
 def parents(path: str) -> list[str]:
-    """The folders above a path, the deepest first."""
+    """Return the folders above a path, deepest first."""
     return [parent.as_posix() for parent in PurePosixPath(path).parents if parent.name]
 
 
@@ -158,7 +165,10 @@ def parent_path(path: str) -> str:
 
 
 def make_folder(root: Path, path: str, made: set[str]) -> None:
-    """Make a folder and those above it writable until their modes are set; what is no folder there goes."""
+    """Create a folder and its parents, writable until their modes are set.
+
+    Files in their place are removed.
+    """
     for folder in (*reversed(parents(path)), *([path] if path else [])):
         if folder in made:
             continue
@@ -171,7 +181,7 @@ def make_folder(root: Path, path: str, made: set[str]) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link, or a folder with all it holds; nothing where nothing is there."""
+    """Remove a file, a link, or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:
@@ -179,7 +189,7 @@ def remove_path(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, also one whose mode, or that of a folder in it, denies writing. Nothing where there is none."""
+    """Remove a folder if it exists, even if modes inside it deny writing."""
     if not folder.is_dir():
         return
     folder.chmod(stat.S_IRWXU)

@@ -1,8 +1,8 @@
-"""Lines of a file as a file of their own, without a copy of them: a bit for each line says whether it is one.
+"""Files that consist of selected lines of another, stored as a bitmap.
 
-So a split of a version costs one bit a record, however long the records are, and whatever else changed between two versions.
-A copy in chunks would cost more than its share: with 1 % of 100,000 records replaced in one place, 53 % of the chunks of the
-splits were new, since each split takes a few other records too, from everywhere.
+A split of a version costs one bit per record, independent of the records' length and of changes between versions. A chunked
+copy would cost more than its share: with 1 % of 100,000 records replaced in one place, 53 % of the splits' chunks were new,
+because each split also gains or loses a few records elsewhere.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,22 +14,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LineMask: TypeAlias = "NDArray[np.bool_]"
-"""Of each line of a file, in their order, whether it is chosen."""
+"""For each line of a file, whether it is selected."""
 
 
 def bitmap_uri(artifact_uri: str, path: str) -> str:
-    """Where the bitmap of a file that consists of chosen lines lies."""
+    """Return the URI of the bitmap of a file that consists of selected lines."""
     return f"{artifact_uri}/{path}.selection"
 
 
 def origin_uri(artifact_uri: str) -> str:
-    """Where stands of which artifact the files at `artifact_uri` are lines: its URI, whose manifest has the right digest."""
+    """Return the object that holds the source artifact's URI.
+
+    The selection's digest verifies that artifact's manifest.
+    """
     return f"{artifact_uri}/chosen-of"
 
 
 def pack_bitmap(marks: LineMask) -> bytes:
-    """The first line is the highest bit of the first byte."""
-    import numpy as np  # not as a server starts, which reads the store: few of its requests need it
+    """Pack a mask; the first line is the highest bit of the first byte."""
+    import numpy as np  # not at import: a server that reads the store needs it for few requests
 
     return np.packbits(marks).tobytes()
 
@@ -41,7 +44,10 @@ def unpack_bitmap(bitmap: bytes, records: int) -> LineMask:
 
 
 def iterate_line_batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines of a file, each with a newline, some at a time. Only a newline ends one; what holds nothing is none."""
+    """Yield a file's non-blank lines in batches, each with a newline.
+
+    Only a newline ends a line.
+    """
     rest: list[bytes] = []
     for piece in pieces:
         first, newline, more = piece.partition(b"\n")
@@ -55,7 +61,7 @@ def iterate_line_batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def select_lines(pieces: Iterable[bytes], marks: LineMask) -> Iterator[bytes]:
-    """The chosen lines of a file."""
+    """Yield the selected lines of a file."""
     seen = 0
     for lines in iterate_line_batches(pieces):
         if data := b"".join(compress(lines, marks[seen : seen + len(lines)])):

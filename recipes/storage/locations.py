@@ -8,9 +8,9 @@ from urllib.parse import unquote, urlparse
 from recipes.contracts.job import StoreAddress
 from recipes.storage import uris
 
-# Where a logical URI lies: the specification's `s3://hanzo-ml/<kind>/...` and `s3://hanzo-models/...` (checklist Z8).
+# Location of logical URIs: the specification's `s3://hanzo-ml/<kind>/...` and `s3://hanzo-models/...`.
 #
-# What belongs here: names, and which of them there can be. What does not: bytes (`recipes.storage.object_store`).
+# Names only; bytes are in `recipes.storage.object_store`.
 
 KIND_BUCKETS = {
     "datasets": "datasets",
@@ -21,11 +21,11 @@ KIND_BUCKETS = {
 }
 API_SCHEMES = ("api+http://", "api+https://")
 FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""What no object's name can hold: control characters (a rule of obstore), and halves of characters, which no UTF-8 has."""
+"""Characters that object names cannot hold: control characters (a rule of obstore), and surrogates, which UTF-8 lacks."""
 
 
 class BrokenArtifact(Exception):
-    """Bytes in the store are not what their manifest or their name says."""
+    """Stored bytes differ from their manifest or hash."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Location:
 
 
 def resolve_uri(address: StoreAddress, uri: str) -> Location:
-    """The bucket and key of a logical URI.
+    """Return bucket and key of a logical URI.
 
     Raises:
         BrokenArtifact: it is no URI of this store.
@@ -43,7 +43,7 @@ def resolve_uri(address: StoreAddress, uri: str) -> Location:
     scheme, _, rest = uri.partition("://")
     logical, _, key = rest.partition("/")
     key = key.strip("/")
-    # Not urlparse: it drops newlines, and takes `#`, `?` and `%` in a name for syntax.
+    # Not urlparse: it drops newlines and interprets `#`, `?` and `%` in names.
     if (
         scheme != "s3"
         or not logical
@@ -61,18 +61,18 @@ def resolve_uri(address: StoreAddress, uri: str) -> Location:
 
 
 def is_api_address(address: StoreAddress) -> bool:
-    """Whether objects are reached through the API, as a job's pods reach them."""
+    """Return whether objects are accessed through the API, as in job pods."""
     return address.root.startswith(API_SCHEMES)
 
 
 def local_store_root(address: StoreAddress) -> Path | None:
-    """The folder that holds the buckets in embedded mode; None where they are on an S3 server."""
+    """Return the folder that holds the buckets in embedded mode, or None for S3."""
     root = urlparse(address.root)
     return Path(unquote(root.path)) if root.scheme == "file" else None
 
 
 def refuse_symlinks(folder: Path, key: str, uri: str) -> None:
-    """In a folder, a symbolic link would be a way out of it: whatever lies behind one is not in the store.
+    """Reject symbolic links in a store folder, which could lead outside of it.
 
     Raises:
         BrokenArtifact: a part of the key is a symbolic link.
@@ -81,23 +81,22 @@ def refuse_symlinks(folder: Path, key: str, uri: str) -> None:
     for part in key.split("/"):
         place = place / part
         if place.is_symlink():
-            raise BrokenArtifact(f"{uri}: a part of it is a symbolic link, and the store holds none")
+            raise BrokenArtifact(f"{uri}: a part of it is a symbolic link, which the store does not allow")
 
 
-# Where the chunks of files lie: below the datasets of one organization, each under its own hash, so once for all
-# versions.
+# Chunks are stored per organization under their own hash, shared by all versions of its datasets.
 #
-# Not for all organizations: whoever could ask whether a chunk is there would learn what others have.
+# They are not shared between organizations: the existence of a chunk would reveal what another organization stores.
 
 CHUNKS_FOLDER = "_chunks"
-"""No dataset's name and no organization's folder begins with an underscore."""
+"""Starts with an underscore, as no dataset name or organization folder does."""
 
 
 def chunk_folder(uri: str) -> str:
-    """The folder of all chunks of the organization whose datasets `uri` is below.
+    """Return the chunk folder of the organization that the dataset URI belongs to.
 
     Raises:
-        BrokenArtifact: nothing there has chunks.
+        BrokenArtifact: it is no dataset URI; only datasets have chunks.
     """
     if not uri.startswith(f"{uris.DATASETS}/"):
         raise BrokenArtifact(f"{uri} has chunks, and only datasets have")
@@ -107,11 +106,11 @@ def chunk_folder(uri: str) -> str:
 
 
 def chunk_uri(uri: str, sha256: str) -> str:
-    """Where a chunk of a file below `uri` lies."""
+    """Return the URI of a chunk of a file below `uri`."""
     return f"{chunk_folder(uri)}/{sha256[:2]}/{sha256}"
 
 
 def parse_chunk_hash(uri: str) -> str | None:
-    """The SHA-256 that a chunk says itself; None of what is no chunk."""
+    """Return the SHA-256 in a chunk's URI, or None for other URIs."""
     found = re.fullmatch(rf"{uris.DATASETS}/(?:@[^/]+/)?{CHUNKS_FOLDER}/[0-9a-f]{{2}}/([0-9a-f]{{64}})", uri)
     return found[1] if found else None

@@ -8,30 +8,34 @@ from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_seri
 
 from recipes.contracts.frozen_model import FrozenModel
 
-# JSON of which two equal values have equal bytes, and so equal hashes.
+# Canonical JSON: equal values have equal bytes, and so equal hashes.
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value, so that equal values have equal hashes."""
+    """Serialize a JSON value canonically, so that equal values have equal hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-# What an artifact is made of, and a pointer to it. What is read and written by it: `recipes.storage.artifact_store`.
+# Manifests and pointers to artifacts. They are read and written by `recipes.storage.artifact_store`.
 
 
 class Chunk(FrozenModel):
-    """A part of a file that is stored under its hash (`recipes.storage.locations`); `size` is in bytes."""
+    """Part of a file stored under its hash (`recipes.storage.locations`); `size` is in bytes."""
 
     sha256: str
     size: int
 
 
 class LineSelection(FrozenModel):
-    """Lines of a file of another artifact, in their order there (`recipes.storage.line_selection`).
+    """Lines of a file of another artifact, in their original order (`recipes.storage.line_selection`).
 
-    `of` is that artifact's digest and `path` the file. Where it lies stands elsewhere, as stores differ in that. `sha256` is
-    of the bitmap that says which lines: one bit for each of the `records` lines of the file. `before` counts the records in
-    the artifact's earlier files, `chosen` the bits that are set.
+    Attributes:
+        of: digest of the other artifact. Its URI is stored separately, because it differs between stores.
+        path: the file.
+        before: number of records in the artifact's earlier files.
+        records: number of lines in the file.
+        chosen: number of selected lines.
+        sha256: hash of the bitmap, which has one bit per line.
     """
 
     of: str
@@ -43,14 +47,15 @@ class LineSelection(FrozenModel):
 
 
 class FileRecord(FrozenModel):
-    """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
+    """One file of an artifact.
 
-    A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
-    that lies at its path has neither, and no such key in JSON, so that digests of manifests are what they always were.
+    `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes. A file stored in chunks lists them in
+    order, and one that consists of selected lines describes the selection. A file stored at its path has neither key in
+    JSON, so that manifest digests stay as they were before these features.
 
     Args:
-        mode: permission bits, where they are not the default (`recipes.storage.folder_tree`).
-        object: name of its object in the artifact, where that cannot be `path` (`recipes.storage.object_names`).
+        mode: permission bits, if not the default (`recipes.storage.folder_tree`).
+        object: name of its object in the artifact, if that cannot be `path` (`recipes.storage.object_names`).
     """
 
     path: str
@@ -63,7 +68,7 @@ class FileRecord(FrozenModel):
 
     @property
     def object_path(self) -> str:
-        """Where its bytes lie in the artifact, unless they lie in chunks or in another one."""
+        """Name of its object, unless it is stored in chunks or selected lines."""
         return self.object or self.path
 
     @model_serializer(mode="wrap")
@@ -73,11 +78,14 @@ class FileRecord(FrozenModel):
 
 
 FILE_KEYS = ("path", "sha256", "size")
-"""Keys that every file has in JSON."""
+"""Keys that are always present in a file's JSON."""
 
 
 class FolderRecord(FrozenModel):
-    """A folder that no file's path tells of: it is empty, or has another mode than the default."""
+    """A folder that file paths do not imply.
+
+    It is empty, or its mode is not the default.
+    """
 
     path: str
     mode: int | None = Field(None, ge=0, le=0o777)
@@ -89,18 +97,19 @@ class FolderRecord(FrozenModel):
 
 
 class LinkRecord(FrozenModel):
-    """A symbolic link; `target` is relative to the folder of the link, and stays inside the artifact."""
+    """A symbolic link; `target` is relative to the link's folder and stays inside the artifact."""
 
     path: str
     target: str
 
 
 class Manifest(FrozenModel):
-    """What an artifact is made of and what it was made from; its digest names the artifact.
+    """Files of an artifact and the digests it was made from.
 
-    A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
-    equal digest; a checkpoint's alone says how long its run had taken. `inputs` maps a role to the digest of another
-    manifest: the chain `prove` walks. `folders` and `links` are no keys of the JSON where there are none.
+    The manifest's digest identifies the artifact. A manifest holds nothing that differs between two runs of the same work
+    (no time, no host), so that equal work has equal digests; only a checkpoint's manifest holds the training time. `inputs`
+    maps roles to digests of other manifests: the chain that `prove` walks. `folders` and `links` are left out of the JSON if
+    empty.
     """
 
     kind: str
@@ -111,7 +120,10 @@ class Manifest(FrozenModel):
     links: tuple[LinkRecord, ...] = Field((), exclude_if=lambda links: not links)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON. One file after the other: all of them as dictionaries take seven times as much memory as that."""
+        """Serialize to canonical JSON.
+
+        File by file, because all files as dictionaries need seven times the memory of the JSON.
+        """
         files = b",".join([canonical_json(file.model_dump(mode="json")) for file in self.files])
         rest = sorted(self.model_dump(mode="json", exclude={"files"}).items())
         head = b"".join(b'"%b":%b,' % (key.encode(), canonical_json(value)) for key, value in rest if key < "files")
@@ -128,7 +140,10 @@ class Manifest(FrozenModel):
 
 
 class Artifact(FrozenModel):
-    """A pointer to bytes in the object store: `uri` is a logical folder, `digest` the SHA-256 of its manifest."""
+    """A pointer to bytes in the object store.
+
+    `uri` is a logical folder, `digest` the SHA-256 of its manifest.
+    """
 
     kind: str
     uri: str

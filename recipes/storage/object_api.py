@@ -1,7 +1,7 @@
-"""HTTP requests for objects behind the API: retries, and errors as those of other stores.
+"""HTTP requests for objects behind the API, with retries and the errors of other stores.
 
-The API answers which object lies where, and gives signed addresses; bytes travel between this process and the object store.
-urllib3 and not httpx: it reads and sends bodies at a multiple of its speed, and these are checkpoints.
+The API locates objects and returns signed addresses; bytes travel directly between this process and the object store.
+Uses urllib3 instead of httpx, which transfers bodies at a fraction of its speed; these are checkpoints.
 """
 
 import json
@@ -20,13 +20,13 @@ from recipes.storage.buckets import NO_SPACE_SUFFIX, ObjectReplaced, StoreFull, 
 from recipes.storage.retry import with_backoff
 
 OUTAGE_SECONDS = 180.0
-"""How long an API or an object store that does not answer is tried again, as obstore does."""
+"""How long requests to an unavailable API or object store are retried; obstore's limit."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 15.0
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 API_READ_SECONDS = 300.0
-"""For an answer of the API, which waits for the object store itself."""
+"""For responses of the API, which itself waits for the object store."""
 SILENCE_SECONDS = 30
-"""After which a machine that acknowledges nothing counts as gone."""
+"""Time without acknowledgement after which a peer counts as dead."""
 CONNECTIONS = 32
 BLOCK_BYTES = 1 << 20
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -40,20 +40,20 @@ Response = urllib3.BaseHTTPResponse
 
 
 class TransientFailure(StoreUnavailable):
-    """A request may succeed when it is sent again."""
+    """A request may succeed when it is repeated."""
 
 
 class AddressExpired(Exception):
-    """The object store does not accept a signed address any more."""
+    """The object store no longer accepts a signed address."""
 
 
 class ObjectApi:
-    """Requests to the object routes of one program, and to the addresses that they give.
+    """Requests to the object routes of one program, and to the addresses that they return.
 
     Args:
         base: address of the routes, up to and including `objects`.
-        token: of the program.
-        attempt: of the program's start; writes of older attempts are refused.
+        token: the program's token.
+        attempt: number of the program's attempt; the API refuses writes of older attempts.
     """
 
     def __init__(self, base: str, token: str, attempt: str) -> None:
@@ -63,11 +63,11 @@ class ObjectApi:
         self._pools: dict[int, urllib3.PoolManager] = {}
 
     def call(self, uri: str, route: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to a POST.
+        """Return the JSON response to a POST.
 
         Raises:
-            FileNotFoundError: nothing lies at the URI.
-            StoreRefuses: the token, or what it is asked to do, is refused.
+            FileNotFoundError: there is no object at the URI.
+            StoreRefuses: the token or the operation is refused.
             StoreFull: no space is left.
             StoreUnavailable: the API or the object store did not answer for `OUTAGE_SECONDS`.
         """
@@ -80,12 +80,14 @@ class ObjectApi:
         return retried(once)
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: Body, uri: str) -> Response:
-        """One request to an address that the API gave, without retries. Its body, if any, is not read yet for GET.
+        """Send one request to an address from the API, without retries.
+
+        For GET the body is not read yet.
 
         Raises:
-            TransientFailure: it may succeed when it is sent again.
-            AddressExpired: ask for a new address.
-            FileNotFoundError, ObjectReplaced, StoreRefuses, StoreFull, StoreUnavailable: as `call`.
+            TransientFailure: it may succeed when it is repeated.
+            AddressExpired: a new address is needed.
+            FileNotFoundError, ObjectReplaced, StoreRefuses, StoreFull, StoreUnavailable: as in `call`.
         """
         return self._request(method, self.absolute(url), headers, body, uri, preload=method != "GET")
 
@@ -111,7 +113,7 @@ class ObjectApi:
                 retries=False,
             )
             if response.status >= 300 and not preload:
-                response.read(cache_content=True)  # else `data` is empty afterwards
+                response.read(cache_content=True)  # otherwise `data` is empty afterwards
         except LocationParseError as error:
             raise StoreUnavailable(f"{uri}: the address {self.base} is not valid: {error}") from None
         except CONNECTION_ERRORS as error:
@@ -123,7 +125,7 @@ class ObjectApi:
 
     @property
     def _pool(self) -> urllib3.PoolManager:
-        """The connections of this process: after a fork, both would read answers from the same sockets."""
+        """This process's connections: after a fork, both processes would read from the same sockets."""
         with self._lock:
             if os.getpid() not in self._pools:
                 self._pools = {os.getpid(): open_pool()}
@@ -131,7 +133,10 @@ class ObjectApi:
 
 
 def open_pool() -> urllib3.PoolManager:
-    """Connections that notice a machine that is gone: it sends no end, and an answer may take minutes."""
+    """Open connections that detect a dead peer by keepalive.
+
+    It sends no FIN, and a response may take minutes.
+    """
     options = [
         *HTTPConnection.default_socket_options,
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -144,22 +149,22 @@ def open_pool() -> urllib3.PoolManager:
 
 
 def retried(work: Callable[[], T]) -> T:
-    """The result of `work`, tried again after a TransientFailure until `OUTAGE_SECONDS` have passed."""
+    """Return the result of `work`, retrying after a TransientFailure for `OUTAGE_SECONDS`."""
     schedule = with_backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, OUTAGE_SECONDS)
     return Retrying(retry=retry_if_exception_type(TransientFailure), **schedule)(work)
 
 
 def api_error(uri: str, response: Response) -> Exception:
-    """The error that an answer of the API means."""
+    """Return the error for a response of the API."""
     code, message = error_fields(response.data)
     status = response.status
     if status == 404 and code == DOES_NOT_EXIST:
-        return FileNotFoundError(f"nothing lies at {uri}")
+        return FileNotFoundError(f"there is no object at {uri}")
     if status == 412:
         return ObjectReplaced(f"{uri} was replaced while it was read")
     if status == 507:
         return StoreFull(uri + NO_SPACE_SUFFIX)
-    if code == DENIED:  # by the object store, of the API: its operator has to act, and no repetition helps
+    if code == DENIED:  # refused to the API by the object store: its operator has to act, retries do not help
         return StoreRefuses(f"{uri}: {message}")
     if status in TRANSIENT_STATUSES or code == CHECKSUM_MISMATCH:
         return TransientFailure(f"{uri}: the API answers {status}: {message}")
@@ -169,10 +174,10 @@ def api_error(uri: str, response: Response) -> Exception:
 
 
 def store_error(uri: str, response: Response) -> Exception:
-    """The error that an answer of the object store to a signed request means."""
+    """Return the error for a response of the object store to a signed request."""
     status, text = response.status, " ".join(response.data[:500].decode(errors="replace").split())
     if status == 404:
-        return FileNotFoundError(f"nothing lies at {uri}")
+        return FileNotFoundError(f"there is no object at {uri}")
     if status == 412:
         return ObjectReplaced(f"{uri} was replaced while it was read")
     if status == 507:
@@ -186,7 +191,10 @@ def store_error(uri: str, response: Response) -> Exception:
 
 
 def error_fields(data: bytes) -> tuple[str, str]:
-    """Code and message of an error of the API; of a proxy in between, its first words."""
+    """Return code and message of an API error.
+
+    For a proxy's error page, the code is empty and the message its first words.
+    """
     try:
         found = json.loads(data)
         return str(found["error_code"]), str(found["message"])

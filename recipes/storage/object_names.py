@@ -1,4 +1,4 @@
-"""Which files of an artifact cannot have an object of their own name, and where those lie instead."""
+"""Object names for files of an artifact that cannot be stored under their path."""
 
 import re
 
@@ -7,22 +7,22 @@ from recipes.storage.checksums import MANIFEST_FILE
 from recipes.storage.locations import FORBIDDEN_CHARACTERS
 
 OBJECTS_FOLDER = ".objects"
-"""In the artifact's folder: files by their SHA-256."""
+"""Folder in the artifact for files by SHA-256."""
 COMMITTED_NAMES = ("exit.json", "usage.json", "unsent_metrics.jsonl")
-"""Names that pods write through the API only (`resources.object_store.program_scope`), and therefore only small files."""
+"""Names that pods write only through the API (`resources.object_store.program_scope`), which limits their size."""
 MAX_COMMITTED_BYTES = 1 << 20
-"""`recipes.storage.signed_upload.COMMIT_BYTES`, whose module only pods load."""
+"""Equal to `recipes.storage.signed_upload.COMMIT_BYTES`, whose module is loaded in pods only."""
 MAX_PATH_BYTES = 700
-"""Of a path in the artifact. A key of S3 has 1,024, with the artifact's own place."""
+"""Maximum length of a path in an artifact: S3 keys have 1,024 bytes including the artifact's location."""
 
 
 def object_name(path: str, sha256: str, size: int) -> str:
-    """The name of a file's object where it cannot be its path; empty where it can."""
+    """Return the object's name of a file, empty if it is the file's path."""
     return "" if has_plain_name(path, size) else f"{OBJECTS_FOLDER}/{sha256}"
 
 
 def has_plain_name(path: str, size: int) -> bool:
-    """Whether a store keeps an object of this path, and reads nothing into its name."""
+    """Return whether a path can be an object's name without a special meaning."""
     parts = path.split("/")
     return not (
         parts[-1] == MANIFEST_FILE

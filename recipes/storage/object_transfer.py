@@ -1,4 +1,4 @@
-"""Read objects in ranges with prefetch, and choose the parts of an upload."""
+"""Read objects in ranges with read-ahead, and choose the parts of an upload."""
 
 import hashlib
 from collections import deque
@@ -9,16 +9,18 @@ from typing import TypeVar
 
 from recipes.storage.bucket_operations import BucketOperations
 
-# Several things that are done at the same time, and come in the order in which they were asked for.
+# Concurrent work with results in the order of its items.
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def prefetch(work: Callable[[T], R], items: Iterable[T], max_in_flight: int) -> Iterator[R]:
-    """The results of `work`, by threads that are never further ahead of whoever takes them than `max_in_flight`.
+    """Yield the results of `work` in order, computed by threads that read ahead.
 
-    Raises the first error in that order; what has not begun by then never does, and what has is waited for.
+    At most `max_in_flight` items are in progress or waiting for the consumer.
+
+    Raises the first error in that order; items not started by then are dropped, running ones are waited for.
     """
     with ThreadPoolExecutor(max_in_flight) as threads:
         pending: deque[Future[R]] = deque()
@@ -33,19 +35,19 @@ def prefetch(work: Callable[[T], R], items: Iterable[T], max_in_flight: int) -> 
             threads.shutdown(wait=True, cancel_futures=True)
 
 
-# In which parts an object goes to an S3 server: how large they are, and how many are on their way at once. Pure.
+# Sizes and concurrency of the parts of an upload to S3. Pure functions.
 
 MIN_PART_BYTES = 5 << 20
-"""The smallest part that S3 takes, and what is sent in one request without parts."""
+"""S3's minimum part size; smaller objects are sent in a single request."""
 MAX_PARTS = 9_000
-"""S3 takes 10,000 parts of an object."""
+"""Below S3's limit of 10,000 parts per object."""
 UNKNOWN_SIZE_PART_BYTES = 16 << 20
 CONCURRENT_PARTS = 2
-"""Parts on their way at once: together with their size, the memory of an upload."""
+"""Parts in flight; times their size, the memory of an upload."""
 
 
 def choose_part_bytes(size: int | None) -> int:
-    """Of an object of so many bytes, or of one of which nobody knows how many will come."""
+    """Return the part size for an object of `size` bytes, or of unknown size (None)."""
     return UNKNOWN_SIZE_PART_BYTES if size is None else max(MIN_PART_BYTES, -(-size // MAX_PARTS))
 
 
@@ -56,22 +58,21 @@ async def chain_chunks(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncI
         yield chunk
 
 
-# One version of an object, read in chunks.
-#
-# What belongs here: reading. What does not: where it lies and how it came there (`recipes.storage.object_store`).
+# Reading one version of an object. Location and upload are in `recipes.storage.object_store`.
 
 READ_CHUNK_BYTES = 1 << 20
 RANGE_BYTES = 8 << 20
-"""Of what is not read or sent in one piece, by a program that moves whole artifacts."""
+"""Size of ranges and parts in transfers of whole artifacts."""
 PREFETCH_RANGES = 4
-"""That are on their way at once."""
+"""Number of ranges in flight."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One version of an object: as soon as another takes its place, reading it fails instead of mixing the two.
+    """One version of an object.
 
-    Where `version` is empty it is whichever lies there, and only what one read gives is of one.
+    Reads fail once it is replaced, so that versions never mix. If `version` is empty, each read returns the version that is
+    current then.
     """
 
     uri: str
@@ -81,10 +82,10 @@ class StoredObject:
     key: str
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes, or those from `start` to before `stop`: all of this version, once this has returned.
+        """Stream the bytes from `start` to `stop` (exclusive), all of this version.
 
         Raises:
-            FileNotFoundError: the object is gone, or is another one.
+            FileNotFoundError: the object was removed or replaced.
         """
         stop = self.size if stop is None else min(stop, self.size)
         if start >= stop:
@@ -92,10 +93,10 @@ class StoredObject:
         return self.bucket.read(self.uri, self.key, start, stop, self.version)
 
     def prefetch_ranges(self) -> Iterator[bytes]:
-        """All of it, in parts of which some are fetched at the same time, each over a connection of its own.
+        """Stream all bytes in ranges, several of them in flight over separate connections.
 
         Raises:
-            FileNotFoundError: the object is gone, or is another one.
+            FileNotFoundError: the object was removed or replaced.
         """
         if not self.version or self.size <= RANGE_BYTES or not self.bucket.reads_in_parallel:
             return self.chunks()

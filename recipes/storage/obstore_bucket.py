@@ -1,4 +1,4 @@
-"""A bucket that is a folder or on an S3 server, through obstore."""
+"""Buckets in a folder or on an S3 server, accessed through obstore."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +30,7 @@ from recipes.storage.object_transfer import (
 
 
 class ObstoreBucket:
-    """Operations on an open bucket (`recipes.storage.bucket_operations.BucketOperations`)."""
+    """Implements `recipes.storage.bucket_operations.BucketOperations` for an open bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -46,8 +46,11 @@ class ObstoreBucket:
             obstore.put(self.bucket, key, data)
 
     def put_file(self, uri: str, key: str, path: Path, parts_at_once: int) -> None:
-        """Each concurrent part takes 8 MB, of files beyond 72 GB a 9,000th of them."""
-        # The size is read first: a missing file must not read as a missing bucket.
+        """Upload in parts of 8 MB each.
+
+        For files beyond 72 GB, of a 9,000th of the file.
+        """
+        # The size is read first: a missing file must not be reported as a missing bucket.
         part_bytes = max(RANGE_BYTES, choose_part_bytes(path.stat().st_size))
         with translate_store_errors(uri, self.bucket, writing=True):
             obstore.put(self.bucket, key, path, chunk_size=part_bytes, max_concurrency=parts_at_once)
@@ -89,7 +92,7 @@ class ObstoreBucket:
         return self._stream(uri, found)
 
     def prepare_reads(self, uris: Sequence[str]) -> None:
-        """Reads need no preparation."""
+        """No preparation is needed."""
 
     def entries(self, uri: str, key: str) -> list[tuple[str, int]]:
         if self._folder is not None:
@@ -123,15 +126,15 @@ class ObstoreBucket:
         require_mounted_bucket(uri, self.bucket)
 
     def _require_bucket(self, key: str) -> None:
-        """Once: to a HEAD, S3 says of a missing bucket what it says of a missing object.
+        """Check once that the bucket exists.
 
-        Raises what the library does, which names the bucket, where it is not there.
+        S3 answers HEAD alike for a missing bucket and a missing object. Raises the library's error, which names the bucket.
         """
         if self._exists:
             return
         try:
             next(iter(obstore.list(self.bucket, prefix=key)), None)
-        except BaseError as error:  # keys that may not list say nothing of it
+        except BaseError as error:  # inconclusive for keys without permission to list
             if NO_SUCH_BUCKET in str(error):
                 raise
         self._exists = True

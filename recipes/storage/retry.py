@@ -1,6 +1,6 @@
-"""Retry schedules for tenacity: when to try again, and when to give up.
+"""Retry schedules for tenacity.
 
-Waits that must hear SIGTERM or the end of their owner do not belong here: tenacity sleeps through both.
+Waits that must react to SIGTERM or to the end of their owner do not belong here: tenacity sleeps through both.
 """
 
 from typing import TypedDict
@@ -11,7 +11,7 @@ from tenacity.wait import wait_base
 
 
 class Schedule(TypedDict):
-    """Arguments of `tenacity.Retrying` and `AsyncRetrying`; the last error is raised as it is."""
+    """Arguments of `tenacity.Retrying` and `AsyncRetrying`; the last error is raised unchanged."""
 
     wait: wait_base
     stop: stop_base
@@ -19,19 +19,19 @@ class Schedule(TypedDict):
 
 
 def after_pauses(*seconds: float) -> Schedule:
-    """One attempt, then one more after each pause."""
+    """One attempt, then one more after each of these pauses."""
     return Schedule(
         wait=wait_chain(*map(wait_fixed, seconds or (0.0,))), stop=stop_after_attempt(1 + len(seconds)), reraise=True
     )
 
 
 def every(seconds: float, limit_seconds: float) -> Schedule:
-    """An attempt after each pause, until the limit since the first one has passed."""
+    """Attempts at a fixed interval, until `limit_seconds` have passed since the first one."""
     return Schedule(wait=wait_fixed(seconds), stop=stop_after_delay(limit_seconds), reraise=True)
 
 
 def with_backoff(first_seconds: float, longest_seconds: float, limit_seconds: float) -> Schedule:
-    """Attempts after pauses that double, with jitter, until the limit since the first one has passed."""
+    """Attempts with exponential backoff and jitter, until `limit_seconds` since the first one."""
     return Schedule(
         wait=wait_random_exponential(multiplier=first_seconds, max=longest_seconds),
         stop=stop_after_delay(limit_seconds),

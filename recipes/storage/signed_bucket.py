@@ -1,7 +1,7 @@
-"""Objects behind the API, for programs without store keys: reads, writes and listings of one logical bucket.
+"""Access to a logical bucket through the API, for programs without store credentials.
 
-`StoreAddress.root` is then `api+http://HOST:PORT/v1/jobs/{job_id}/programs/{program}/objects`. The token of the program
-comes from MLFLOW_TRACKING_TOKEN, the number of its attempt from HANZO_ML_ATTEMPT.
+`StoreAddress.root` is then `api+http://HOST:PORT/v1/jobs/{job_id}/programs/{program}/objects`. The program's token is in
+MLFLOW_TRACKING_TOKEN, the number of its attempt in HANZO_ML_ATTEMPT.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ EXPIRY_MARGIN_SECONDS = 60.0
 MAX_CACHED_ADDRESSES = 10_000
 ADDRESSES_PER_CALL = 500
 MAX_BROKEN_READS = 5
-"""Connections that break one after the other without bringing a byte."""
+"""Maximum consecutive connections that break without delivering a byte."""
 
 
 def open_signed_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> "SignedBucket":
-    """The logical bucket `name` of an address, with the token and attempt of `variables` or else of the environment.
+    """Open a logical bucket with token and attempt from `variables` or the environment.
 
     Raises:
         StoreRefuses: there is no token.
@@ -58,7 +58,7 @@ class ReadAddress:
 
 
 class SignedBucket:
-    """Operations on a logical bucket (`recipes.storage.bucket_operations.BucketOperations`)."""
+    """Implements `recipes.storage.bucket_operations.BucketOperations`."""
 
     reads_in_parallel = True
 
@@ -93,7 +93,7 @@ class SignedBucket:
         place = self._uri(key)
         [found] = self._api.call(uri, "head", {"uris": [place]})["objects"]
         if found is None:
-            raise FileNotFoundError(f"nothing lies at {uri}")
+            raise FileNotFoundError(f"there is no object at {uri}")
         self._remember(place, found["address"])
         return ObjectHead(found["size"], found["version"], found["modified_ms"])
 
@@ -123,17 +123,17 @@ class SignedBucket:
         self._api.call(uri, "delete", {"uris": [self._uri(key)]})
 
     def signed_url(self, uri: str, key: str, seconds: int) -> str | None:
-        """Programs hand out no addresses."""
+        """Programs cannot create addresses."""
         return None
 
     def require_mounted(self, uri: str) -> None:
-        """The server finds out."""
+        """Checked by the server."""
 
     def _uri(self, key: str) -> str:
         return f"s3://{self._name}/{key}"
 
     def _get(self, uri: str, place: str, start: int, stop: int, version: str) -> Response:
-        """The response to a ranged GET, whose body is not read yet. An expired address is asked for again, once."""
+        """Return the response to a ranged GET, body unread; an expired address is renewed once."""
         wanted = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": version} if version else {})}
 
         def once() -> Response:
@@ -150,7 +150,10 @@ class SignedBucket:
             raise StoreRefuses(str(error)) from None
 
     def _stream(self, uri: str, place: str, response: Response, start: int, stop: int, version: str) -> Iterator[bytes]:
-        """The body in chunks. A connection that breaks is replaced by one for the rest, of the same version only."""
+        """Yield the body in chunks.
+
+        A broken connection is replaced, for the rest of the same version.
+        """
         position, failures = start, 0
         try:
             while position < stop:
@@ -168,7 +171,7 @@ class SignedBucket:
                 position, failures = position + len(chunk), 0
                 yield chunk
         finally:
-            if position < stop:  # else the connection is free already
+            if position < stop:  # otherwise the connection is free already
                 response.close()
 
     def _address(self, uri: str, place: str) -> ReadAddress:

@@ -1,7 +1,7 @@
-"""Uploads without store keys: small objects through the API, others to signed addresses, large files in parts.
+"""Uploads without store credentials: small objects through the API, others to signed addresses.
 
-Each request carries the SHA-256 of its bytes: what changed on the way is not stored. Nothing is visible before all of an
-object has arrived.
+Large files are uploaded in parts. Each request carries the SHA-256 of its bytes, so that corrupted bytes are rejected. An
+object becomes visible only when it is complete.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from recipes.storage.object_api import AddressExpired, ObjectApi, Response, retr
 from recipes.storage.object_transfer import RANGE_BYTES, choose_part_bytes, prefetch
 
 COMMIT_BYTES = 1 << 20
-"""Objects up to this size go through the API, in one request instead of two."""
+"""Objects up to this size are sent through the API, in one request instead of two."""
 UPLOAD_ATTEMPTS = 2
-"""Of an upload in parts that the store has forgotten, as it was aborted or its answer was lost."""
+"""Attempts of a multipart upload that the store no longer knows, because it was aborted or the response was lost."""
 
 Address = Mapping[str, Any]
 """`api.schemas.v1.job_objects.Address` as JSON."""
 
 
 class NotSigned(Exception):
-    """The API gives no address to write this object: its bytes go through the API."""
+    """The API returned no address for this object: it must be written through the API."""
 
 
 def commit(api: ObjectApi, uri: str, data: bytes) -> None:
@@ -38,7 +38,7 @@ def commit(api: ObjectApi, uri: str, data: bytes) -> None:
 
 
 def put_whole(api: ObjectApi, uri: str, data: bytes) -> None:
-    """Store an object in one request; through the API where that has to check the attempt.
+    """Store an object in one request; through the API if it must check the attempt.
 
     Raises:
         StoreRefuses: the bucket does not exist, or two addresses were refused.
@@ -60,7 +60,7 @@ def put_whole(api: ObjectApi, uri: str, data: bytes) -> None:
 
 
 def put_at_address(api: ObjectApi, uri: str, data: bytes, ask: Callable[[], Address]) -> Response:
-    """Send bytes to a signed address; one that has expired is asked for again, once."""
+    """Send bytes to a signed address; an expired one is renewed once."""
     for retries_left in (1, 0):
         address = ask()
         try:
@@ -72,7 +72,7 @@ def put_at_address(api: ObjectApi, uri: str, data: bytes, ask: Callable[[], Addr
 
 
 def upload_in_parts(api: ObjectApi, uri: str, path: Path, parts_at_once: int) -> None:
-    """Store a file in parts of which some travel at the same time; in one request where the store is a folder."""
+    """Store a file in concurrent parts; in one request if the store is a folder."""
     for _ in range(UPLOAD_ATTEMPTS):
         upload_id = api.call(uri, "uploads", {"uri": uri})["upload_id"]
         if upload_id is None:
@@ -85,14 +85,17 @@ def upload_in_parts(api: ObjectApi, uri: str, path: Path, parts_at_once: int) ->
             if not path.exists():
                 raise
         except BaseException:
-            with suppress(Exception):  # the error counts; what is left is removed after a day
+            with suppress(Exception):  # the original error counts; leftovers are removed after a day
                 api.call(uri, "uploads/abort", {"uri": uri, "upload_id": upload_id})
             raise
     raise StoreUnavailable(f"{uri}: the upload was lost: it was aborted by another process")
 
 
 def upload_parts(api: ObjectApi, uri: str, path: Path, upload_id: str, parts_at_once: int) -> None:
-    """Raises FileNotFoundError: the store has no such upload any more, or the file is gone."""
+    """Upload and complete all parts.
+
+    Raises FileNotFoundError: the store no longer has the upload, or the file is missing.
+    """
     size = path.stat().st_size
     part_bytes = max(RANGE_BYTES, choose_part_bytes(size))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -1,7 +1,7 @@
-"""Uploads in parts and downloads that clients do with the S3 server themselves, over URLs signed for them beforehand.
+"""Signed URLs for multipart uploads and downloads that clients perform directly with S3.
 
-By boto3, because obstore can sign neither a part nor one side of an upload. It takes half a second and 30 MB to import, so
-that happens when the first client asks.
+Uses boto3, because obstore can sign neither parts nor single steps of an upload. It takes half a second and 30 MB to
+import, so it is imported at the first request.
 """
 
 import base64
@@ -18,9 +18,9 @@ from recipes.storage.buckets import StoreUnavailable
 from recipes.storage.locations import Location, local_store_root, resolve_uri
 
 MAX_PARTS = 10_000
-"""Of one object, as S3 has it."""
+"""S3's limit per object."""
 UPLOAD_URL_SECONDS = 6 * 3600
-"""All URLs of an upload are signed when it begins: as long as a large one takes over a slow line."""
+"""All URLs of an upload are signed at its start: long enough for a large upload over a slow line."""
 DOWNLOAD_URL_SECONDS = 900
 INVALID_PART_CODES = (
     "InvalidPart",
@@ -33,12 +33,12 @@ INVALID_PART_CODES = (
 
 
 class UploadRefused(Exception):
-    """The S3 server does not take what the client says of its parts."""
+    """The S3 server rejects the list of parts."""
 
 
 @dataclass(frozen=True)
 class MultipartUpload:
-    """An upload on its way: part number N goes to the Nth URL."""
+    """An upload in progress: part number N is sent to the Nth URL."""
 
     id: str
     part_urls: tuple[str, ...]
@@ -46,7 +46,7 @@ class MultipartUpload:
 
 @dataclass(frozen=True)
 class UploadedPart:
-    """A part that arrived; `sha256` is hexadecimal, of uploads that were begun with checksums."""
+    """An uploaded part; `sha256` is hexadecimal, set for uploads with checksums."""
 
     number: int
     etag: str
@@ -55,18 +55,18 @@ class UploadedPart:
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """A URL, and the headers that have to be sent with it because they are signed."""
+    """A URL and the signed headers that must be sent with it."""
 
     url: str
     headers: Mapping[str, str]
 
 
 class SignedTransfers:
-    """Objects at a `StoreAddress` on an S3 server.
+    """Signed URLs for objects at a `StoreAddress` on an S3 server.
 
     Args:
-        variables: AWS variables that go before those of the environment.
-        public_endpoint: the same server as clients reach it; None where they reach it as this process does.
+        variables: AWS variables that override those of the environment.
+        public_endpoint: the server's address for clients; None if it is the same as for this process.
     """
 
     def __init__(self, address: StoreAddress, variables: Mapping[str, str], public_endpoint: str | None = None) -> None:
@@ -76,11 +76,16 @@ class SignedTransfers:
 
     @property
     def is_available(self) -> bool:
-        """Whether there is an S3 server: a folder has no URLs."""
+        """Whether the store is an S3 server: a folder has no URLs."""
         return local_store_root(self._address) is None
 
     def begin(self, uri: str, parts: int) -> MultipartUpload:
-        """Raises BrokenArtifact where `uri` is none of this store, StoreUnavailable."""
+        """Start a multipart upload with signed URLs for its parts.
+
+        Raises:
+            BrokenArtifact: `uri` is no URI of this store.
+            StoreUnavailable: the server does not answer.
+        """
         place = self._bucket_and_key(uri)
         with translate_s3_errors(uri):
             begun = self._client.create_multipart_upload(**place, **self._encryption)
@@ -92,10 +97,10 @@ class SignedTransfers:
         return MultipartUpload(identifier, tuple(urls))
 
     def begin_with_checksums(self, uri: str) -> str:
-        """The id of an upload whose parts are signed one by one (`part_requests`), each with its SHA-256.
+        """Start an upload whose parts are signed individually with their SHA-256; returns its id.
 
         Raises:
-            BrokenArtifact: `uri` is none of this store.
+            BrokenArtifact: `uri` is no URI of this store.
             StoreUnavailable: the server does not answer.
         """
         algorithm = {} if self._address.checksum == "none" else {"ChecksumAlgorithm": self._address.checksum}
@@ -104,13 +109,13 @@ class SignedTransfers:
         return str(begun["UploadId"])
 
     def part_request(self, uri: str, upload_id: str, number: int, sha256: str, seconds: int) -> SignedRequest:
-        """The request that uploads one part, good for these bytes only."""
+        """Sign the upload of one part, valid for these bytes only."""
         headers = self._checksum_headers(sha256)
         place = {**self._bucket_and_key(uri), "UploadId": upload_id, "PartNumber": number}
         return SignedRequest(self._sign("upload_part", seconds, **place, **self._checksum(sha256)), headers)
 
     def put_request(self, uri: str, sha256: str, seconds: int) -> SignedRequest:
-        """The request that stores an object whole, good for these bytes only."""
+        """Sign a request that stores a whole object, valid for these bytes only."""
         headers = self._checksum_headers(sha256)
         if self._address.encryption != "none":
             headers["x-amz-server-side-encryption"] = self._address.encryption
@@ -120,10 +125,10 @@ class SignedTransfers:
         return SignedRequest(self._sign("put_object", seconds, **parameters), headers)
 
     def complete(self, uri: str, upload_id: str, parts: Sequence[UploadedPart]) -> None:
-        """Make one object of the parts.
+        """Combine the parts into one object.
 
         Raises:
-            FileNotFoundError: no such upload is on its way to `uri`.
+            FileNotFoundError: there is no such upload for `uri`.
             UploadRefused: these are not its parts.
         """
         listed = [
@@ -135,12 +140,15 @@ class SignedTransfers:
             self._client.complete_multipart_upload(**self._bucket_and_key(uri), **made)
 
     def abort(self, uri: str, upload_id: str) -> None:
-        """Raises FileNotFoundError where no such upload is on its way to `uri`."""
+        """Abort an upload. Raises FileNotFoundError if there is no such upload for `uri`."""
         with translate_s3_errors(uri):
             self._client.abort_multipart_upload(**self._bucket_and_key(uri), UploadId=upload_id)
 
     def download_url(self, uri: str) -> str:
-        """A URL that gives the object to whoever has it, as a download and never as a page, for a quarter of an hour."""
+        """Return a URL that downloads the object for 15 minutes.
+
+        Browsers save it and never render it as a page.
+        """
         return self._sign(
             "get_object", DOWNLOAD_URL_SECONDS, **self._bucket_and_key(uri), ResponseContentDisposition="attachment"
         )
@@ -193,12 +201,15 @@ class SignedTransfers:
 
 
 def encode_checksum(sha256: str) -> str:
-    """A hexadecimal SHA-256 in base64, as S3 has it."""
+    """Convert a hexadecimal SHA-256 to base64, as S3 expects it."""
     return base64.b64encode(bytes.fromhex(sha256)).decode()
 
 
 def multipart_etag(parts: Sequence[UploadedPart]) -> str | None:
-    """The ETag of the object that S3 makes of these parts: a hash of their MD5s. None where what they have is no MD5."""
+    """Return S3's ETag of an object of these parts, or None if unknown.
+
+    It is a hash of the parts' MD5s.
+    """
     try:
         digests = [bytes.fromhex(part.etag.strip('"')) for part in sorted(parts, key=lambda part: part.number)]
     except ValueError:
@@ -215,7 +226,7 @@ def translate_s3_errors(uri: str) -> Iterator[None]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code == "NoSuchUpload":
-            raise FileNotFoundError(f"no such upload is on its way to {uri}") from None
+            raise FileNotFoundError(f"there is no such upload for {uri}") from None
         if code in INVALID_PART_CODES:
             raise UploadRefused(f"{uri}: {code}") from None
         raise StoreUnavailable(f"{uri}: {code}") from error

@@ -1,7 +1,7 @@
 """Logical URIs of the object store: the only module that builds them.
 
-They are stored in manifests and in the database, so their form never changes. `recipes.storage.locations.resolve_uri` maps a
-URI to the bucket and key of an installation.
+They are stored in manifests and in the database, so their format never changes. `recipes.storage.locations.resolve_uri`
+maps a URI to the bucket and key of an installation.
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ ARTIFACTS = f"{PRODUCT}/artifacts"
 JOBS = f"{PRODUCT}/jobs"
 
 CheckpointTemplate = Literal["s3://hanzo-ml/checkpoints/{run_id}/"]
-"""The only value that a recipe may give for `checkpoint.storage`."""
+"""The only value that a recipe may set for `checkpoint.storage`."""
 
 
 def run_folder(run_id: str) -> str:
@@ -32,32 +32,32 @@ def run_record(run_id: str) -> str:
 
 
 def run_result(run_id: str, program: str) -> str:
-    """The result of a program that worked for a run, such as `train`."""
+    """Return the result document of a program that worked on a run, such as `train`."""
     return f"{RUNS}/{run_id}/{program}.json"
 
 
 def program_folder(job_id: str, program: str) -> str:
-    """What the pods of a program on a cluster leave: logs and exit documents, for every attempt."""
+    """Return the folder of a program's logs and exit documents on a cluster."""
     return f"{JOBS}/{quote(job_id, safe='')}/{program}"
 
 
 def attempt_folder(job_id: str, program: str, attempt: int) -> str:
-    """Of one attempt; the numbers are padded, so that names sort as the attempts do."""
+    """Return the folder of one attempt; numbers are padded, so that names sort numerically."""
     return f"{program_folder(job_id, program)}/{attempt:06d}"
 
 
 def node_log(job_id: str, program: str, attempt: int, node_rank: int) -> str:
-    """Folder of the log of one node of an attempt: segments that never change, in the order of their names."""
+    """Return the folder of a node's log in an attempt: immutable segments, ordered by name."""
     return f"{attempt_folder(job_id, program, attempt)}/logs/node-{node_rank}"
 
 
 def run_artifacts(run_id: str, *path: str) -> str:
-    """What was logged to a run or to a logged model."""
+    """Return the location of what was logged to a run or to a logged model."""
     return "/".join((f"{RUNS}/{run_id}/artifacts", *path))
 
 
 def run_code(run_id: str, digest: str) -> str:
-    """The source files of a command job, in a folder per content so that a resubmission cannot overwrite them."""
+    """Return the folder of a command job's sources, by content: a resubmission cannot overwrite them."""
     return f"{RUNS}/{run_id}/code/{digest[:12]}"
 
 
@@ -70,7 +70,7 @@ def final_checkpoint(run_id: str, role: str) -> str:
 
 
 def parse_run_id(uri: str) -> str | None:
-    """The run or logged model below whose folder `uri` lies; None for everything else, its checkpoints too."""
+    """Return the run or logged model whose folder contains `uri`; None for others, also checkpoints."""
     return uri.removeprefix(f"{RUNS}/").partition("/")[0] if uri.startswith(f"{RUNS}/") else None
 
 
@@ -79,12 +79,18 @@ def run_checkpoints(run_id: str) -> str:
 
 
 def dataset_folder(name: str, organization: str | None) -> str:
-    """The versions of a dataset; `organization` is None for the default one, whose datasets lie at the root."""
+    """Return the folder of a dataset's versions.
+
+    `organization` is None for the default one, at the root.
+    """
     return "/".join((DATASETS, *organization_folder(organization), name))
 
 
 def model_folder(name: str, organization: str | None) -> str:
-    """The exports of a model's versions; `organization` is None for the default one, whose models lie at the root."""
+    """Return the folder of a model's exports.
+
+    `organization` is None for the default one, at the root.
+    """
     if organization is None and name.startswith("@"):
         name = f"%40{name[1:]}"  # a leading '@' marks an organization's folder
     return "/".join((MODELS, *organization_folder(organization), name))
@@ -95,15 +101,18 @@ def base_model(sha256: str) -> str:
 
 
 def organization_artifacts(organization: str) -> str:
-    """Files at free paths of the artifact proxy: each organization has a folder, the default one too."""
+    """Return the folder of an organization's files in the artifact proxy.
+
+    The default one has a folder too.
+    """
     return "/".join((ARTIFACTS, *organization_folder(organization)))
 
 
 def organization_folder(organization: str | None) -> tuple[str, ...]:
-    """The folder that separates an organization's names from those of others; empty where it needs none."""
+    """Return the path component that separates an organization's names; empty if it needs none."""
     return () if organization is None else (f"@{quote(organization, safe='')}",)
 
 
 def parse_organization(folder: str) -> str | None:
-    """The organization whose folder this is; None where it is no organization's folder."""
+    """Return the organization of a folder, or None if it is no organization's folder."""
     return unquote(folder[1:]) if folder.startswith("@") else None

@@ -1,4 +1,4 @@
-"""The program train: data, model, loop and callbacks, checkpoints, publishing.
+"""The training program: data, model, training loop and callbacks, checkpoints, publishing.
 
-What only training needs belongs here; what evaluation or preparation share with it stands in the folders beside it.
+Code that evaluation or preparation share with training belongs in the neighbouring packages, not here.
 """

@@ -12,51 +12,54 @@ import torch
 
 from recipes.training.checkpointing.state_files import read_state, write_state
 
-# The same numbers each time, on a GPU too: there, some kernels add up in the order in which their threads come to it, the
-# backward pass of attention among them, unless PyTorch is told to be strict. A processor always does the same.
+# On a GPU some kernels, the backward pass of attention among them, accumulate in the order in which their threads arrive,
+# so results differ between runs unless PyTorch's deterministic mode is on. On a CPU results are always the same.
 
 NONDETERMINISTIC_ERROR = re.compile(r"(\S+) does not have a deterministic implementation")
-"""How PyTorch says that it is strict, and an operation has no kernel that would do."""
+"""PyTorch's error in deterministic mode for an operation without a deterministic kernel."""
 DETERMINISTIC_CUBLAS_WORKSPACES = (":4096:8", ":16:8")
-"""The workspaces with which cuBLAS computes the same each time; PyTorch refuses others where it is strict."""
+"""Workspace settings with which cuBLAS is deterministic; PyTorch's deterministic mode rejects any other."""
 
 
 def enable_determinism() -> None:
-    """For this process, before it computes: what has a form that does, takes it, and what has none, is refused.
+    """Turn on PyTorch's deterministic mode for this process; call before any computation.
 
-    With `warn_only`, attention would take the faster form that does not, although it has both.
+    Operations use their deterministic kernel where one exists and raise an error where none does. `warn_only` is not an
+    option: with it attention uses its faster nondeterministic kernel although it has a deterministic one.
     """
     if not torch.cuda.is_available():
         return
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in DETERMINISTIC_CUBLAS_WORKSPACES:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = DETERMINISTIC_CUBLAS_WORKSPACES[0]  # cuBLAS reads it as it is first used
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = DETERMINISTIC_CUBLAS_WORKSPACES[0]  # cuBLAS reads it at its first use
     torch.use_deterministic_algorithms(True)
-    # Costs time, and nothing here reads what it did not write.
+    # Filling costs time, and this program never reads memory that it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def allow_nondeterminism() -> None:
-    """For this process, whose run came to an operation that was refused: a kernel may do otherwise each time."""
+    """Relax deterministic mode to warnings, after an operation without a deterministic kernel failed."""
     if torch.cuda.is_available():
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def nondeterministic_operation(error: Exception) -> str | None:
-    """The operation that has no form which computes the same each time, if that is what went wrong."""
+    """Return the operation that raised `error` for lack of a deterministic kernel, else None."""
     found = NONDETERMINISTIC_ERROR.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[1] if found else None
 
 
-# The random states of this process: those that a checkpoint holds, and as they were when nothing was drawn yet of what is
-# thrown away.
+# The random states of this process, saved in checkpoints and captured before each step so that an aborted step can be
+# repeated with the same random numbers.
 
 
 @dataclass(frozen=True)
 class RandomStates:
-    """A few KB, and no GPU is waited for.
+    """Random states of Python, NumPy and PyTorch in this process.
 
-    `gpu` is that of the GPU which the process computes on; of others it draws nothing. Where a run goes on, that may be
-    another one of more or fewer: transformers' states of all that a process sees then were those of others, or none.
+    A few KB, captured without a GPU synchronization.
+
+    `gpu` is the state of the GPU that this process computes on; it draws nothing on others. transformers saves the states
+    of all visible GPUs, which are wrong or missing when a run resumes on a machine with more or fewer GPUs.
     """
 
     python: tuple[Any, ...]
@@ -77,18 +80,18 @@ class RandomStates:
             torch.cuda.set_rng_state(self.gpu)
 
     def save(self, file: Path) -> None:
-        """By the names that transformers gives them."""
+        """Write the states under the key names that transformers uses."""
         write_state({"python": self.python, "numpy": self.numpy, "cpu": self.cpu, "cuda": self.gpu}, file)
 
     @classmethod
     def load(cls, file: Path) -> Self:
         found = read_state(file)
         gpu = found.get("cuda")
-        if isinstance(gpu, list):  # as transformers saves them
+        if isinstance(gpu, list):  # the format of transformers' own checkpoints
             gpu = dict(enumerate(gpu)).get(torch.cuda.current_device()) if torch.cuda.is_available() else None
         return cls(found["python"], found["numpy"], found["cpu"], gpu)
 
 
 def wrap_seed(seed: int) -> int:
-    """The seed as NumPy takes it, of one that was added up."""
+    """Wrap a computed seed into NumPy's range of 32 bits."""
     return seed % 2**32

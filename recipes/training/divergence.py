@@ -1,4 +1,4 @@
-"""Detect a diverged loss: not finite, or above its running band for many steps in a row (row Y7)."""
+"""Detect a diverged loss: not finite, or above its running band for many steps."""
 
 import math
 from dataclasses import dataclass
@@ -9,23 +9,29 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from recipes.contracts.divergence import DivergencePolicy
 
 WARMUP_LOSSES = 20
-"""Losses that make a band."""
+"""Number of losses after which the band uses the running mean and deviation."""
 MEDIAN_LOSSES, MEDIAN_BAND_FACTOR = 5, 2.0
-"""Until then the middle one of so many losses stands for the mean, in a band so many times as wide.
+"""Before that, the band is the median of this many losses plus this multiple of the policy's band.
 
-By default that is a loss beyond 2.2 times that of the model which the run began with: Lightning's `SpikeDetection` takes
-twice the running loss. What a loss gains while the learning rate warms up (Gupta et al. 2023) is far less, and no single odd
-batch decides the middle one. A run that diverges within its first updates was trained to its end.
+With defaults the limit is 2.2 times the initial model's loss; Lightning's `SpikeDetection` uses twice the running loss.
+The loss increase during learning-rate warmup (Gupta et al. 2023) is far smaller, and a median is robust to a single odd
+batch. Without this limit a run that diverged within its first updates was trained to its end.
 """
 MEAN_DECAY = 0.95
-"""Share of the past in the running mean: some 20 steps count."""
+"""Decay of the running mean: about 20 steps contribute."""
 MIN_DEVIATION_SHARE, MIN_DEVIATION_NATS = 0.2, 0.1
-"""The deviation never counts as less than this share of the mean, and this many nats: a smooth loss may wobble."""
+"""Lower bounds of the deviation, as a share of the mean and in nats: a smooth loss may fluctuate that much."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """`first` is the first step with a bad loss, `noticed` the one at which it was certain."""
+    """A detected divergence.
+
+    Attributes:
+        first: first step with a bad loss.
+        noticed: step at which the divergence was certain.
+        reason: explanation for the user.
+    """
 
     first: int
     noticed: int
@@ -33,7 +39,7 @@ class Divergence:
 
 
 class LossBand:
-    """The running mean and deviation of the losses within it, fed in the order of steps."""
+    """Running mean and deviation of the losses within the band; add losses in order."""
 
     def __init__(self, policy: DivergencePolicy) -> None:
         self._policy = policy
@@ -42,12 +48,13 @@ class LossBand:
         self._mean = 0.0
         self._variance = 0.0
         self.above_since: int | None = None
-        """The step from which on all losses were above the band; none where the newest was within it."""
+        """First step of the current streak of losses above the band; None if the latest loss was within it."""
 
     @property
     def limit(self) -> float:
-        """The highest loss that is within the band; infinite for the `MEDIAN_LOSSES` losses, of which only one not finite
-        counts.
+        """The highest loss within the band; infinite for the first `MEDIAN_LOSSES` losses.
+
+        During those only a non-finite loss counts as a divergence.
         """
         if self._count < MEDIAN_LOSSES:
             return math.inf
@@ -80,10 +87,10 @@ class LossBand:
 
 
 class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
-    """A loss that left its band -> stop at once (row Y7). `detected` says what happened.
+    """Stop training at once when the loss diverges. `detected` holds the divergence.
 
-    The band is made of the losses in the trainer's state, which a checkpoint holds: a resumed run decides as one that
-    nobody killed.
+    The band is rebuilt from the losses in the trainer's state, which checkpoints contain: a resumed run decides exactly as
+    an uninterrupted one.
     """
 
     def __init__(self, policy: DivergencePolicy) -> None:
@@ -93,7 +100,7 @@ class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
 
     @property
     def doubted_since(self) -> int | None:
-        """The step from which on the loss was above its band, which may prove to be a divergence."""
+        """First step of the current streak above the band, a possible divergence."""
         return self._band.above_since
 
     def on_train_begin(

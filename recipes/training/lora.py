@@ -17,10 +17,10 @@ from recipes.training.precision import select_compute_dtype
 
 
 class InputDtypeLora(LoraVariant):  # type: ignore[misc]
-    """`result + scaling * B(A(x))`: A and `scaling * B` are rounded once, their gradients arrive in float32.
+    """Compute `result + scaling * B(A(x))` in the input's dtype.
 
-    PEFT 0.21 calls its base class one that may change. Nothing is merged with it: `recipes.export.merge` loads the adapter
-    anew.
+    A and `scaling * B` are rounded once, and their gradients arrive in float32. PEFT 0.21 declares the base class unstable.
+    Merging is not affected: `recipes.export.merge` loads the adapter with PEFT's default variant.
     """
 
     @staticmethod
@@ -28,13 +28,15 @@ class InputDtypeLora(LoraVariant):  # type: ignore[misc]
         down = module.lora_A[active_adapter].weight.to(x.dtype)
         up = (module.lora_B[active_adapter].weight * module.scaling[active_adapter]).to(x.dtype)
         inner = module.lora_dropout[active_adapter](x) @ down.t()
-        whole = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.t())  # adds within the product
+        # the addition is fused into the matrix product
+        whole = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.t())
         return whole.view(result.shape)
 
 
 def compute_lora_in_input_dtype(model: PeftModel) -> None:
-    """For a model whose adapters are whole: their weights are read without calling their modules, whose hooks would gather
-    what is spread over processes.
+    """Switch all LoRA layers of a model to `InputDtypeLora`. Not for sharded adapters.
+
+    The weights are read without calling their modules, so FSDP's hooks, which would gather the shards, do not run.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):
@@ -43,14 +45,21 @@ def compute_lora_in_input_dtype(model: PeftModel) -> None:
 
 
 def check_lora_targets(adapted: Sequence[str], recipe: Recipe) -> None:
-    """The library says nothing of a target that it does not find, where it finds another: it was not trained, in silence."""
+    """Raise BadConfiguration unless every target module of the recipe was adapted.
+
+    PEFT ignores a missing target silently as long as another one matches; it then stayed untrained without a message.
+    """
     for target in recipe.lora_target_modules:
         if not any(matches_target(module, target) for module in adapted):
             raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: it has no module '{target}'")
 
 
 def apply_lora(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
-    """Add LoRA adapters to a model. Raises BadConfiguration: the recipe's target modules do not fit it."""
+    """Add LoRA adapters to a model.
+
+    Raises:
+        BadConfiguration: the recipe's target modules do not fit the model.
+    """
     lora = LoraConfig(
         r=recipe.lora_rank,
         lora_alpha=recipe.lora_alpha,
@@ -62,7 +71,7 @@ def apply_lora(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
         adapted = get_peft_model(model, lora)
     except ValueError as error:
         raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
-    if recipe.stages == 1:  # a stage has some of the modules alone
+    if recipe.stages == 1:  # a pipeline stage holds only some of the modules
         check_lora_targets(adapted.base_model.targeted_module_names, recipe)
     if adapter_uses_compute_dtype(recipe) and select_compute_dtype(recipe.computing_dtype) is torch.bfloat16:
         compute_lora_in_input_dtype(adapted)

@@ -34,18 +34,19 @@ NF4_BLOCK = 64
 
 
 def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
-    """All weights of the base model (full), or those of an adapter on it, whose own are frozen (lora) or in NF4 (qlora).
+    """Load the model to train.
 
-    What is trained is kept in float32, whatever it computes in: near 0.02 neighbours in bfloat16 are 1e-4 apart, and of
-    steps of 5e-6 (zen-72b-full) hardly one would arrive (Micikevicius et al. 2018, section 3.1; row H7).
+    With method full all weights are trained; with lora and qlora an adapter on a base that is frozen in the compute dtype or
+    in NF4. Trained weights are always float32: near 0.02 adjacent bfloat16 values are 1e-4 apart, so of steps of 5e-6
+    (zen-72b-full) hardly any would change a weight (Micikevicius et al. 2018, section 3.1).
 
-    With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2), or with tensor parallelism its
-    part of each weight, or a shard of that; an adapter is whole in each. With strategy pipeline it holds a stage.
-    With deepspeed_zero3 each holds its part too. DeepSpeed makes the copies in float32 that it trains of all weights itself.
+    With strategy fsdp each process reads and holds only its shard of the base model (FSDP2), with tensor parallelism its
+    slice of each weight, or a shard of that; an adapter is replicated. With strategy pipeline it holds one stage. With
+    deepspeed_zero3 each holds a shard too. DeepSpeed makes the float32 master copies itself.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model, or one is of a width that this machine cannot do;
-            or its weights cannot be cut as the recipe asks for.
+        BadConfiguration: an adapter target is no module of this model, a layer's width is unsupported on this machine, or
+            the weights cannot be split as the recipe requires.
     """
     check_parallel_layout(folder, recipe)
     dtype = select_compute_dtype(recipe.computing_dtype)
@@ -76,7 +77,7 @@ def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
 
 
 def load_reference_model(model: PreTrainedModel, recipe: Recipe) -> Any:
-    """The base of a model whose weights are all trained once more, frozen; spread over the processes as that one is."""
+    """Load a frozen copy of a fully trained model's base, sharded like the model."""
     reference = load_model(Path(model.name_or_path), recipe).eval().requires_grad_(False)
     use_packed_attention_if_supported(reference, recipe)
     if zero_stage(recipe) == 3:
@@ -85,7 +86,10 @@ def load_reference_model(model: PreTrainedModel, recipe: Recipe) -> Any:
 
 
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
-    """In what a model of float32 weights computes its losses, where that is another type; shards see to it themselves."""
+    """Return the autocast dtype of a model with float32 weights, or None without autocast.
+
+    FSDP casts by itself.
+    """
     dtype = select_compute_dtype(recipe.computing_dtype)
     return dtype if uses_autocast(recipe) and dtype is not torch.float32 else None
 
@@ -100,18 +104,23 @@ def check_parallel_layout(folder: Path, recipe: Recipe) -> None:
 
 
 def check_nf4_widths(model: PreTrainedModel, recipe: Recipe) -> None:
-    """On processors with AVX-512, bitsandbytes 0.50 reads rows of NF4 wrong that end within a block: their error is 25 %."""
+    """Reject layers whose width is no multiple of the NF4 block on a CPU.
+
+    With AVX-512, bitsandbytes 0.50 misreads rows of NF4 that end within a block, with errors of 25 %.
+    """
     for name, module in model.named_modules() if not torch.cuda.is_available() else ():
         if isinstance(module, Linear4bit) and module.in_features % NF4_BLOCK:
             raise BadConfiguration(
-                f"recipe '{recipe.name}': {name} is {module.in_features} wide, and without a GPU NF4 is right for multiples "
-                f"of {NF4_BLOCK} alone: use method lora"
+                f"recipe '{recipe.name}': {name} is {module.in_features} wide, but without a GPU NF4 is only correct for "
+                f"multiples of {NF4_BLOCK}: use method lora"
             )
 
 
 def disable_nf4_repacking(model: PreTrainedModel) -> None:
-    """On processors that compute in bfloat16, bitsandbytes 0.50 packs NF4 weights for good when they are first evaluated:
-    their constants are rounded, and no gradient comes back through them. A run that was resumed later was another one.
+    """Keep bitsandbytes from repacking NF4 weights on CPUs that compute in bfloat16.
+
+    bitsandbytes 0.50 repacks them permanently at the first evaluation: the constants are rounded and no gradient flows
+    through. A run that was resumed afterwards gave different results.
     """
     for module in model.modules():
         if isinstance(module, Linear4bit):
@@ -119,7 +128,10 @@ def disable_nf4_repacking(model: PreTrainedModel) -> None:
 
 
 def nf4_config(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
-    """Projections in NF4, computing in `dtype` (Dettmers et al. 2023); embeddings, head and norms stay as they are."""
+    """Configure NF4 projections that compute in `dtype` (Dettmers et al. 2023).
+
+    Embeddings, head and norms are not quantized.
+    """
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -128,13 +140,17 @@ def nf4_config(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
     )
 
 
-# Where a fresh run's weights come from when they are another run's: its input `start` (row K3: members of a population).
+# Starting weights from another run, the optional job input `start`: population-based training passes them to its members.
 
 
 def load_starting_weights(
     start: Artifact, model: PreTrainedModel | PeftModel, recipe: Recipe, group: ProcessGroup, store: Store, cache: Path
 ) -> None:
-    """Give a model the weights of `start`. Raises BadConfiguration: they do not fit it."""
+    """Initialize a model with the weights of `start`.
+
+    Raises:
+        BadConfiguration: they do not fit the model.
+    """
     with group.local_leader_first():
         weights = store.fetch(start, cache)
     if zero_stage(recipe) == 3 and recipe.method == "full":
@@ -149,31 +165,32 @@ def load_starting_weights(
 
 
 def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) -> None:
-    """Give a model the trained weights that lie in `folder`: those of a run, or of a checkpoint. `name` is for people.
+    """Copy the trained weights of a run or a checkpoint from `folder` into a model.
 
-    Optimizer and schedule begin anew: their numbers belong to other hyperparameters.
+    `name` is used in error messages. Optimizer and schedule start fresh: their state belongs to other hyperparameters.
 
     Raises:
-        BadConfiguration: there are none, or they are of another shape.
+        BadConfiguration: there are no weights, or they have other shapes.
     """
     is_adapter = isinstance(model, PeftModel)
     files = sorted(folder.glob("adapter_model.safetensors" if is_adapter else "model*.safetensors"))
     if not files:
-        raise BadConfiguration(f"{name} has no {'adapter' if is_adapter else 'weights'}: start from another")
+        raise BadConfiguration(f"{name} has no {'adapter' if is_adapter else 'weights'}: start from another run")
     weights = ShardedTensors(files)
     own: dict[str, torch.Tensor] = get_peft_model_state_dict(model) if is_adapter else model.state_dict()
     given = {own[name].data_ptr() for name in weights.names if name in own}
     differing = [name for name in weights.names if name not in own or not has_same_shape(weights.shape(name), own[name])]
-    differing += [name for name in own if weights.shape(name) is None and own[name].data_ptr() not in given]  # else tied
+    # the rest are tied weights
+    differing += [name for name in own if weights.shape(name) is None and own[name].data_ptr() not in given]
     if differing:
-        raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} is another shape")
+        raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} has another shape")
     if is_adapter:
         set_peft_model_state_dict(model, {name: weights.read(name) for name in weights.names})
         return
-    for name in weights.names:  # one by one: all of them beside the model are twice the memory
+    for name in weights.names:  # one by one: holding all of them in addition to the model doubles the memory
         own[name].copy_(weights.read(name).view_as(own[name]))
 
 
 def has_same_shape(shape: torch.Size | None, weight: torch.Tensor) -> bool:
-    """DeepSpeed's checkpoints have each weight as one row of numbers."""
+    """Compare shapes; DeepSpeed's checkpoints hold each weight flattened."""
     return shape in (weight.shape, (weight.numel(),))

@@ -1,4 +1,4 @@
-"""The trainer that takes rows and losses from an objective."""
+"""The trainer that gets its rows and losses from an objective."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,13 +18,14 @@ from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import CheckpointingTrainer
 
 ROW_COUNT_KEY = "rows"
-"""How many rows a micro-batch has, where the processes cannot share those of a step evenly. Of none, it computes with a row
-that counts nothing: all processes must, at the same time.
+"""Number of rows in a micro-batch, where a step's rows cannot be divided evenly among processes.
+
+For an empty micro-batch it is 0 and the process computes with a dummy row of no weight: collectives need all processes.
 """
 
 
 class ObjectiveTrainer(CheckpointingTrainer):
-    """What an objective tells of its micro-batches is logged as their mean, beside the loss that they belong to."""
+    """Trainer for an `Objective`; logs the mean of its micro-batches' metrics with the step's loss."""
 
     def __init__(self, *args: Any, objective: Objective, stop: StopOnSignal, **kwargs: Any) -> None:
         uneven = objective.recipe.rows_per_step is not None
@@ -39,17 +40,20 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self._token_counts: list[torch.Tensor] = []
 
     def _collate(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """A micro-batch on the host, with all that would have to be read back from a GPU."""
+        """Collate on the host, including everything that would otherwise be read back from a GPU."""
         batch = self.objective.collate(rows)
         return add_boundaries(batch) if uses_packed_attention(self.model.config) else batch
 
     def _collate_partial(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
+        """Collate the rows that exist.
+
+        An empty micro-batch gets a validation row instead, so that no training sample is drawn.
+        """
         there = [row for row in rows if row is not None]
         return {**self._collate(there or [self.eval_dataset[0]]), ROW_COUNT_KEY: len(there)}
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Any:
-        """How many tokens are learned in the step, by all processes together."""
+        """Return how many target tokens the step has, over all processes."""
         return super()._get_num_items_in_batch([mask_empty_batch(batch) for batch in batch_samples], device)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
@@ -60,15 +64,15 @@ class ObjectiveTrainer(CheckpointingTrainer):
         found = self._compute_loss_value(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
             return scale_gradient(found if rows else found * 0, self.scale)
-        # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
+        # transformers divides by the accumulation steps only for a loss that is not already a share of the step's mean.
         self.model_accepts_loss_kwargs = False
         self._microbatch_metrics.append(MicrobatchMetrics(found.metrics, rows))
-        # What becomes of it is the mean over micro-batches; 1 where all have equally many rows.
+        # Logged as the mean over micro-batches; 1 if all have the same number of rows.
         step_fraction = rows / recipe.batch_size * recipe.max_rows_per_step / recipe.samples_per_step
         return scale_gradient(found.value * step_fraction, self.scale)
 
     def _compute_loss_value(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
-        """The objective's, or the model's own, as a tensor."""
+        """Return the objective's loss, or the model's own as a tensor."""
         with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             found = check_loss(self.objective, self.objective.loss(model, inputs), trains=torch.is_grad_enabled())
             return found or super().compute_loss(model, inputs, **kwargs)
@@ -85,9 +89,12 @@ class ObjectiveTrainer(CheckpointingTrainer):
         super().log(logs, *args, **kwargs)
 
     def _count_step_tokens(self) -> int:
-        """All that the processes learned from: of packed rows, which are of one length, padding included, of others without.
+        """Count the tokens that the processes read in a step.
 
-        Pairs were taken to be of `sequence_length` once, and a run of short ones was told to be ten times as fast as it was.
+        Packed rows count in full, padding included, other rows without padding.
+
+        Preference pairs were once counted as `sequence_length` tokens, which overstated the throughput of short pairs
+        tenfold.
         """
         if self.objective.packed:
             return self.objective.recipe.tokens_per_step
@@ -95,11 +102,11 @@ class ObjectiveTrainer(CheckpointingTrainer):
         return sum(self.group.all_gather(sum(own))[:: self.group.model_parallel_size])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The loss of the validation split and what the objective tells of it, each a mean over the whole split.
+        """Evaluate the validation split; loss and objective metrics are means over the whole split.
 
-        The library's is a mean over micro-batches, and repeats rows where the processes do not come out even. Asked to stop,
-        all processes break it off after the same micro-batch: a long one would not end before they are killed. Then nothing
-        of it is logged, and whoever resumes does it first (`is_evaluation_due`).
+        transformers averages over micro-batches and repeats rows where the processes do not divide evenly. On a stop request
+        all processes abort after the same micro-batch, because a long evaluation would not finish within the grace period.
+        Nothing of it is logged then, and the resumed run evaluates first (`is_evaluation_due`).
         """
         first, self._evaluation_pending = self._evaluation_pending, False
         self.model.eval()
@@ -123,19 +130,26 @@ class ObjectiveTrainer(CheckpointingTrainer):
         return metrics
 
     def _abort_evaluation(self, first: bool) -> dict[str, float]:
-        """Raises Preempted where the checkpoint that is due is there: the `first` one is of weights that come from it."""
+        """Abort after a stop request.
+
+        Raises:
+            Preempted: this is the evaluation of the checkpoint just resumed from (`first`), so there is nothing to save.
+        """
         if first:
             raise Preempted(f"checkpoint {self.state.global_step} holds everything but its evaluation")
         self.control.should_evaluate = False
-        self.stop.stop(self.control, "asked to stop: the evaluation is broken off", self.state.global_step)
+        self.stop.stop(self.control, "stop requested: evaluation aborted", self.state.global_step)
         return {}
 
     @torch.no_grad()
     def _evaluate_batch(self, rows: range) -> MicrobatchMetrics:
-        """Of no rows: the first, without weight, for the others compute at the same time."""
+        """Evaluate one micro-batch.
+
+        Without rows the first row is computed with weight 0, because collectives need all processes.
+        """
         batch = self._collate([self.eval_dataset[row] for row in rows or range(1)])
         following = batch.get("shift_labels", batch["labels"][:, 1:])
-        predicted = int((following != IGNORED_LABEL).sum())  # here, on the host
+        predicted = int((following != IGNORED_LABEL).sum())  # on the host, without a GPU synchronization
         found = self._compute_loss_value(self.model, self._prepare_inputs(batch))
         if isinstance(found, Loss):
             return MicrobatchMetrics({"loss": found.value, **found.metrics}, len(rows))
@@ -143,15 +157,16 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
 
 def count_read_tokens(labels: torch.Tensor) -> torch.Tensor:
-    """How many tokens the rows have up to the last one that is learned: what follows is padding, as much as the longest of
-    them asks for. Not read from the device yet.
+    """Count tokens up to each row's last target; the rest is padding.
+
+    Returns a scalar tensor on the device, so that the caller decides when to synchronize.
     """
     places = torch.arange(1, labels.size(-1) + 1, device=labels.device)
     return (places * (labels != IGNORED_LABEL)).amax(-1).sum()
 
 
 def mask_empty_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    """A micro-batch, of no rows one from which nothing is learned."""
+    """Mask all labels of an empty micro-batch: nothing is learned from its dummy row."""
     if batch.get(ROW_COUNT_KEY) != 0:
         return batch
     labels: dict[str, Any] = {

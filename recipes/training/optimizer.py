@@ -5,20 +5,20 @@ from typing import Any
 import torch
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
-"""The recipe's names in transformers; all but the first are those of bitsandbytes."""
+"""Recipe names to transformers names; all but the first are implemented by bitsandbytes."""
 
 LR_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
-"""Likewise, of what becomes of the learning rate: to 0 at the last step, or as it is."""
+"""Recipe names to transformers names: decay to 0 at the last step, or stay constant, after warmup."""
 
 PAGED_MOMENTS = ("state1", "state2")
-"""What AdamW keeps of each weight, by bitsandbytes' names."""
+"""AdamW's two moments, by bitsandbytes' names."""
 
 
 @torch.no_grad()
 def restore_paged_moments(optimizer: Any) -> None:
-    """After an optimizer's state was loaded: bitsandbytes 0.50 loads all of it onto the GPU, where it then stays.
+    """Move large moments back to paged memory after loading the optimizer's state.
 
-    It has room of its own for each weight's moments, which is paged for large ones alone.
+    bitsandbytes 0.50 loads the state onto the GPU, where it then stays. Its own buffers are paged for large weights only.
     """
     if not getattr(optimizer, "is_paged", False):
         return

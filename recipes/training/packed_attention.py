@@ -13,15 +13,15 @@ from recipes.training.precision import select_compute_dtype
 
 ATTENTION_NAME = "packed"
 BOUNDARIES_KEY = "cu_seq_lens_q"
-"""Where each example begins, and the end of the last: int32 [examples + 1]. The name is that of transformers."""
+"""Start offset of each example, and the end of the last: int32 [examples + 1]. The key is transformers' name."""
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose attention is nothing but causal, within a window or not: no sinks, no cap on the logits."""
+"""Architectures with plain causal attention, optionally with a sliding window: no sinks, no logit soft cap."""
 MIN_COMPUTE_CAPABILITY = (8, 0)
-"""Compute capability from which FlashAttention runs."""
+"""Minimum compute capability of FlashAttention."""
 
 
 def use_packed_attention_if_supported(model: PreTrainedModel, recipe: Recipe) -> None:
-    """`use_packed_attention`, if a model of that recipe can on this machine."""
+    """Use packed attention where the recipe's model supports it on this machine."""
     if computes_whole_blocks(recipe) and supports_packed_attention(
         model.config, select_compute_dtype(recipe.computing_dtype)
     ):
@@ -29,7 +29,7 @@ def use_packed_attention_if_supported(model: PreTrainedModel, recipe: Recipe) ->
 
 
 def supports_packed_attention(config: PretrainedConfig, dtype: torch.dtype) -> bool:
-    """Whether a model that computes in `dtype` on this machine can attend so."""
+    """Return whether a model that computes in `dtype` can use packed attention on this machine."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
         torch.cuda.is_available()
@@ -42,10 +42,10 @@ def supports_packed_attention(config: PretrainedConfig, dtype: torch.dtype) -> b
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """From now on. Rows are packed, or padded behind: nothing that is not in an example's past is seen.
+    """Switch the model to packed attention. Rows must be packed, or padded on the right.
 
-    No mask is registered beside it, not even one of nothing: transformers would look whether rows are packed, and wait for
-    the GPU to say.
+    Causal attention then never sees padding. No mask function is registered, not even an empty one: transformers would
+    check whether rows are packed, which synchronizes with the GPU.
     """
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     model.set_attn_implementation(ATTENTION_NAME)
@@ -53,13 +53,14 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def uses_packed_attention(config: PretrainedConfig) -> bool:
-    """Whether the model of that configuration was told to."""
+    """Return whether `use_packed_attention` was applied to the model with this configuration."""
     return bool(config._attn_implementation == ATTENTION_NAME)
 
 
 def add_boundaries(batch: dict[str, Any]) -> dict[str, Any]:
-    """A micro-batch that is still on the host, with where its examples end: counted on the GPU, the host would have to wait
-    for all that is under way there, before each micro-batch.
+    """Add example boundaries to a micro-batch while it is on the host.
+
+    Computed on the GPU, the host would wait for all queued kernels before each micro-batch.
     """
     return batch | {BOUNDARIES_KEY: example_boundaries(batch["position_ids"])} if "position_ids" in batch else batch
 
@@ -68,21 +69,24 @@ def pass_boundaries(decoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dic
     found = kwargs.get(BOUNDARIES_KEY)
     if found is None and kwargs.get("position_ids") is None:
         found = row_boundaries(kwargs["input_ids"])
-    elif found is None:  # an objective of its own has not passed on what its micro-batch holds
+    elif found is None:  # a custom objective did not pass the boundaries on
         found = example_boundaries(kwargs["position_ids"])
-    # One program for any number of examples, from the first on: else each number had its own.
+    # Dynamic from the first call on, so that one program serves any number of examples; else each number is compiled.
     torch._dynamo.mark_dynamic(found, 0)
     return args, kwargs | {BOUNDARIES_KEY: found}
 
 
 def example_boundaries(positions: torch.Tensor) -> torch.Tensor:
-    """Of examples in rows [rows, length], by their tokens' positions, which begin at 0 in each."""
+    """Boundaries of examples packed in rows, from token positions [rows, length].
+
+    Positions restart at 0 in each example.
+    """
     starts = (positions.flatten() == 0).nonzero().flatten()
     return torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).to(torch.int32)
 
 
 def row_boundaries(tokens: torch.Tensor) -> torch.Tensor:
-    """Of rows [rows, length] with one example each, and padding behind it, which it does not see."""
+    """Boundaries of rows [rows, length] that hold one example each, padded on the right."""
     rows, length = tokens.shape
     return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=tokens.device)
 
@@ -99,9 +103,12 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Of tensors [rows, heads, length, head size]; the result is [rows, length, heads, head size]."""
+    """Run FlashAttention on tensors [rows, heads, length, head size].
+
+    Returns [rows, length, heads, head size], and None for the attention weights.
+    """
     rows, heads, length, _head = query.shape
-    # Under autocast the rotation leaves what it turns in float32.
+    # Under autocast the rotary embedding leaves queries and keys in float32.
     q, k, v = (part.transpose(1, 2).flatten(0, 1).to(value.dtype) for part in (query, key, value))
     found: Any = varlen_attn(
         q,
@@ -109,7 +116,7 @@ def packed_attention(
         v,
         cu_seq_lens_q,
         cu_seq_lens_q,
-        length,  # at most, whatever the rows hold: a number that changes were another program to compile
+        length,  # the upper bound: a number that varies with the rows would be recompiled for each value
         length,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),

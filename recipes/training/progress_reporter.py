@@ -1,4 +1,4 @@
-"""Report how far this process has come, from a thread of its own: a launcher ends a gang in which nobody comes further."""
+"""Report this process's progress from a thread, so that the launcher detects hung gangs."""
 
 import os
 import threading
@@ -15,9 +15,10 @@ REPORT_SECONDS = 2.0
 
 
 class ProgressReporter(TrainerCallback):  # type: ignore[misc]
-    """Writes a file for this rank while it trains: a hung process keeps its counts, and those of the others stop at it.
+    """Write a progress file for this rank while it trains.
 
-    Before and after, while a base model is fetched or weights are published, nothing counts, so that nobody looks.
+    A hung process stops counting, and its peers' counts stop at the next collective. Outside training, while a base model
+    is downloaded or weights are published, there is no file, and the launcher does not check progress.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -45,14 +46,14 @@ class ProgressReporter(TrainerCallback):  # type: ignore[misc]
             try:
                 scratch.write_text(progress.model_dump_json(exclude={"silent_seconds"}), encoding="utf-8")
                 os.replace(scratch, self._file)
-            except OSError:  # a full disk: the training says so itself
+            except OSError:  # disk full: the training reports it itself
                 scratch.unlink(missing_ok=True)
         self._file.unlink(missing_ok=True)
 
 
 def count_collectives() -> Mapping[str, int]:
-    """How many collectives this process has begun, by group."""
+    """Return how many collectives this process has started, by process group."""
     if not dist.is_initialized():
         return {}
-    groups: Any = dist.distributed_c10d._world.pg_map  # PyTorch's flight recorder compares ranks by the same numbers
+    groups: Any = dist.distributed_c10d._world.pg_map  # the numbers that PyTorch's flight recorder compares between ranks
     return {group.group_name: group._get_sequence_number_for_group() for group in list(groups)}

@@ -33,7 +33,13 @@ def training_facts(
     published: int,
     unsent: int,
 ) -> TrainingFacts:
-    """`published` is the step whose weights the run left, `unsent` how many points the tracking server did not get."""
+    """Collect the run's results.
+
+    Args:
+        resumed_from: step of the checkpoint that this attempt started from.
+        published: step of the published weights.
+        unsent: number of metric points that the tracking server did not acknowledge.
+    """
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     return TrainingFacts(
         train_seconds=round(usage.seconds, 3),
@@ -60,9 +66,10 @@ ADAPTER_FILES = ("adapter_model.safetensors", ADAPTER_CONFIG)
 def publish_weights(
     folder: Path, tokenizer: PreTrainedTokenizerBase, store: Store, job: Job, base: Artifact, recipe: Recipe
 ) -> Artifact:
-    """The adapter or weights in `folder` with the tokenizer. The digest depends on the training alone, not on place or time.
+    """Publish the adapter or weights in `folder` with the tokenizer.
 
-    Weights are stored in the recipe's type, in which they computed, so that what is evaluated is what will be served.
+    The digest depends on the training alone, not on machine or time. Weights are stored in the recipe's dtype, in which
+    they computed, so that evaluation and serving use the same values.
     """
     role = recipe.trained_role
     if role == "adapter":
@@ -75,8 +82,12 @@ def publish_weights(
 def save_selected_weights(
     trainer: CheckpointingTrainer, chosen: tuple[int, Path] | None, base: Path, recipe: Recipe, folder: Path
 ) -> int:
-    """Write the weights of a checkpoint, or those that training ended with where none is chosen. Returns their step."""
-    if sharding_arguments(recipe):  # no process has all weights, and the others have ended
+    """Write the weights of checkpoint `chosen`, or the final ones if it is None.
+
+    Returns:
+        The step that the weights belong to.
+    """
+    if sharding_arguments(recipe):  # no process holds all weights, and the other processes have ended
         chosen = chosen or trainer.checkpoints.latest()
         if chosen:
             trainer.checkpoints.fetch_all_weights(chosen)
@@ -89,7 +100,7 @@ def save_selected_weights(
 
 
 def save_whole_weights(model: PreTrainedModel | PeftModel, base: Path, recipe: Recipe, folder: Path) -> None:
-    """What this process holds all of."""
+    """Write a model that this process holds entirely."""
     if isinstance(model, PeftModel):
         model.save_pretrained(folder)
     else:
@@ -98,12 +109,14 @@ def save_whole_weights(model: PreTrainedModel | PeftModel, base: Path, recipe: R
 
 
 def save_sharded_weights(checkpoint: tuple[int, Path] | None, base: Path, recipe: Recipe, folder: Path) -> None:
-    """What no process holds all of, from a checkpoint: without the model, which may be larger than this machine's memory.
+    """Write the weights of a sharded run from its checkpoint, without building the model.
 
-    It is built only where there is no checkpoint, and where its files name other tensors than it has: then transformers
-    knows how they are made of each other.
+    The model may exceed this machine's memory.
+
+    The model is built only if there is no checkpoint, or if the base model's files name other tensors than the model has:
+    then only transformers knows how to convert between them.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
     if checkpoint and recipe.method != "full":
         folder.mkdir()
         for name in ADAPTER_FILES:
@@ -123,7 +136,7 @@ def save_sharded_weights(checkpoint: tuple[int, Path] | None, base: Path, recipe
 
 
 def build_meta_model(base: Path, recipe: Recipe) -> PreTrainedModel:
-    """The model as it is published, on the meta device."""
+    """Build the model as published on the meta device, without memory for weights."""
     dtype = getattr(torch, recipe.computing_dtype)
     with zero.shard_while_loading(single_process_recipe(recipe), dtype), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base), dtype=dtype)
@@ -131,25 +144,26 @@ def build_meta_model(base: Path, recipe: Recipe) -> PreTrainedModel:
 
 
 def load_whole_model(base: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
-    """The model in this process alone, on the base model, with the weights of a checkpoint, or as it began."""
+    """Load the model in one process, with a checkpoint's weights or its initial ones."""
     model = load_model(base, single_process_recipe(recipe))
     if recipe.method == "full":
-        model.to(getattr(torch, recipe.computing_dtype))  # now: the checkpoint's float32 ones come beside it
+        # first, because the checkpoint's float32 weights need memory as well
+        model.to(getattr(torch, recipe.computing_dtype))
     if checkpoint:
         copy_weights(model, f"checkpoint {checkpoint[0]}", checkpoint[1])
     return model
 
 
 def single_process_recipe(recipe: Recipe) -> Recipe:
-    """In one process."""
+    """Return the recipe without distribution."""
     return recipe.model_copy(update={"distributed": None})
 
 
 def normalize_adapter_config(folder: Path, base_uri: str) -> None:
-    """The configuration that PEFT wrote, without what differs from machine to machine."""
+    """Remove machine-dependent values from the adapter configuration that PEFT wrote."""
     (folder / "README.md").unlink(missing_ok=True)
     file = folder / ADAPTER_CONFIG
     config = json.loads(file.read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base_uri
-    config["target_modules"] = sorted(config["target_modules"])  # a set in the library: its order differs by process
+    config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, whose order differs between processes
     file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

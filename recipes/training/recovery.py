@@ -36,16 +36,19 @@ from recipes.training.data.sample_order import RunSamples
 from recipes.training.determinism import nondeterministic_operation
 from recipes.training.divergence import Divergence
 
-# The next smaller micro-batch of the same effective batch, after a step ran out of memory.
+# Out of memory: continue with a smaller micro-batch and the same effective batch.
 
 
 def halve_micro_batch(recipe: Recipe, incidents: RecoveryLog, step: int | None) -> OutOfMemory:
-    """What to go on with after `step` did not fit with `recipe`: half the micro-batch, twice the accumulation.
+    """Return the recovery event that halves the micro-batch and doubles the accumulation.
 
-    No `step`: nobody knows which. Where half is no whole divisor of the effective batch, the next smaller one that is.
+    If half is no divisor of the effective batch, the next smaller divisor is used.
+
+    Args:
+        step: the step that did not fit with `recipe`, or None if it is unknown.
 
     Raises:
-        BadConfiguration: there is no smaller micro-batch, or it was made smaller often enough.
+        BadConfiguration: the micro-batch is already 1, or was reduced `MAX_PER_KIND` times.
     """
     problem = f"{describe_step(step)} does not fit into memory with batch_size {recipe.batch_size}"
     advice = "give a shorter sequence_length, gradient_checkpointing: true, method qlora, or hardware with more memory"
@@ -53,25 +56,23 @@ def halve_micro_batch(recipe: Recipe, incidents: RecoveryLog, step: int | None) 
         raise BadConfiguration(f"{problem}, and there is no smaller one: {advice}")
     half = recipe.with_max_batch_size(recipe.batch_size // 2)
     found = OutOfMemory(step=step, batch_size=half.batch_size, gradient_accumulation=half.gradient_accumulation)
-    # Another process of the run, which has the same step on another GPU, may have written it down a moment ago.
+    # Another process of the run, at the same step on another GPU, may have recorded the same event a moment ago.
     if len(incidents.out_of_memory) >= MAX_PER_KIND and found not in incidents.entries:
-        raise BadConfiguration(f"{problem}, after it was made smaller {MAX_PER_KIND} times: {advice}")
+        raise BadConfiguration(f"{problem}, after it was reduced {MAX_PER_KIND} times: {advice}")
     return found
 
 
-# What a run does not go on from after it diverged, on whichever machine it lies.
-#
-# Checkpoints from the first discarded step on are removed on every machine.
+# Divergence: checkpoints from the first discarded step on are removed on every machine that holds some.
 
 DIVERGENCES_FACT = "divergences"
-"""The fact in a checkpoint's manifest: how many divergences of its run had been written down as it was saved."""
+"""Manifest fact of a checkpoint: how many divergences of its run were recorded when it was saved."""
 
 
 def first_discarded_step(found: Divergence, repeats: Sequence[RecoveryEvent]) -> int:
-    """The step from which on a run does not go on after a divergence.
+    """Return the first step whose checkpoints must not be resumed from after a divergence.
 
-    Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
-    one of its own.
+    Checkpoints are also saved by time: a replay (`repeats` is not empty) must roll back to the same step as the original
+    run, not to a newer checkpoint of its own.
     """
     earlier_steps = [
         entry.rolled_back_to or 0 for entry in find_final_divergences(repeats) if entry.noticed == found.noticed
@@ -80,55 +81,61 @@ def first_discarded_step(found: Divergence, repeats: Sequence[RecoveryEvent]) ->
 
 
 def discard_local_checkpoints(checkpoints: CheckpointManager, found: Divergence, repeats: Sequence[RecoveryEvent]) -> None:
-    """Remove what a machine has, beside the leader's, of what is not gone on from after a divergence.
+    """Remove the checkpoints on a non-leader machine that a divergence discards.
 
-    Before the leader rolls back: where the machines have changed places by the next start, this one says where to go on, and
-    had fetched a whole checkpoint that is spoilt.
+    Must run before the leader rolls back. If the machines swap roles at the next start, this one chooses the checkpoint to
+    resume from, and it would choose one of diverged weights.
     """
     remove_steps_from(checkpoints.folder, first_discarded_step(found, repeats))
 
 
 def discard_diverged_checkpoints(folder: Path, diverged: Sequence[Diverged]) -> None:
-    """Remove what was saved before the run `diverged`, and was spoilt by then, from the folder of a machine.
+    """Remove checkpoints of `folder` that were saved before a divergence that discards them.
 
-    One that was away at that time still has it. Where the others have no newer one, it said where to go on; and the run went
-    on from what it had been healed of, with that written in its record.
+    A machine that was away when the run diverged still has them. If the other machines had nothing newer, the run used to
+    resume from the diverged weights, although its record said that it had recovered.
     """
     for way in list_branches(folder) if diverged else ():
         clean_interrupted_writes(way)
         name = way.relative_to(folder).as_posix()
         for step in list_local_steps(way):
             if is_diverged(step, name, divergences_since(way / str(step), diverged)):
-                log_line(f"checkpoint {step} is of what the run was healed of while this machine was away: not gone on from")
+                log_line(f"checkpoint {step} was discarded by a recovery while this machine was away: deleting it")
                 shutil.rmtree(way / str(step))
 
 
 def is_diverged(step: int, way: str, later_divergences: Iterable[Diverged]) -> bool:
-    """Whether a checkpoint of that way is, by what has happened since it was saved."""
+    """Return whether a divergence recorded after checkpoint `step` of branch `way` discards it."""
     return any(entry.way == way and step >= first_corrupt_step(entry.step) for entry in later_divergences)
 
 
 def divergences_since(checkpoint: Path, diverged: Sequence[Diverged]) -> Sequence[Diverged]:
-    """Those that had not happened yet as it was saved; none where it does not say, as those of earlier versions."""
+    """Return the divergences recorded after a checkpoint was saved.
+
+    Empty if its manifest lacks the fact, as in earlier versions.
+    """
     with suppress(FileNotFoundError, ValidationError):
         known = Manifest.model_validate_json((checkpoint / MANIFEST_FILE).read_bytes()).facts.get(DIVERGENCES_FACT)
         return diverged[known:] if isinstance(known, int) else ()
     return ()
 
 
-# What a run does about memory that ran out, a loss that diverged, an operation that has no form which computes the same
-# each time, and a block that cannot be compiled: written down first, then started again.
+# Recovery from errors in a step: out of memory, divergence, an operation without a deterministic kernel, a block that
+# cannot be compiled. The event is recorded first, then the program restarts.
 
 
 def recover_from_error(
     error: Exception, incidents: RecoveryLog, store: Store, uri: str, recipe: Recipe, step: int
 ) -> Restart | None:
-    """The restart that is the remedy for what went wrong in `step`; None where we know of none. `uri` is of the checkpoints.
+    """Record the recovery for an error and return the restart; None for other errors.
+
+    Args:
+        uri: where the run's checkpoints and its recovery log are stored.
 
     Raises:
-        BadConfiguration: memory ran out, and there is nothing smaller to start again with.
+        BadConfiguration: out of memory, and the micro-batch cannot be reduced further.
     """
-    if is_out_of_memory(error):  # also of a compiler, which tries a kernel
+    if is_out_of_memory(error):  # also raised by the compiler, which benchmarks kernels
         return restart_with_smaller_batch(store, uri, recipe, step)
     incident: NotDeterministic | NotCompiled
     if not incidents.not_deterministic and (operation := nondeterministic_operation(error)):
@@ -142,10 +149,13 @@ def recover_from_error(
 
 
 def restart_with_smaller_batch(store: Store, uri: str, recipe: Recipe, step: int) -> Restart:
-    """The restart after `step` did not fit into memory with the micro-batch of `recipe`. `uri` is of the run's checkpoints.
+    """Record a smaller micro-batch after `step` ran out of memory and return the restart.
+
+    Args:
+        uri: where the run's checkpoints and its recovery log are stored.
 
     Raises:
-        BadConfiguration: there is nothing smaller to start again with.
+        BadConfiguration: the micro-batch cannot be reduced further.
     """
     incident = halve_micro_batch(recipe, read_recovery_log(store, uri), step)
     add_recovery_event(store, uri, incident)
@@ -155,10 +165,11 @@ def restart_with_smaller_batch(store: Store, uri: str, recipe: Recipe, step: int
 def update_incidents(
     known: RecoveryLog, store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[RecoveryEvent]
 ) -> RecoveryLog:
-    """The incidents of a run that goes on after step `done`: those `known`, with one more where the kernel has just ended it
-    for want of memory, and with those of the run that it repeats that hold by then.
+    """Return the recovery log of a run that resumes after step `done`, stored if changed.
 
-    Another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
+    It consists of the `known` events, those of the replayed run (`repeats`) up to this step, and one more if the kernel has
+    just killed the program for lack of memory. In that case another program may have used the memory: where the micro-batch
+    cannot be reduced, the run resumes unchanged.
     """
     oom_marker = work / OUT_OF_MEMORY_FILE
     found = known.replay_events(repeats, done)
@@ -166,10 +177,10 @@ def update_incidents(
         try:
             incident = halve_micro_batch(found.shrink_recipe(recipe), found, None)
         except BadConfiguration as problem:
-            log_line(f"the kernel ended the program for want of memory: {problem}")
+            log_line(f"the kernel killed the program for lack of memory: {problem}")
         else:
             found = found.with_event(incident)
-            log_line(f"the kernel ended the program: {incident.message}")
+            log_line(f"the kernel killed the program: {incident.message}")
     found = found.resume_after(done)
     if found != known:
         write_recovery_log(store, uri, found)
@@ -186,15 +197,15 @@ def roll_back(
     found: Divergence,
     repeats: Sequence[RecoveryEvent],
 ) -> tuple[int, Path] | None:
-    """The last checkpoint from before a divergence, which is the newest from now on; None where there is none.
+    """Discard checkpoints from a divergence on and return the last good one, if any.
 
-    They go before the incident is written: a program that is killed in between comes here again by the same steps. A run
-    that was sent back, and has no good checkpoint on its way, goes back to where it was sent; where that is spoilt already
-    it would come to the same again, and ends.
+    Checkpoints are deleted before the event is recorded: a program that is killed in between reaches the same divergence
+    again. A run that was rewound and has no good checkpoint on its branch returns to where it was rewound to; if that
+    checkpoint is already bad, the run would diverge again, so it ends.
 
     Raises:
-        Restart: the recipe allows to go on without the samples of the bad steps; or the last good one lies in parts on
-            several machines, which bring it as the run goes on.
+        Restart: the recipe allows skipping the samples of the bad steps; or the parts of the last good checkpoint are on
+            several machines and are fetched at the restart.
     """
     first = first_corrupt_step(found.first)
     checkpoints.discard_from(first_discarded_step(found, repeats))

@@ -32,9 +32,11 @@ from recipes.training.recovery import discard_diverged_checkpoints, update_incid
 
 
 class TrainParameters(FrozenModel):
-    """Fine-tune with a recipe. `repeats` is of a replay: what the run that it repeats was healed of.
+    """Parameters of a training job.
 
-    `sent_back` is how often, and where to, the run's user sent it back, oldest first.
+    Attributes:
+        repeats: recovery events of the run that this job replays; empty if it is no replay.
+        sent_back: rewinds that the run's user requested, oldest first.
     """
 
     recipe: Recipe
@@ -42,12 +44,16 @@ class TrainParameters(FrozenModel):
     sent_back: tuple[Rewind, ...] = ()
 
 
-# What a recipe asks of the machine that it trains on: the rest is refused, or told, before anything is loaded.
+# Hardware requirements of a recipe, checked before anything is loaded.
 
 
 def check_hardware(recipe: Recipe) -> None:
-    """Raises BadConfiguration: the recipe needs a GPU, or DeepSpeed, and there is none."""
-    # bitsandbytes 0.50 would take the plain optimizer in its stead on a processor, with no more than a warning.
+    """Check that this machine has what the recipe needs.
+
+    Raises:
+        BadConfiguration: a GPU or DeepSpeed is missing.
+    """
+    # On a CPU bitsandbytes 0.50 silently uses the unpaged optimizer, with only a warning.
     if recipe.optimizer == "paged_adamw" and not torch.cuda.is_available():
         raise BadConfiguration(
             f"recipe '{recipe.name}': optimizer paged_adamw moves pages between a GPU and the host, and there is no GPU "
@@ -61,20 +67,23 @@ def check_hardware(recipe: Recipe) -> None:
 
 
 def warn_without_gpu(recipe: Recipe) -> None:
-    """Where a recipe wants one. It trains all the same; whoever has a GPU whose driver fails must see why it is so slow."""
+    """Log a warning if the recipe wants GPUs and PyTorch finds none.
+
+    Training continues on the CPU; users whose GPU driver fails must see why it is slow.
+    """
     if recipe.hardware.gpus and not torch.cuda.is_available():
         num_gpus = pluralize(recipe.hardware.gpus, "GPU")
         log_line(f"the recipe asks for {num_gpus}, and PyTorch finds none here: training on the processor")
 
 
-# What a run is made of, brought to this machine: the base model's files, its tokenizer, and the rows of both splits.
+# Inputs on this machine: the base model's files, its tokenizer, and the rows of both splits.
 
 SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """`folder` holds the files of `base`; `rows` are by the name of their split."""
+    """A run's inputs: `folder` holds the files of `base`, `rows` the rows by split."""
 
     base: Artifact
     folder: Path
@@ -84,12 +93,17 @@ class RunInputs:
 
 
 def load_inputs(job: Job, recipe: Recipe, group: ProcessGroup, store: Store) -> RunInputs:
-    """Raises BadConfiguration: the base model or the data are not what the recipe says, or do not fit it."""
+    """Fetch the base model and load tokenizer, objective and rows.
+
+    Raises:
+        BadConfiguration: the base model or the data differ from the recipe, or do not fit it.
+    """
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     with group.local_leader_first():
         base = base_model.resolve_base_model(recipe.base_model, store, cache)
-        # What is 144 GB of a 72B model is hashed by one, and not by all who wait for it. Rows are by whoever makes them.
+        # Only one process hashes the base model (144 GB for 72B) while the others wait. Rows are hashed by the one that
+        # builds them.
         folder = store.fetch(base, cache) if group.local_rank == 0 else store.locate_fetched(base, cache)
         for split in SPLITS if group.local_rank == 0 and group.local_size > 1 else ():
             store.fetch(job.inputs[split], cache)
@@ -108,15 +122,20 @@ def load_rows(split: str, job: Job, objective: Objective, tokenizer: PreTrainedT
         raise BadConfiguration(f"the {split} split: {problem}") from None
 
 
-# Where a run stands as a process takes it up: with which recipe, among which processes, and after which checkpoint.
+# The state of a run at the start of a process: recipe, process group, and checkpoint to resume from.
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`recipe` is that of the job, with as many processes as there are and the micro-batch that fits into memory.
+    """State from which this process starts or resumes the run.
 
-    `uri` is where the run's checkpoints lie, `resume` the one to go on from, none at the beginning; `incidents` is what the
-    run was healed of so far, and `repeats` what the one was that it repeats; `sent_back` is where its user sent it back to.
+    Attributes:
+        recipe: the job's recipe, for the current number of processes and with a micro-batch that fits into memory.
+        uri: where the run's checkpoints are stored.
+        resume: step and folder of the checkpoint to resume from; None at the start of a run.
+        incidents: the run's recovery events so far.
+        repeats: recovery events of the replayed run.
+        sent_back: rewinds that the run's user requested.
     """
 
     recipe: Recipe
@@ -130,21 +149,25 @@ class RunState:
 
     @property
     def repeated_steps(self) -> tuple[RepeatedSteps, ...]:
-        """Steps whose metrics are known and are not those of the weights that the run goes on to."""
+        """Steps whose logged metrics belong to weights that the run has discarded."""
         healed = self.incidents.without(self.repeats).repeated_steps
         sent = ((back.repeated_steps, back.at) for back in self.sent_back)
         return tuple(RepeatedSteps.from_time(steps, at) for steps, at in (*healed, *sent))
 
 
 def node_share(recipe: Recipe, group: ProcessGroup) -> NodeShard | None:
-    """What a node fetches of a checkpoint; None: all."""
+    """Return the shard of a checkpoint that this node fetches; None means all of it."""
     return (
         NodeShard(group.node + 1, group.nodes, group.local_size) if group.nodes > 1 and fetches_own_shard(recipe) else None
     )
 
 
 def prepare_run(job: Job, store: Store, work: Path) -> RunState:
-    """Raises BadConfiguration: nothing could train the recipe here, or the run's checkpoint does not fit it."""
+    """Join the process group, choose the checkpoint and apply recorded recoveries.
+
+    Raises:
+        BadConfiguration: the recipe cannot be trained on this machine, or does not fit the run's checkpoint.
+    """
     parameters = TrainParameters.model_validate(job.parameters)
     recipe = parameters.recipe
     check_supported(recipe)

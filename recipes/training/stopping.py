@@ -16,15 +16,16 @@ from recipes.training.parallel.process_group import ProcessGroup
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """SIGTERM -> break the step off, save a checkpoint of the one before, stop (row I1). An evaluation asks in between.
+    """On SIGTERM, abort the current step, save a checkpoint of the previous one, and stop.
 
-    A step may be longer than the grace (zen-72b-full: 8 minutes), so that nothing waits for the end of one that has
-    micro-batches to go: its gradients are thrown away with the process, and whoever resumes does it from its first row and
-    its first random number. What it took counts as training time all the same. That is sound with DeepSpeed too: its engine,
-    which has reduced a part of them, is not gone on with, and what a checkpoint takes of it only `engine.step` changes.
+    A step may take longer than the grace period (zen-72b-full: 8 minutes), so a step with remaining micro-batches is
+    aborted: its gradients are discarded, and the resumed run repeats it from its first row with the same random numbers. The
+    time spent still counts as training time. An evaluation checks for the signal between micro-batches. Aborting is safe
+    with DeepSpeed too: the engine, which has reduced some gradients, is not used again, and only `engine.step` changes what
+    a checkpoint reads from it.
 
-    Without `saves` (`CheckpointPolicy.save_on_preempt`) no checkpoint is saved for that: what is due by then, is. Neither is
-    one of weights that a checkpoint has already, or that are those of the beginning.
+    Without `saves` (`CheckpointPolicy.save_on_preempt`) only a checkpoint that is due anyway is saved. Weights that a
+    checkpoint has already, and initial weights, are never saved.
     """
 
     _before_step: RandomStates
@@ -50,10 +51,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._signal_received = True
 
     def any_stop_requested(self) -> bool:
-        """Whether one of the processes was asked to stop. All call it at the same time: one may hear of it before others.
+        """Return whether any process has received a stop signal. All processes must call it together.
 
-        A signal that comes while they tell each other counts the next time: all must answer the same now, and when the
-        answer took its place, a run that was asked to stop went on to its last step.
+        A signal that arrives during the exchange counts at the next call, so that all processes get the same answer. When
+        the result overwrote `_signal_received`, such a signal was lost and the run trained to its last step.
         """
         self._stop_agreed = self.group.any(self._signal_received)
         return self._stop_agreed
@@ -74,31 +75,31 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         model: torch.nn.Module,
         **kwargs: object,
     ) -> TrainerControl:
-        """After every micro-batch of a step but its last; of stages, after a step that was broken off."""
+        """Runs after all micro-batches but the last; in a pipeline, after an aborted step."""
         if self.any_stop_requested():
             self._before_step.restore()
-            model.zero_grad()  # the checkpoint may need their memory; FSDP2 keeps what it has not reduced yet
-            self.stop(control, f"asked to stop: step {state.global_step + 1} is broken off", state.global_step)
+            model.zero_grad()  # frees memory for the checkpoint; FSDP2 keeps gradients that are not reduced yet
+            self.stop(control, f"stop requested: step {state.global_step + 1} aborted", state.global_step)
         return control
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
         if self.any_stop_requested():
-            self.stop(control, "asked to stop", state.global_step)
+            self.stop(control, "stop requested", state.global_step)
         return control
 
     def stop(self, control: TrainerControl, reason: str, step: int) -> None:
-        """With the weights after `step`."""
+        """Stop training; save the weights after `step` unless they are saved already."""
         control.should_save |= self._saves and step != self._saved_step
         control.should_training_stop = True
         log_line(f"{reason}: {'saving a checkpoint first' if control.should_save else 'no checkpoint is due'}")
 
 
 class StopForReplay(TrainerCallback):  # type: ignore[misc]
-    """Of a replay: stop with a checkpoint where the run that it repeats went on in smaller micro-batches.
+    """Stop a replay with a checkpoint where the original run restarted with smaller micro-batches.
 
-    And save one where that run went back to when it ended: its weights are those that it left.
+    Also save a checkpoint where the original run rolled back to at its end: it published those weights.
     """
 
     def __init__(self, repeats: Sequence[RecoveryEvent]) -> None:
@@ -118,7 +119,7 @@ class StopForReplay(TrainerCallback):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class StopCallbacks:
-    """Each of them, as callbacks of one training."""
+    """The callbacks of one training run that can end it."""
 
     signal: StopOnSignal
     divergence: StopOnDivergence

@@ -1,8 +1,8 @@
-"""What a model's prediction of each token costs, without its logits once more in float32.
+"""Token-wise cross-entropy that never copies all logits to float32.
 
-A row of logits is as wide as the vocabulary, and there is one for each token that is learned: of 8,192 tokens and 152,000
-words a copy in float32 is 5 GB, and the library's cross-entropy holds three at once. Here no more of that type is there than
-of one part of the rows. Autograd keeps the logits as they are, and has one gradient of their own type.
+Logits have one row per target token, as wide as the vocabulary: for 8,192 tokens and a vocabulary of 152,000 a float32
+copy is 5 GB, and transformers' cross-entropy holds three at once. Here only one block of rows is in float32 at a time.
+Autograd keeps the logits unchanged, and one gradient of the same dtype.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,20 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from recipes.training.data.examples import IGNORED_LABEL
 
 BLOCK_BYTES = 32 << 20
-"""Of a part in float32. Small enough for the caches of a GPU or of a processor, and worth the time to begin with it."""
+"""Size of a block in float32: small enough for the caches of a GPU or CPU, large enough to amortize a kernel launch."""
 
 
 def compute_token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy in nats [tokens], in float32, of logits [tokens, vocabulary]; 0 where the target is IGNORED."""
+    """Compute cross-entropy in nats as float32 [tokens] from logits [tokens, vocabulary].
+
+    The loss is 0 where the target is IGNORED_LABEL.
+    """
     found: torch.Tensor = TokenLossFunction.apply(logits, targets)  # type: ignore[no-untyped-call]
     return found
 
 
 def use_token_losses(model: Any) -> None:
-    """Let a model of transformers compute its loss so, from now on, if it has the usual one."""
+    """Replace the loss function of a transformers model, if it is the default one."""
     if model.loss_function is ForCausalLMLoss:
         model.loss_function = causal_loss
 
@@ -39,9 +42,12 @@ def causal_loss(
     shift_labels: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """What transformers' `ForCausalLMLoss` computes: the mean over `num_items_in_batch` tokens, or over those that are here.
+    """Equivalent of transformers' `ForCausalLMLoss`.
 
-    `labels` [rows, length] are the tokens themselves, `shift_labels` what follows each place of the logits.
+    Args:
+        labels: token ids [rows, length], shifted here.
+        num_items_in_batch: divisor of the sum; by default the number of targets in this batch.
+        shift_labels: the target of each logit, instead of `labels`.
     """
     if shift_labels is None:
         assert labels is not None
@@ -66,18 +72,18 @@ class TokenLossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Of each word its share in the prediction, less 1 for the word that follows."""
+        """The softmax probabilities, less 1 at each target."""
         logits, words, learned, losses = ctx.saved_tensors
         weights = gradients[0] * learned
         gradient = torch.empty_like(logits)
         for into, some, weight in iterate_blocks(gradient, logits, weights):
             torch.mul(shares_of(some, -1, dtype=torch.float32), weight[:, None], out=into)
-        # Not with `scatter_`: on a processor that makes a copy in float32 of all that is in 16 bits.
+        # Not `scatter_`: on a CPU it copies all 16-bit values to float32.
         gradient[torch.arange(len(words), device=words.device), words] = (torch.expm1(-losses) * weights).to(gradient.dtype)
         return gradient, None
 
 
 def iterate_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Rows of all, as many at once as make a part of the first in float32."""
+    """Split tensors into blocks of rows; the first's fit `BLOCK_BYTES` in float32."""
     rows = max(1, BLOCK_BYTES // (torch.float32.itemsize * tensors[0].shape[1]))
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)  # type: ignore[no-untyped-call]

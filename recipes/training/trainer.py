@@ -37,18 +37,18 @@ from recipes.training.parallel.ddp_buckets import fix_bucket_order
 from recipes.training.parallel.process_group import ProcessGroup
 
 SCHEDULER_STEM, RNG_STEM = "scheduler", "rng_state"
-"""Names of files in a checkpoint without their suffixes, which were others in earlier releases."""
+"""File names in a checkpoint, without the suffix, which has changed between releases."""
 TRAINING_ARGS_FILE = "training_args.json"
 
 ELAPSED_SECONDS = "elapsed_seconds"
-"""The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""
+"""Manifest fact of a checkpoint: training time over all restarts. Excluded from digests."""
 
 
 class CheckpointingTrainer(Trainer):  # type: ignore[misc]
-    """Hugging Face's Trainer with atomic, hashed checkpoints, and a place in the data that is a number of samples.
+    """Hugging Face's Trainer with atomic, hashed checkpoints and a data position counted in samples.
 
-    The library writes straight into the final folder, so that a kill leaves half a checkpoint which it later takes for
-    the latest. Here it writes into a scratch folder that gets its name only when it is whole.
+    transformers writes straight into the final folder, so a kill leaves half a checkpoint that it later takes for the
+    latest. This class writes into a temporary folder and renames it once it is complete.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.metrics = metrics
         self.meter = meter
         self.divergence = divergence
-        self.every_rank_saves = saves_sharded or self.is_deepspeed_enabled  # else the leader alone, all of it
+        self.every_rank_saves = saves_sharded or self.is_deepspeed_enabled  # otherwise the leader saves everything
         self.staging = Staging(group.local_size if self.every_rank_saves else 1, any_process=group.any)
         self.add_callback(RaiseWriteErrors(self.staging, checkpoints))
         self._scratch: Path | None = None
 
     def restore_weights(self, folder: Path) -> None:
-        """Those of a checkpoint, in place of the ones that training ended with."""
+        """Load the weights of a checkpoint, replacing those that training ended with."""
         self._load_from_checkpoint(str(folder))
 
     def _get_train_sampler(self, train_dataset: object = None) -> ProcessSampler:
@@ -88,7 +88,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         return ProcessSampler(self.samples, places, batch, self.group.model_parallel_size)
 
     def _build_accelerator_args(self, **kwargs: object) -> dict[str, object]:
-        """Without tensor parallelism: transformers and the sampler see to it, and on a CPU accelerate 1.15 refuses it."""
+        """Drop the tensor-parallel configuration from accelerate's arguments.
+
+        transformers and the sampler implement it, and accelerate 1.15 rejects it on a CPU.
+        """
         args: dict[str, object] = super()._build_accelerator_args(**kwargs)
         return {name: value for name, value in args.items() if name != "parallelism_config"}
 
@@ -109,11 +112,14 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             with self.checkpoints.save(step, facts, message, begin, defer_upload=waits) as folder:
                 self._stage_state(folder, model, trial)
                 if self.group.is_leader:
-                    # Points that the tracking server has not acknowledged yet belong to the state of the run.
+                    # Metric points that the tracking server has not acknowledged yet are part of the run's state.
                     write_pending_metrics(self.metrics.pending() if self.metrics else [], folder)
 
     def _collect_facts(self) -> dict[str, JsonValue]:
-        """The leader's, of the step that was done; where several nodes save, with whose part it is."""
+        """Collect the manifest facts of the current step.
+
+        With several nodes they are broadcast from the leader, with each node's part added.
+        """
         step, losses = self.state.global_step, validation_losses(self.state)
         facts: dict[str, JsonValue] = {
             **self.facts,
@@ -137,7 +143,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         return f"checkpoint {step} saved" + (f", the best so far: validation loss {losses[step]:.4f}" if best else "")
 
     def _save_on_other_rank(self, model: torch.nn.Module, trial: object) -> None:
-        """What only this process knows goes to the first one of its node; a folder of its own is needed on the way."""
+        """Save the state that only this process holds, through the first process of its node.
+
+        transformers needs a folder to write to, which is removed afterwards.
+        """
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=".", suffix=".tmp", dir=self.checkpoints.folder))
         self._stage_state(folder, model, trial)
@@ -145,7 +154,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.staging.begin()
 
     def _stage_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
-        """All that the library saves: what is small is written into the folder now, what is large given to `staging`."""
+        """Save all that transformers saves: small files to `folder` now, large tensors through `staging`."""
         inner = folder / f"checkpoint-{self.state.global_step}"
         inner.mkdir()
         self._scratch = folder
@@ -161,7 +170,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             if isinstance(self.model_wrapped, DistributedDataParallel):
                 fix_bucket_order(self.model_wrapped)
             return prepared
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
+        # with a path it would search for DeepSpeed's own checkpoint files
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if resume_from_checkpoint:
             zero.load_state(self.deepspeed, Path(resume_from_checkpoint))
             self._load_scheduler(Path(resume_from_checkpoint))
@@ -177,25 +187,26 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self.staging.stage(self.optimizer.state_dict(), partial(write_state, file=file))
         if self.group.is_leader:
             write_state(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_STEM + JSON_SUFFIX))
-            # Nothing reads them: they record how a checkpoint was made.
+            # Not read by anything: they record how the checkpoint was made.
             Path(output_dir, TRAINING_ARGS_FILE).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not checkpoint or self.is_deepspeed_enabled:  # DeepSpeed's are loaded in `_prepare_for_training`
+        if not checkpoint or self.is_deepspeed_enabled:  # DeepSpeed loads them in `_prepare_for_training`
             return
         if self.saves_sharded:
             fsdp.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
         else:
-            # Of several processes of a machine, each would hold all of it in host memory: they read it onto their GPUs.
+            # With several processes per machine each would hold a full copy in host memory, so they load it onto their GPUs.
             device = self.args.device if self.args.world_size > 1 and self.args.device.type != "cpu" else "cpu"
             self.optimizer.load_state_dict(read_state(find_state_file(Path(checkpoint), fsdp.OPTIMIZER_STEM), device))
             restore_paged_moments(self.optimizer.optimizer)
         self._load_scheduler(Path(checkpoint))
 
     def _load_scheduler(self, checkpoint: Path) -> None:
-        """The schedule, and with it the rate of the next step."""
+        """Load the schedule and set the learning rate of the next step."""
         state = read_state(find_state_file(checkpoint, SCHEDULER_STEM))
-        for rates in ("base_lrs", "_last_lr"):  # one rate for all; how many groups have it differs with the processes
+        # one rate for all parameter groups, whose number depends on the number of processes
+        for rates in ("base_lrs", "_last_lr"):
             state[rates] = state[rates][:1] * len(self.optimizer.param_groups)
         self.lr_scheduler.load_state_dict(state)
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
@@ -206,14 +217,14 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             fsdp.save_weights(self.model, Path(output_dir), self.group, self.staging)
         elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
-            Path(output_dir).mkdir(parents=True, exist_ok=True)  # the weights come with their moments
+            Path(output_dir).mkdir(parents=True, exist_ok=True)  # DeepSpeed saves the weights with their moments
         else:
             super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """The leader's whole weights, or those that were gathered for it, with the tokenizer.
+        """Save the leader's full weights, or those gathered for it in `state_dict`, and the tokenizer.
 
-        The library's own would write the training arguments too, as a pickle.
+        transformers' method would also write the training arguments, as a pickle.
         """
         if self.group.is_leader:
             weights = trained_weights(self.model) if state_dict is None else state_dict
@@ -227,13 +238,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         if self.saves_sharded and not isinstance(self.model, PeftModel):
             fsdp.load_weights(self.model, Path(checkpoint))
         elif isinstance(self.model, PeftModel):
-            # By way of the host: the libraries would read it onto the first GPU, those of all processes at once.
+            # Through host memory: by default every process would load it onto the first GPU at the same time.
             self.model.load_adapter(checkpoint, self.model.active_adapter, is_trainable=True, torch_device="cpu")
         else:
             super()._load_from_checkpoint(checkpoint, model)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """The random states of all processes, in the leader's folder: another may be on another machine."""
+        """Save the random states of all processes, also of other machines, in the leader's folder."""
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         own = Path(output_dir, self._rng_stem(self.group.rank) + SAFETENSORS_SUFFIX)
         RandomStates.capture().save(own)
@@ -243,7 +254,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             Path(output_dir, self._rng_stem(rank) + SAFETENSORS_SUFFIX).write_bytes(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The states of that checkpoint, or new ones where it was made by another number of processes."""
+        """Restore the random states, or seed new ones if the number of processes has changed."""
         if checkpoint and len(list(Path(checkpoint).glob(f"{RNG_STEM}*"))) != self.group.size:
             rng_seed = self.args.seed + self.state.global_step * self.group.num_random_streams + self.group.random_stream
             set_seed(wrap_seed(rng_seed))
@@ -251,19 +262,19 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             RandomStates.load(find_state_file(Path(checkpoint), self._rng_stem(self.group.rank))).restore()
 
     def _rng_stem(self, rank: int) -> str:
-        """As transformers calls the file, without the suffix."""
+        """Return transformers' name of the file, without the suffix."""
         return f"{RNG_STEM}_{rank}" if self.group.size > 1 else RNG_STEM
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What is trained of a model, by name: of an adapted one the adapter."""
+    """Return the trained weights by name: those of the adapter if there is one."""
     if isinstance(model, PeftModel):
         return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     return dict(model.state_dict())
 
 
 def move_to_parent(folder: Path) -> None:
-    """What is in a folder belongs into the one above."""
+    """Move a folder's contents up into its parent and remove it."""
     for file in folder.iterdir():
         file.rename(folder.parent / file.name)
     folder.rmdir()

@@ -13,7 +13,15 @@ from recipes.training.parallel import zero
 
 
 def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_on_resume: bool) -> TrainingArguments:
-    micro_batches_per_call = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
+    """Translate a recipe to transformers' arguments.
+
+    Args:
+        work: the run's working directory.
+        model: needed for DeepSpeed's configuration.
+        evaluate_on_resume: the checkpoint resumed from still lacks its evaluation.
+    """
+    # the stages of a pipeline take all of a step's micro-batches at once
+    micro_batches_per_call = recipe.gradient_accumulation if recipe.stages > 1 else 1
     hf_arguments = TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
@@ -22,7 +30,8 @@ def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, ev
         gradient_accumulation_steps=recipe.gradient_accumulation // micro_batches_per_call,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=LR_SCHEDULES[recipe.lr_scheduler],
-        warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),  # as transformers does: of a share, 0.29 of 100 was 28
+        # computed by transformers from a ratio, 0.29 of 100 steps gave 28
+        warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),
         weight_decay=recipe.weight_decay,
         optim=OPTIMIZERS[recipe.optimizer],
         activation_checkpointing=recipe.gradient_checkpointing,
@@ -33,24 +42,24 @@ def training_arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, ev
         eval_on_start=evaluate_on_resume,
         prediction_loss_only=True,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
-        save_strategy="no",  # `SaveOnSchedule` asks for checkpoints
+        logging_nan_inf_filter=False,  # the filter would log the last finite loss in place of a NaN
+        save_strategy="no",  # `SaveOnSchedule` requests checkpoints
         seed=recipe.seed,
         data_seed=recipe.seed,
         remove_unused_columns=False,
-        ddp_find_unused_parameters=False,  # all are used; to look for them costs a copy of the logits
-        ddp_broadcast_buffers=False,  # none changes: they would be sent around before each step
+        ddp_find_unused_parameters=False,  # all are used; searching for unused ones costs a copy of the logits
+        ddp_broadcast_buffers=False,  # buffers never change; DDP would broadcast them before each step
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         report_to=[],
-        # Else FSDP2 holds whole gradients in every process until the last micro-batch of a step (72B: 144 GB and more).
+        # Without it FSDP2 holds unsharded gradients in every process until the last micro-batch (72B: 144 GB and more).
         accelerator_config={
             "gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)},
-            "non_blocking": torch.cuda.is_available(),  # rows are pinned: no copy of them is waited for
+            "non_blocking": torch.cuda.is_available(),  # rows are in pinned memory, so that copies are asynchronous
         },
         **zero.deepspeed_arguments(recipe, model),
     )
-    # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.
+    # One GPU per process: with several visible GPUs transformers would use DataParallel and multiply the batch.
     hf_arguments._n_gpu = min(hf_arguments.n_gpu, 1)
     return hf_arguments

@@ -231,28 +231,37 @@ def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
 
 
 def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
-    """What code a job runs with, besides its own, is the operator's choice where people sign in.
+    """What code a job runs with, besides its own, is the operator's choice where people sign in and share a namespace.
 
     Raises:
         HanzoError: people sign in here, and the job names an image that its recipe does not.
     """
-    if settings.auth.verify_tokens and recipe.image not in (None, unchanged.image):
+    if not settings.auth.verify_tokens or has_own_namespaces(settings):
+        return
+    if recipe.image not in (None, unchanged.image):
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
-            "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it",
+            "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it, or "
+            "for scheduler.namespace_per_organization on a cluster",
         )
+
+
+def has_own_namespaces(settings: Settings) -> bool:
+    """Whether what a job runs reaches nothing of other organizations: its pod is the boundary."""
+    return settings.scheduler.backend == "kubernetes" and settings.scheduler.namespace_per_organization
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:
     """On this machine a command has the rights of the user who started this server, so it is accepted from that user alone.
 
-    On a cluster it has those of its pod. Pods of all organizations share a namespace and its network: the operator decides
-    whether people who sign in may submit commands.
+    On a cluster it has those of its pod. Where organizations have namespaces of their own, everybody who signs in may submit
+    one; where all share a namespace and its network, the operator decides (`scheduler.user_commands`).
 
     Raises:
         HanzoError: people sign in here, or somebody else sent it.
     """
-    if settings.scheduler.backend == "kubernetes" and settings.auth.verify_tokens and settings.scheduler.user_commands:
+    on_cluster = settings.scheduler.backend == "kubernetes"
+    if on_cluster and settings.auth.verify_tokens and (settings.scheduler.user_commands or has_own_namespaces(settings)):
         return
     if settings.auth.verify_tokens:
         raise HanzoError(

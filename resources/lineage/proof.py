@@ -77,7 +77,7 @@ class Prover:
         self.bytes_hashed = 0
 
     def prove_served_file(
-        self, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
+        self, version: ModelVersion, served_file: Callable[[str], tuple[Path | None, str] | None]
     ) -> ProofNode | None:
         """The file that the engine serves, if this version is the one being served."""
         deployment = deployments.find_serving(self._connection, version.model)
@@ -96,9 +96,13 @@ class Prover:
             )
             return node
         path, loaded_sha256 = loaded
-        node.uri = path.as_uri()
+        if path is not None:
+            node.uri = path.as_uri()
         if loaded_sha256 != deployment.sha256:
             self._problem(node, "served file -> export", f"the engine loaded SHA-256 {loaded_sha256}")
+        if path is None:
+            # It lies in the engine's replicas, each of which hashed it before it loaded it.
+            return node
         if not path.is_file():
             self._problem(node, "served file -> export", f"{path} is missing")
         else:
@@ -183,9 +187,12 @@ class Prover:
 
 
 def prove_version(
-    connection: Connection, store: Store, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
+    connection: Connection, store: Store, version: ModelVersion, served_file: Callable[[str], tuple[Path | None, str] | None]
 ) -> Proof:
-    """Prove a version. `served_file` answers a name in the engine with the file served and the hash it loaded."""
+    """Prove a version.
+
+    `served_file` answers a name in the engine with the file served (none if it is on other machines) and the hash it loaded.
+    """
     prover = Prover(connection, store)
     root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")
     if served := prover.prove_served_file(version, served_file):

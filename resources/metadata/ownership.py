@@ -7,10 +7,13 @@ from enum import StrEnum
 from sqlalchemy import Column, ColumnElement, Connection, FromClause, and_, exists, or_, select
 
 from recipes.contracts.frozen_model import UNSTORABLE_CHARACTERS
+from recipes.contracts.job import Job
 from recipes.storage import uris
 from resources.metadata.audit_log import AUDIT_TOPIC as AUDIT
 from resources.metadata.database import Database
 from resources.metadata.field_rules import MAX_INT64
+from resources.metadata.gpu_usage import owner_id
+from resources.metadata.job_record import PROGRAMS
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_names import folder_organization
 from resources.metadata.tables import (
@@ -23,6 +26,7 @@ from resources.metadata.tables import (
     runs,
     sweeps,
 )
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 # To which organization an object belongs: the one look-up behind every refusal of what is another's (row W5).
 
@@ -133,6 +137,21 @@ def find_file_organization(connection: Connection, uri: str) -> str:
             return folder_organization(below) or ""
         case _:
             return ""
+
+
+def job_organization(database: Database, job: Job) -> str:
+    """Whose job it is: that of the submitted job which it works for, or of what it writes or reads; else `default`.
+
+    A program that Dagster starts by itself, such as a split, has no row in `jobs`.
+    """
+    submitted_id = job.id if job.program in PROGRAMS.values() else owner_id(job)
+    submitted = select(jobs.c.organization).where(jobs.c.id == submitted_id)
+    with database.read() as connection:
+        if found := connection.execute(submitted).scalar():
+            return str(found)
+        places = (*job.outputs.values(), job.result_uri, *(each.uri for each in job.inputs.values()))
+        owners = (find_file_organization(connection, uri) for uri in places)
+        return next(filter(None, owners), DEFAULT_ORGANIZATION)
 
 
 # The events of one organization: those about its runs, jobs, models and datasets. The audit log is read elsewhere.

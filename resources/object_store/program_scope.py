@@ -99,8 +99,10 @@ def program_scope(job: Job) -> ProgramScope:
 
 
 def runs_user_code(job: Job) -> bool:
-    """Whether its user can have a program run code of their own: a command, or through variables and volumes."""
-    return job.program is Program.COMMAND or bool(job.env) or bool(job.pod.volumes)
+    """Whether its user can have a program run code of their own: a command, an image, or through variables and volumes."""
+    recipe = job.parameters.get("recipe")
+    image = isinstance(recipe, dict) and recipe.get("image")
+    return job.program is Program.COMMAND or bool(image) or bool(job.env) or bool(job.pod.volumes)
 
 
 class ProgramScopes:

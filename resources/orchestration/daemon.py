@@ -2,22 +2,42 @@
 
 Its threads wait for a time of day. With the clock put back by two hours below them none looked for as long, nor did a run
 leave the queue; and for `up` the daemon was one that runs. Sensors wait for their interval from a look that may be to come.
+
+On PostgreSQL one daemon works and others wait: a rolling update runs two of them for a while.
 """
 
 import logging
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import dagster as dg
 from dagster._core.scheduler.instigation import SensorInstigatorData
+from dagster._daemon.controller import all_daemons_live
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from resources.compute.kubernetes.controller.leader import LeadershipLost, lead
+from resources.metadata.database import Database
+from resources.orchestration.postgres_schema import is_postgresql
+from resources.settings.settings import Settings
+from resources.stack.liveness import liveness_file, report_alive
 
 MAX_ROLLBACK_SECONDS = 10.0
 """A clock that is corrected by less than that holds up nothing for longer than a new beginning would."""
 CHECK_INTERVAL_SECONDS = 2.0
+ADVISORY_LOCK = 57_000_004
+"""PostgreSQL's number of the lock of the daemon that works."""
+LIVENESS_INTERVAL_SECONDS = 30.0
+HEARTBEAT_SECONDS = 300
+"""Age of a heartbeat of one of the daemon's threads from which the daemon counts as hung."""
 
 
 def restart_on_clock_rollback(
@@ -63,9 +83,69 @@ def install_root_handler() -> None:
     logging.root.addHandler(handler)
 
 
+@contextmanager
+def lead_daemons(settings: Settings) -> Iterator[None]:
+    """Wait until no other daemon works on this database, and start again once that is no longer certain."""
+    if not is_postgresql(settings):  # its processes share a machine, where `hanzo-ml up` starts one
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container ignores it otherwise
+    waiting = partial(report_alive, liveness_file(settings.home, "dagster-daemon"))
+    seconds, lock_file = settings.database.connect_seconds, settings.home / "daemon.lock"
+    leading = lead(
+        settings.database_url,
+        seconds,
+        lock_file,
+        threading.Event(),
+        advisory_lock=ADVISORY_LOCK,
+        waiting=waiting,
+    )
+    with leading as database:
+        restart_on_lost_leadership(database)
+        yield
+
+
+def restart_on_lost_leadership(database: Database, interval_seconds: float = CHECK_INTERVAL_SECONDS) -> None:
+    """Execute this process' own command again once the database has ended the session that holds the lock."""
+
+    def watch() -> None:
+        with suppress(LeadershipLost, SQLAlchemyError):
+            while True:
+                time.sleep(interval_seconds)
+                with database.read() as connection:
+                    connection.execute(text("SELECT 1"))
+        print("another daemon may lead: this one waits for its turn", flush=True)
+        os.execv(sys.executable, sys.orig_argv)
+
+    threading.Thread(target=watch, name="leadership", daemon=True).start()
+
+
+def report_liveness(instance: dg.DagsterInstance, file: Path, interval_seconds: float = LIVENESS_INTERVAL_SECONDS) -> None:
+    """Touch `file` from a thread as long as all of the daemon's threads send heartbeats."""
+
+    def watch() -> None:
+        started = time.time()
+        while True:
+            if time.time() - started < HEARTBEAT_SECONDS or are_daemons_alive(instance):
+                report_alive(file)
+            time.sleep(interval_seconds)
+
+    threading.Thread(target=watch, name="liveness", daemon=True).start()
+
+
+def are_daemons_alive(instance: dg.DagsterInstance) -> bool:
+    """Also True while the database does not answer: to start again would not mend that."""
+    try:
+        return bool(all_daemons_live(instance, heartbeat_tolerance_seconds=HEARTBEAT_SECONDS))
+    except SQLAlchemyError:
+        return True
+
+
 if __name__ == "__main__":
     install_root_handler()
     restart_on_clock_rollback()
-    with dg.DagsterInstance.get() as instance:
+    loaded = Settings.load()
+    with lead_daemons(loaded), dg.DagsterInstance.get() as instance:
         reset_future_ticks(instance, time.time())
-    runpy.run_module("dagster._daemon", run_name="__main__", alter_sys=True)
+        report_liveness(instance, liveness_file(loaded.home, "dagster-daemon"))
+        runpy.run_module("dagster._daemon", run_name="__main__", alter_sys=True)

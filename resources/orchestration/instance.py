@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from packaging.version import Version
 from rich.console import Console
 
 from recipes.contracts.job import BadConfiguration
@@ -82,16 +84,29 @@ def prepare_instance(
     write_atomic(home / "dagster.yaml", yaml.safe_dump(config, sort_keys=False))
     expected = {"dagster": version("dagster"), GPU_POOL: max_parallel_jobs}
     recorded = note.read()
-    if recorded == expected:
+    if recorded == expected or is_later(recorded.get("dagster"), expected["dagster"]):
         return
     with console.status("preparing the Dagster instance"):
         if recorded.get("dagster") != expected["dagster"]:
-            for command in commands:
-                run_instance_command(settings, command)
+            migrate_storage(settings, config, commands)
         limited = settings.scheduler.backend != KUBERNETES
         if limited and recorded.get(GPU_POOL, 1) != max_parallel_jobs:  # dagster.yaml has 1
             run_instance_command(settings, "concurrency", "set", GPU_POOL, str(max_parallel_jobs))
     note.write(expected)
+
+
+def migrate_storage(settings: Settings, config: Mapping[str, Any], commands: Sequence[str]) -> None:
+    """By an instance with nothing but this storage: a run launcher would want a token of Kubernetes, which few pods have."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone = {key: config[key] for key in ("storage", "telemetry")}
+        (Path(folder) / "dagster.yaml").write_text(yaml.safe_dump(alone), encoding="utf-8")
+        for command in commands:
+            run_instance_command(settings, command, home=Path(folder))
+
+
+def is_later(recorded: str | None, own: Any) -> bool:
+    """Whether a later release prepared the storage: pods of both run while one replaces the other."""
+    return recorded is not None and Version(recorded) > Version(str(own))
 
 
 @dataclass(frozen=True)
@@ -132,15 +147,16 @@ def render_instance_config(text: str, storage: dict[str, Any], max_parallel_jobs
     return document
 
 
-def run_instance_command(settings: Settings, *arguments: str) -> None:
+def run_instance_command(settings: Settings, *arguments: str, home: Path | None = None) -> None:
+    """`home` is the folder of dagster.yaml, if it is another than the instance's own."""
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "instance", *arguments],
-        env={**os.environ, **service_environment(settings)},
+        env={**os.environ, **service_environment(settings), **({"DAGSTER_HOME": str(home)} if home else {})},
         cwd=SOURCE,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        home, reason = settings.dagster_home, done.stderr.strip().splitlines()[-1]
-        raise BadConfiguration(f"the Dagster instance in {home} can't be prepared: {reason}")
+        reason = done.stderr.strip().splitlines()[-1]
+        raise BadConfiguration(f"the Dagster instance in {settings.dagster_home} can't be prepared: {reason}")

@@ -31,6 +31,12 @@ START_SECONDS = 24 * 3600
 """Dagster fails a run that takes longer to start, even if its pod only waits for an image."""
 INSTALLATION_LABEL = "ml.hanzo.ai/installation"
 """Label of run workers: other installations may keep theirs in the same namespace."""
+SECRET_VARIABLES = {
+    "HANZO_ML_DATABASE_URL": "database-url",
+    "AWS_ACCESS_KEY_ID": "storage-access-key",
+    "AWS_SECRET_ACCESS_KEY": "storage-secret-key",
+}
+"""Keys of the Secret `dagster.run_pods.secret`, by the variables that the control plane reads them from."""
 NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -132,6 +138,7 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
             "capabilities": {"drop": ["ALL"]},
         },
         "run_k8s_config": {
+            "container_config": {"env": secret_variables(pods.secret) if pods.secret else []},
             "pod_spec_config": {
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,  # else Services would set variables that start with HANZO_ML_
@@ -159,6 +166,14 @@ def launcher_config(settings: Settings) -> dict[str, Any]:
         "only_allow_user_defined_k8s_config_fields": {},
         "only_allow_user_defined_env_vars": [],
     }
+
+
+def secret_variables(secret: str) -> list[dict[str, Any]]:
+    """Variables of a container by reference. A key may be missing, such as those of a store with workload identity."""
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+        for name, key in SECRET_VARIABLES.items()
+    ]
 
 
 def compute_log_config(settings: Settings, endpoint: str) -> dict[str, Any]:

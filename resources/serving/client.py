@@ -45,12 +45,13 @@ class Served(StrictModel):
     """A deployment as it is now. `sha256` was computed from the file right before it was loaded.
 
     `loading`: wanted, and being verified and loaded after a restart; requests wait for it. `serving`: it answers.
-    `refused`: wanted, not served, for the `reason` given.
+    `refused`: wanted, not served, for the `reason` given. `path` is None where the file lies in several replicas.
     """
 
     name: str
     version: int
-    path: Path
+    deployment: int = 0
+    path: Path | None
     sha256: str
     status: Literal["loading", "serving", "refused"]
     reason: str | None = None

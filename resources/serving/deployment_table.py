@@ -94,7 +94,7 @@ class Slot:
         self.settled.clear()
 
     def describe(self) -> Served:
-        described_request = self.request.model_dump(include={"name", "version", "path", "sha256"})
+        described_request = self.request.model_dump(include={"name", "version", "deployment", "path", "sha256"})
         if self.loaded is not None:
             return Served(**described_request, status="serving", loaded_at=self.loaded.loaded_at, smoke=self.loaded.smoke)
         return Served(**described_request, status="refused" if self.reason else "loading", reason=self.reason)

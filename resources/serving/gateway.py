@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import httpx
 import uvicorn
@@ -25,30 +25,18 @@ from resources.serving.proxy import forward_request, openai_response
 # The gateway's HTTP endpoints: OpenAI's, the deployments and the health. Thin: validate, call the table, answer.
 
 CONNECT_TIMEOUT_SECONDS = 10
+Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(state: DeploymentState) -> FastAPI:
     """The application; it owns its deployments from startup to shutdown."""
-    # No connection is kept: one that the backend closes just then would be a request that fails. The environment's
-    # proxies are not asked: everything is on this machine.
-    http = httpx.AsyncClient(
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        trust_env=False,
-    )
+    http = open_backend_client()
     table = DeploymentTable(state, http)
-    app = FastAPI(title="Hanzo ML inference engine", lifespan=lifespan(state, table, http))
-    app.add_exception_handler(EngineError, handle_engine_error)
-    app.add_exception_handler(RequestValidationError, handle_invalid_request)
+    app = create_serving_app(table, http, lifespan(state, table, http))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        serving = [served.name for served in table.served() if served.status == "serving"]
-        return {"status": "ok", "serving": serving}
-
-    @app.get("/deployments")
-    async def deployments() -> Deployments:
-        return Deployments(deployments=table.served())
+        return describe_health(table)
 
     @app.post("/deployments")
     async def deploy(body: DeployRequest) -> Served:
@@ -57,6 +45,30 @@ def create_app(state: DeploymentState) -> FastAPI:
     @app.delete("/deployments/{name:path}", status_code=204)
     async def remove(name: str, deployment: int | None = None) -> None:
         await table.remove(name, deployment)
+
+    return app
+
+
+def open_backend_client() -> httpx.AsyncClient:
+    """The client of the backends on this machine."""
+    # No connection is kept: one that the backend closes just then would be a request that fails. The environment's
+    # proxies are not asked: everything is on this machine.
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        trust_env=False,
+    )
+
+
+def create_serving_app(table: DeploymentTable, http: httpx.AsyncClient, lifespan: Lifespan) -> FastAPI:
+    """OpenAI's endpoints and the list of deployments, which every engine has."""
+    app = FastAPI(title="Hanzo ML inference engine", lifespan=lifespan)
+    app.add_exception_handler(EngineError, handle_engine_error)
+    app.add_exception_handler(RequestValidationError, handle_invalid_request)
+
+    @app.get("/deployments")
+    async def deployments() -> Deployments:
+        return Deployments(deployments=table.served())
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -70,9 +82,11 @@ def create_app(state: DeploymentState) -> FastAPI:
     return app
 
 
-def lifespan(
-    state: DeploymentState, table: DeploymentTable, http: httpx.AsyncClient
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def describe_health(table: DeploymentTable) -> dict[str, Any]:
+    return {"status": "ok", "serving": [served.name for served in table.served() if served.status == "serving"]}
+
+
+def lifespan(state: DeploymentState, table: DeploymentTable, http: httpx.AsyncClient) -> Lifespan:
     """Restore what was served before, and end every backend at shutdown."""
 
     @asynccontextmanager
@@ -130,7 +144,7 @@ def main() -> None:
     arguments = parser.parse_args()
     configure_logs(arguments.log_level, arguments.log_format)
     try:
-        listener = open_listener(arguments.port)
+        listener = open_listener(HOST, arguments.port)
         state = DeploymentState(arguments.state_dir)
         state.read()  # a broken file is found before anything is served
     except BadConfiguration as error:
@@ -143,12 +157,12 @@ def main() -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def open_listener(port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Take the port; raises BadConfiguration when another process has it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
     try:
-        listener.bind((HOST, port))
+        listener.bind((host, port))
         listener.listen()  # before uvicorn does, because only a port that listens is taken
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -1,5 +1,6 @@
 """The section `scheduler` of `config.yaml`: what runs jobs, how many, and what the pods of a cluster get."""
 
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -36,6 +37,33 @@ class Capacity(Section):
     memory: Annotated[str, AfterValidator(validate_quantity)]
 
 
+class Egress(Section):
+    """What pods of jobs may connect to besides the API, the object store, DNS and their own gang."""
+
+    cidr: str | None = Field(None, description="addresses, such as 10.0.0.0/8")
+    namespace: str | None = Field(None, description="of the pods that are meant, in place of addresses")
+    pods: dict[str, str] = Field({}, description="labels of the pods in the namespace; all of them when empty")
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((), description="of TCP and UDP; all when empty")
+
+    @field_validator("cidr")
+    @classmethod
+    def check_cidr(cls, value: str | None) -> str | None:
+        if value is not None:
+            ip_network(value)
+        return value
+
+    @model_validator(mode="after")
+    def require_one_target(self) -> Self:
+        if (self.cidr is None) == (self.namespace is None):
+            raise ValueError("egress: give either cidr or namespace")
+        if self.cidr is not None and self.pods:
+            raise ValueError("egress: pods are chosen within a namespace: set namespace in place of cidr")
+        return self
+
+
+MAX_NAMESPACE_CHARACTERS = 40
+"""Of the namespace that others are derived from: with an organization and a hash it must be a DNS label of 63."""
+
 CPU_FLAVOR = "cpu"
 """Key of `scheduler.capacity` for nodes without GPUs."""
 
@@ -46,6 +74,22 @@ class Scheduler(Section):
         None, description="file that leads to the cluster; the service account of this process's pod when unset"
     )
     namespace: str = "hanzo-ml"
+    namespace_per_organization: bool = Field(
+        False,
+        description="run jobs of each organization but `default` in a namespace of its own, {namespace}-{organization}, "
+        "that `hanzo-ml tenant apply` makes; people who sign in may then submit commands and images of their own",
+    )
+    max_objects: int = Field(
+        1000, ge=1, description="jobs whose objects a namespace holds at a time; further ones wait in the database"
+    )
+    max_storage: Annotated[str, AfterValidator(validate_quantity)] = Field(
+        "10Ti", description="that the claims of a namespace may request together"
+    )
+    egress: tuple[Egress, ...] = Field(
+        (),
+        description="what pods of jobs may connect to besides the API, storage.endpoint, DNS and their own gang: "
+        "{cidr, ports} or {namespace, pods, ports}",
+    )
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
     max_concurrent_jobs: int = Field(32, ge=1)
@@ -112,8 +156,8 @@ class Scheduler(Section):
     user_tolerations: tuple[str, ...] = Field((), description="taints that pod.tolerations may name where people sign in")
     user_commands: bool = Field(
         False,
-        description="whether people who sign in may submit commands to a cluster: pods of all organizations share its "
-        "namespace and network",
+        description="whether people who sign in may submit commands to a cluster although all organizations share a "
+        "namespace; with namespace_per_organization they may in any case",
     )
 
     @model_validator(mode="after")
@@ -124,6 +168,15 @@ class Scheduler(Section):
                 raise ValueError(f"capacity: '{name}' is not one of gpu_types: use one of {known}")
             if name == CPU_FLAVOR and capacity.gpus:
                 raise ValueError(f"capacity.{CPU_FLAVOR} is of nodes without GPUs: remove its `gpus`")
+        return self
+
+    @model_validator(mode="after")
+    def check_namespace(self) -> Self:
+        if self.namespace_per_organization and len(self.namespace) > MAX_NAMESPACE_CHARACTERS:
+            raise ValueError(
+                f"namespace has {len(self.namespace)} characters: with namespace_per_organization use at most "
+                f"{MAX_NAMESPACE_CHARACTERS}, because those of organizations are longer"
+            )
         return self
 
     @field_validator("scratch_limit")

@@ -5,6 +5,7 @@ What they are together, and where their values come from, is in `resources.setti
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -53,7 +54,10 @@ class RunPods(Section):
     image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
     service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
     config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
-    secrets: tuple[str, ...] = Field(("hanzo-ml-secrets",), description="Secrets whose keys become environment variables")
+    secret: str | None = Field(
+        "hanzo-ml-secrets", description="Secret with the keys database-url, storage-access-key and storage-secret-key"
+    )
+    secrets: tuple[str, ...] = Field((), description="further Secrets, whose keys become environment variables")
     env: dict[str, str] = Field({}, description="further environment variables, such as PYTHONPATH")
     memory: str = Field("250M", description="memory limit; a run pod loads neither PyTorch nor data")
     max_launched: int = Field(
@@ -64,25 +68,68 @@ class RunPods(Section):
 
 
 class Dagster(Section):
+    """Dagster's own processes, and its UI. `host` is checked in `Settings`, because it depends on the backend."""
+
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=1, le=65535)
+    url: str | None = Field(
+        None,
+        description="Dagster's web server as the API reaches it, started with --path-prefix /dagster: the API then serves "
+        "its UI at /dagster behind its own sign-in; when unset, /dagster leads to host and port on this machine",
+    )
+    admin_organization: str = Field(
+        "default",
+        min_length=1,
+        description="whose ml-admins open Dagster's UI where there are several organizations: it shows the data of all",
+    )
+    code_server_host: str = Field("127.0.0.1", description="where Dagster's processes reach their code server")
     code_server_port: int = Field(3030, ge=1, le=65535)
     run_pods: RunPods = RunPods()
 
-    @field_validator("host")
+    @field_validator("url")
     @classmethod
-    def require_loopback(cls, value: str) -> str:
-        """Whoever reaches Dagster may launch anything: it has no sign-in of its own (row W5)."""
-        if not is_loopback(value):
-            raise ValueError("Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L` or `kubectl port-forward`")
-        return value
+    def check_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            url = urlsplit(value)
+            known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            known = False
+        if not known or url.path.strip("/") or url.query or url.fragment or url.username:
+            raise ValueError("no address such as http://dagster-webserver:3000, without a path")
+        return value.rstrip("/")
 
 
 class Engine(Section):
-    """The inference engine."""
+    """The inference engine: on one machine deployments are pushed to it, on a cluster replicas pull them from the API."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field("127.0.0.1", description="address that it listens on; another than loopback needs mode pull")
     port: int = Field(8043, ge=1, le=65535, description="port of the engine")
+    mode: Literal["push", "pull"] = Field("push", description="pull on a cluster, where the engine is a Deployment")
+    url: str | None = Field(None, description="where clients reach it; http://{host}:{port} when unset")
+    api_url: str | None = Field(
+        None, description="where replicas that pull reach the API; scheduler.tracking_uri or the server's own when unset"
+    )
+    token: SecretStr | None = Field(
+        None, description="shared by API and replicas that pull, at least 32 characters: good for /v1/engine alone"
+    )
+    cache: Path | None = Field(None, description="folder of downloaded files; engine in the state folder when unset")
+    drain: Duration = Field("10s", description="how long a replica that was asked to stop still accepts requests")
+
+    @field_validator("token")
+    @classmethod
+    def check_length(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not 32 <= len(value.get_secret_value()) <= 500:
+            raise ValueError("use 32 to 500 characters, such as those of `openssl rand -hex 32`")
+        return value
+
+    @model_validator(mode="after")
+    def require_loopback(self) -> Self:
+        """It has no sign-in: what is pushed to it may be any file, and anybody who reaches it may ask it."""
+        if self.mode == "push" and not is_loopback(self.host):
+            raise ValueError("the engine has no sign-in: keep host on 127.0.0.1, or set mode to pull on a cluster")
+        return self
 
 
 CONNECT_SECONDS = 10

@@ -43,6 +43,7 @@ from resources.settings.sections import (
     Server,
     Storage,
     Stream,
+    is_loopback,
 )
 
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -124,6 +125,16 @@ class Settings(Section):
         }
 
     @model_validator(mode="after")
+    def refuse_open_dagster(self) -> Self:
+        """Dagster has no sign-in (row W5). On a cluster, NetworkPolicies keep everybody but the API from its port."""
+        for key, host in (("host", self.dagster.host), ("code_server_host", self.dagster.code_server_host)):
+            if not is_loopback(host) and self.scheduler.backend != "kubernetes":
+                raise ValueError(
+                    f"dagster.{key} is {host}, but Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L`"
+                )
+        return self
+
+    @model_validator(mode="after")
     def refuse_own_database(self) -> Self:
         """This server's own has what all organizations have."""
         for name, database in self.storage.databases.items():
@@ -162,10 +173,15 @@ class Settings(Section):
 
     @property
     def engine_url(self) -> str:
-        return f"http://{self.engine.host}:{self.engine.port}"
+        return (self.engine.url or f"http://{self.engine.host}:{self.engine.port}").rstrip("/")
+
+    @property
+    def engine_cache(self) -> Path:
+        return self.engine.cache or self.home / "engine"
 
     @property
     def dagster_url(self) -> str:
+        """Where Dagster's web server answers on this machine. People reach it through the API if `dagster.url` is set."""
         return f"http://{self.dagster.host}:{self.dagster.port}"
 
     @property

@@ -73,9 +73,10 @@ def start_detached(
     cwd: Path | None,
     env: Mapping[str, str],
     inherited_descriptors: Sequence[int] = (),
+    inherited_env: Mapping[str, str] | None = None,
 ) -> None:
     """Start a command in a session of its own; it inherits the lock and those `inherited_descriptors`. The folder's log has
-    its output.
+    its output. `env` goes before `inherited_env`, which is this process's own environment when unset.
 
     Returns when the process has said who it is. Raises OSError where it could not.
     """
@@ -85,7 +86,7 @@ def start_detached(
         process = subprocess.Popen(
             ["sh", "-c", WRITE_PID_AND_EXEC, str(folder / PID_FILE), *command],
             cwd=cwd,
-            env={**os.environ, **env},
+            env={**(os.environ if inherited_env is None else inherited_env), **env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

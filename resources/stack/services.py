@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from resources.installation import CHECKOUT, SOURCE, WORKSPACE_FILE
+from resources.settings.sections import is_loopback
 from resources.settings.settings import Settings
 
 CONTROLLER = "resources.compute.kubernetes.controller"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+ALL_INTERFACES = "0.0.0.0"
+DAGSTER_PREFIX = "/dagster"
+"""Path of Dagster's web server where the API serves its UI."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,11 @@ def list_services(settings: Settings) -> list[Service]:
     web_logs = ("--dagster-log-level", level, *dagster_form)
     workspace = str(SOURCE / WORKSPACE_FILE)
     code_server_port = str(dagster.code_server_port)
+    state_folder = str(settings.home / "engine")
+    gateway = (python, "-m", "resources.serving.gateway", "--port", str(settings.engine.port), "--state-dir", state_folder)
+    on_cluster = settings.scheduler.backend == "kubernetes"
+    # The API then serves the UI below its own address, behind its sign-in.
+    path_prefix = ("--path-prefix", DAGSTER_PREFIX) if dagster.url else ()
     return [
         Service(
             "api",
@@ -46,16 +55,7 @@ def list_services(settings: Settings) -> list[Service]:
         ),
         Service(
             "engine",
-            (
-                python,
-                "-m",
-                "resources.serving.gateway",
-                "--port",
-                str(settings.engine.port),
-                "--state-dir",
-                str(settings.home / "engine"),
-                *logs,
-            ),
+            (python, "-m", "resources.serving.replica") if settings.engine.mode == "pull" else (*gateway, *logs),
             settings.engine.port,
             "HANZO_ML_ENGINE_PORT",
             f"{settings.engine_url}/health",
@@ -72,7 +72,8 @@ def list_services(settings: Settings) -> list[Service]:
                 "-m",
                 "hanzo_ml_assets.definitions",
                 "-h",
-                "127.0.0.1",
+                # Its pod has an address that it does not know by name.
+                dagster.code_server_host if is_loopback(dagster.code_server_host) else ALL_INTERFACES,
                 "-p",
                 code_server_port,
                 *dagster_logs,
@@ -87,14 +88,26 @@ def list_services(settings: Settings) -> list[Service]:
         ),
         Service(
             "dagster-webserver",
-            (python, "-m", "dagster_webserver", "-w", workspace, "-h", dagster.host, "-p", str(dagster.port), *web_logs),
+            (
+                python,
+                "-m",
+                "dagster_webserver",
+                "-w",
+                workspace,
+                "-h",
+                dagster.host,
+                "-p",
+                str(dagster.port),
+                *web_logs,
+                *path_prefix,
+            ),
             dagster.port,
             "HANZO_ML_DAGSTER_PORT",
-            f"{settings.dagster_url}/server_info",
+            f"{settings.dagster_url}{''.join(path_prefix[1:])}/server_info",
             after=("code-server",),
         ),
         *([Service("relay", (python, "-m", "resources.outbox_relay"))] if settings.stream.brokers else []),
-        *([Service("controller", (python, "-m", CONTROLLER))] if settings.scheduler.backend == "kubernetes" else []),
+        *([Service("controller", (python, "-m", CONTROLLER))] if on_cluster else []),
     ]
 
 
@@ -121,6 +134,7 @@ def service_environment(settings: Settings) -> dict[str, str]:
         "HANZO_ML_HOME": str(settings.home),
         "DAGSTER_HOME": str(settings.dagster_home),
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
+        "DAGSTER_CODE_SERVER_HOST": settings.dagster.code_server_host,
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
         "PYTHONPATH": python_path(os.environ),
         "PYTHONUTF8": "1",  # libraries read and write files in the encoding of the locale

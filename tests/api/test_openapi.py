@@ -150,6 +150,7 @@ NOT_JSON = {
     "GET /v1/dataset-files",
     "GET /v1/datasets/{dataset_id}/preview",
     "GET /v1/datasets/{dataset_id}/report",
+    "GET /v1/engine/files/{sha256}",
     "GET /v1/jobs/{job_id}/logs",
     "GET /v1/jobs/{job_id}/programs/{program}/objects/content",
     "POST /v1/traces",  # MLflow's clients are told that there are none

@@ -14,6 +14,7 @@ from tests.cluster.build import BuildError, Cache, compile_components
 from tests.cluster.cluster import GPUS, NODES, Cluster
 from tests.cluster.debian import Unsupported
 from tests.cluster.images import build_images
+from tests.cluster.product_images import build_product_images
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A real Kubernetes cluster on this machine, for tests.")
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -25,6 +26,7 @@ def build() -> None:
     """Compile its programs and build its images, where the cache lacks them."""
     compile_components(Cache())
     build_images(Cache())
+    build_product_images(Cache())
 
 
 @app.command()
@@ -35,6 +37,12 @@ def up(
 ) -> None:
     """Start a cluster. What an earlier one left is removed first."""
     Cluster(state).up(nodes, gpus)
+
+
+@app.command()
+def load(state: State = None) -> None:
+    """Load the images of control plane and engine, with the code of this checkout, on the nodes."""
+    Cluster(state).load_product_images()
 
 
 @app.command()

@@ -28,12 +28,14 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.debian import require_machine
 from tests.cluster.images import build_images
 from tests.cluster.node import Node
+from tests.cluster.product_images import build_product_images
 from tests.cluster.storage import S3, Postgres
 
 ROOT = Path(__file__).parents[2]
 GPU = "nvidia.com/gpu"
 NODES, GPUS = 3, 8
 READY_WITHIN = 180.0
+LOADED_IMAGES = "loaded-images"
 FAKE = "kwok.x-k8s.io/node"
 """The annotation of nodes that kwok pretends to be."""
 
@@ -48,6 +50,7 @@ class Cluster:
         self.control_plane = ControlPlane(self.state, self.namespace, self.cache)
         self.s3 = S3(self.state, self.namespace, self.cache)
         self.postgres = Postgres(self.state, self.namespace)
+        self._outside = network.open_current()
 
     @property
     def kubeconfig(self) -> Path:
@@ -148,6 +151,21 @@ class Cluster:
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
+    def load_product_images(self) -> list[Path]:
+        """Build control plane and engine from this checkout, and load them on all nodes, also on those added later."""
+        with network.switched(self._outside):  # nothing leads from the cluster's network to a package index
+            built = build_product_images(self.cache)
+        loaded = self._loaded_images()
+        images = [image for image in built if image not in loaded[-len(built) :]]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: [node.import_image(image) for image in images], self.nodes.values()))
+        (self.state / LOADED_IMAGES).write_text("".join(f"{image}\n" for image in [*loaded, *images]))
+        return built
+
+    def _loaded_images(self) -> list[Path]:
+        file = self.state / LOADED_IMAGES
+        return [Path(line) for line in file.read_text().splitlines()] if file.exists() else []
+
     def require_nodes(self, count: int) -> None:
         """Start the nodes that are missing for a test that needs more than usual."""
         for number in range(len(self.nodes) + 1, count + 1):
@@ -156,7 +174,7 @@ class Cluster:
     def add_node(self, number: int, gpus: int = GPUS) -> Node:
         """Start another node, or one that was killed."""
         self._node(number).connect(list(self.nodes.values()))
-        return self._start_node(number, gpus, build_images(self.cache))
+        return self._start_node(number, gpus, [*build_images(self.cache), *self._loaded_images()])
 
     def wait_for_node(self, name: str) -> None:
         """Wait until it is Ready."""

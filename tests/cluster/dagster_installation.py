@@ -92,6 +92,7 @@ class DagsterInstallation(Installation):
     def environment(self) -> dict[str, str]:
         return super().environment | {
             "DAGSTER_HOME": str(self.home / "dagster"),
+            "DAGSTER_CODE_SERVER_HOST": "127.0.0.1",
             "DAGSTER_CODE_SERVER_PORT": str(self._code_server_port),
             "AWS_ACCESS_KEY_ID": self.cluster.s3.access_key,
             "AWS_SECRET_ACCESS_KEY": self.cluster.s3.secret_key,

@@ -1,4 +1,4 @@
-"""Container images for the nodes: static programs FROM scratch, and the image of jobs on a Debian base."""
+"""Container images for the nodes: static programs FROM scratch, and the product's own on a Debian base."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pathlib import Path
 
 from tests.cluster.build import Cache, exclusive, report
 
+ROOT = Path(__file__).parents[2]
 JOB_IMAGE = "localhost/hanzo-ml:1"
+"""The training image without its packages."""
 PAUSE_IMAGE = "localhost/pause:1"
 DEPENDENCIES = "/opt/hanzo-ml/dependencies"
 """Where the volume of interpreter, packages and checkout belongs in a pod of the job image."""
 
-CONTAINERFILE = Path(__file__).with_name("Containerfile")
-BASE_PACKAGES = (  # libraries that CPython's and the wheels' modules are linked to
+BASE_PACKAGES = (  # Python for the control plane, and libraries that CPython's and the wheels' modules are linked to
     "ca-certificates",
     "libbz2-1.0",
     "libcrypt1",
@@ -38,6 +39,8 @@ BASE_PACKAGES = (  # libraries that CPython's and the wheels' modules are linked
     "libstdc++6",
     "libtirpc3",
     "libuuid1",
+    "python3",
+    "python3-venv",
     "zlib1g",
 )
 
@@ -60,16 +63,24 @@ def manager_image(cache: Cache, name: str) -> Path:
 
 
 def job_image(cache: Cache) -> Path:
-    base = build_image(
-        cache, Recipe("localhost/base:1", "FROM scratch\nADD base.tar /\n", (debian(cache) / "base.tar",)), "oci-archive"
-    )
     arguments = {
-        "BASE_IMAGE": f"oci-archive:{base}",
+        "BASE_IMAGE": f"oci-archive:{base_image(cache)}",
+        "PACKAGES": "mounted",
         "DEPENDENCIES": DEPENDENCIES,
         "PYTHON": f"python{sys.version_info.major}.{sys.version_info.minor}",
         "LIBPYTHON": str(sysconfig.get_config_var("INSTSONAME")),
     }
-    return build_image(cache, Recipe(JOB_IMAGE, CONTAINERFILE.read_text(), (), tuple(arguments.items())))
+    return build_image(cache, Recipe(JOB_IMAGE, containerfile("training"), (), tuple(arguments.items())))
+
+
+def containerfile(name: str, checkout: Path = ROOT) -> str:
+    """Of one of the product's images."""
+    return (checkout / "deploy" / "images" / name / "Containerfile").read_text()
+
+
+def base_image(cache: Cache) -> Path:
+    base = Recipe("localhost/base:1", "FROM scratch\nADD base.tar /\n", (debian(cache) / "base.tar",))
+    return build_image(cache, base, "oci-archive")
 
 
 def debian(cache: Cache) -> Path:
@@ -136,7 +147,8 @@ def buildah_storage(folder: Path) -> Iterator[tuple[str, ...]]:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def run(*command: str) -> None:
+def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout

@@ -170,6 +170,7 @@ class Installation:
                 "default_image": JOB_IMAGE,
                 "volumes": [{"claim": CLAIM, "path": DEPENDENCIES, "read_only": True}],
                 "tracking_uri": self.url,
+                "egress": [{"cidr": f"{self.cluster.address}/32", "ports": [53]}],  # DNS is no pod here
                 "capacity": {"cpu": cpu, GPU_TYPE: {"gpus": self._gpus, **cpu}},
                 **self._scheduler,
             },

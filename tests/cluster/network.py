@@ -103,14 +103,29 @@ def processes(namespace: str) -> list[int]:
 @contextmanager
 def entered(namespace: str) -> Iterator[None]:
     """This thread, and all threads and processes that it starts, are in a network namespace until the end."""
-    own, other = os.open("/proc/thread-self/ns/net", os.O_RDONLY), os.open(NAMESPACES / namespace, os.O_RDONLY)
+    other = os.open(NAMESPACES / namespace, os.O_RDONLY)
     try:
-        set_namespace(other)
+        with switched(other):
+            yield
+    finally:
+        os.close(other)
+
+
+@contextmanager
+def switched(descriptor: int) -> Iterator[None]:
+    """The same, in the network namespace of a file descriptor, as `open_current` gives one."""
+    own = open_current()
+    try:
+        set_namespace(descriptor)
         yield
     finally:
         set_namespace(own)
         os.close(own)
-        os.close(other)
+
+
+def open_current() -> int:
+    """A file descriptor of this thread's network namespace."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 
 
 def set_namespace(descriptor: int) -> None:

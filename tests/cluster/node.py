@@ -118,9 +118,13 @@ class Node:
         socket = self.folder / "containerd.sock"
         self._wait_for(socket, "containerd")
         for image in images:
-            self._ctr("import", image)
+            self.import_image(image)
         for program in ("kube-proxy", "kube-router", "kubelet"):
             self.start_program(program)
+
+    def import_image(self, archive: Path) -> None:
+        """Have one image more."""
+        self._ctr("import", archive)
 
     def tag_image(self, image: str, name: str) -> None:
         """Have an image under another name as well."""

@@ -14,9 +14,10 @@ from resources.compute.kubernetes.cluster import Cluster as Api
 from resources.compute.kubernetes.cluster import InvalidObject, open_cluster
 from resources.compute.kubernetes.job_manifest import render
 from resources.compute.kubernetes.setup.check import check_cluster
-from resources.compute.kubernetes.setup.permissions import render_roles
 from resources.compute.kubernetes.setup.queues import render_queues
-from resources.settings.scheduler import CPU_FLAVOR, Capacity, PriorityClasses, Scheduler
+from resources.compute.kubernetes.setup.render import render_cluster
+from resources.settings.scheduler import CPU_FLAVOR, Capacity, Egress, PriorityClasses, Scheduler
+from resources.settings.settings import Settings
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import JOB_IMAGE
 from tests.resources.compute.kubernetes.jobs import JOBS, a_job
@@ -29,7 +30,7 @@ SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def scheduler(cluster: Cluster) -> Iterator[Scheduler]:
+def scheduler(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     """Settings of a namespace with a queue of two GPUs, all of it rendered and applied."""
     found = Scheduler(
         namespace=NAME,
@@ -41,11 +42,13 @@ def scheduler(cluster: Cluster) -> Iterator[Scheduler]:
         gpu_type_label="rendered/gpu-type",
         priority_classes=PriorityClasses(low=f"{NAME}-low", medium=f"{NAME}-medium", high=f"{NAME}-high"),
         tracking_uri=f"http://{cluster.address}:8057",
+        egress=(Egress(cidr=f"{cluster.address}/32", ports=(53,)),),
         capacity={GPU_TYPE: Capacity(gpus=2, cpu=8, memory="8Gi"), "cpu": Capacity(cpu=8, memory="8Gi")},
     )
     cluster.kubectl("label", "nodes", "--all", "--overwrite", f"{found.gpu_type_label}={GPU_TYPE}")
     queues = render_queues(found)
-    cluster.apply(*render_roles(found, "hanzo"), *queues)
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("rendered"))})
+    cluster.apply(*render_cluster(settings.model_copy(update={"scheduler": found})))
     yield found
     cluster.kubectl("delete", "namespace", NAME, "--timeout=120s")
     for item in reversed(queues):

@@ -164,6 +164,22 @@ def test_control_plane_is_small_and_knows_its_commit_and_lock(wheels: Wheels, st
     assert found["lock_sha256"] == hashlib.sha256(LOCK.read_bytes()).hexdigest()
 
 
+@pytest.mark.parametrize(
+    ("module", "refusal"),
+    [
+        ("resources.outbox_relay", "set stream.brokers"),
+        ("resources.compute.kubernetes.controller", "kubeconfig nowhere cannot be used"),
+    ],
+)
+def test_programs_that_the_stack_of_a_laptop_lacks_start_without_torch(
+    stack: InstalledStack, monkeypatch: pytest.MonkeyPatch, module: str, refusal: str
+) -> None:
+    """`hanzo-ml up` started all others. These end at the first thing that they need and do not have here."""
+    monkeypatch.setenv("HANZO_ML_SCHEDULER_KUBECONFIG", "nowhere")
+    done = stack.run("-m", module)
+    assert done.returncode == EXIT_BAD_CONFIGURATION and refusal in done.stderr
+
+
 def test_control_plane_checks_and_splits_a_dataset_without_torch(stack: InstalledStack) -> None:
     """The programs start from the wheel: their jobs go through Dagster and the local backend."""
     records = [json.dumps({"text": f"The answer to question {number} is {number * 7}."}) for number in range(60)]
@@ -204,8 +220,11 @@ def test_job_that_lacks_an_extra_is_refused_with_its_name(stack: InstalledStack)
 
 
 def test_lock_satisfies_every_extra(wheels: Wheels) -> None:
-    """Where the lock is installed, no extra adds or changes a package."""
-    everything = f"hanzo-ml[train,serve,ui,deepspeed,dev] @ {wheels.control_plane.as_uri()}"
+    """Where the lock is installed, no extra changes a package, and those of `scripts` add what the lock pins."""
+    everything = f"hanzo-ml[train,serve,ui,deepspeed,scripts,dev] @ {wheels.control_plane.as_uri()}"
     command = [*PIP, "install", "--dry-run", "--quiet", "--report", "-", "--constraint", str(LOCK), everything]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd="/").stdout)
-    assert {package["metadata"]["name"] for package in report["install"]} == {"hanzo-ml"}
+    found = {package["metadata"]["name"]: package["metadata"]["version"] for package in report["install"]}
+    assert found.keys() <= {"hanzo-ml", "datasets", "dill", "multiprocess"}
+    pins = LOCK.read_text().splitlines()
+    assert all(f"{name}=={version}" in pins for name, version in found.items() if name != "hanzo-ml")

@@ -222,7 +222,7 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
     assert TrainParameters.model_validate(job().parameters).sent_back == (back,)
     control_plane.jobs.cancel("left")
     control_plane.jobs.resume("left", ResumeHistory(times=3, gpus=129), {})
-    with pytest.raises(BadConfiguration, match="a row for each of 129 processes is more than the 128 of a step"):
+    with pytest.raises(BadConfiguration, match="129 processes need a row each, but a step has only 128"):
         job()
     control_plane.database.close()
 

@@ -174,7 +174,9 @@ def test_training_beside_nf4_is_the_same_after_an_evaluation(tiny: TinyTraining)
 def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTraining, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny.model, intermediate_size=96)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(BadConfiguration, match="down_proj is 96 wide, and without a GPU NF4 is right for multiples of 64"):
+    with pytest.raises(
+        BadConfiguration, match="down_proj is 96 wide, but without a GPU NF4 is only correct for multiples of 64"
+    ):
         load_model(tmp_path, tiny.recipe(**QLORA))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import Query
+from fastapi import Query, Request
 from typing_extensions import TypedDict
 
 from api.auth.permissions import LOCAL, Permission
@@ -70,8 +70,10 @@ def events(
 
 
 @router.get("/addresses", Permission.SERVER_READ)
-def addresses(settings: SettingsDep) -> TypedResponse[Addresses]:
-    return json_response(Addresses(dagster=settings.dagster_url, tracking=settings.tracking_uri, engine=settings.engine_url))
+def addresses(request: Request, settings: SettingsDep) -> TypedResponse[Addresses]:
+    """Dagster's UI at this server, by the name that the client has for it, where it is behind this server's sign-in."""
+    dagster = f"{request.base_url}dagster" if settings.dagster.url else settings.dagster_url
+    return json_response(Addresses(dagster=dagster, tracking=settings.tracking_uri, engine=settings.engine_url))
 
 
 @router.get("/heartbeats", Permission.SERVER_READ)

@@ -13,10 +13,9 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.file_response import SAFE_HEADERS, parse_range, range_bounds
+from api.artifacts.object_response import object_response
 from api.auth.program_tokens import ProgramGrantDep
 from api.dependencies import DatabaseDep, ProgramScopesDep, SignedTransfersDep, StoreDep
 from api.errors import error_response
@@ -179,23 +178,11 @@ def get_content(
     uri = normalize_uri(store, uri)
     scopes.check_read(grant.job, uri)
     try:
-        stored = store.open(uri)
-        if request.headers.get("if-match", stored.version) != stored.version:
-            raise ObjectReplaced
-        headers = {**SAFE_HEADERS, "ETag": stored.version, "Accept-Ranges": "bytes"}
-        part = parse_range(request.headers.get("range", ""))
-        start, stop = range_bounds(part, stored.size) if part else (0, stored.size)
-        if part and start >= stop:
-            return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{stored.size}"})
-        if part:
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{stored.size}"
-        headers["Content-Length"] = str(stop - start)
-        chunks = stored.chunks(start, stop)
+        return object_response(store.open(uri), request)
     except ObjectReplaced:
         return error_response(ErrorCode.RESOURCE_CONFLICT, f"{uri} was replaced while it was read: read it again", 412)
     except FileNotFoundError:
         raise missing_object(uri) from None
-    return StreamingResponse(chunks, 206 if part else 200, media_type="application/octet-stream", headers=headers)
 
 
 async def verified(body: AsyncIterator[bytes], sha256: str, uri: str) -> AsyncIterator[bytes]:

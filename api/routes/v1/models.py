@@ -3,8 +3,7 @@
 Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
 """
 
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,7 +23,6 @@ from api.schemas.v1.models import (
     version_json,
     versions_json,
 )
-from resources.errors import EngineError
 from resources.lineage.proof import Proof, prove_version
 from resources.lineage.training_data import TrainingData, describe_training_data
 from resources.metadata.database import Database
@@ -37,7 +35,7 @@ from resources.metadata.registry.version_lifecycle import ClientVersion, Registr
 from resources.metadata.registry.version_lifecycle import ModelVersion as VersionRecord
 from resources.registration.run_registration import register_run
 from resources.registration.source_description import describe_source
-from resources.serving.client import EngineClient
+from resources.serving.replicated_engine import hash_finder
 
 router = Router("/v1/models", tag="v1", alias_prefix="/api/v1/models")
 
@@ -175,7 +173,7 @@ def proof(
     """Every edge from what is served back to the raw files, hashed again now."""
     found = find_version(database, name, version, caller)
     with database.read() as connection:
-        return json_response(prove_version(connection, store, found, served_files(settings)))
+        return json_response(prove_version(connection, store, found, hash_finder(settings, database)))
 
 
 @router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
@@ -197,17 +195,3 @@ def find_version_number(database: Database, name: str, version: str, caller: Cal
 
 def find_version(database: Database, name: str, version: str, caller: Caller) -> VersionRecord:
     return Registry(database).read(caller.model(name), find_version_number(database, name, version, caller))
-
-
-def served_files(settings: SettingsDep) -> Any:
-    """Name in the engine -> the file that it serves and the hash that it loaded."""
-
-    def find(name: str) -> tuple[Path, str] | None:
-        try:
-            served = {model.name: model for model in EngineClient(settings.engine_url).served()}
-        except EngineError:
-            return None
-        model = served.get(name)
-        return (Path(model.path), model.sha256) if model and model.status == "serving" else None
-
-    return find

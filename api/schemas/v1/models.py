@@ -8,7 +8,9 @@ from typing_extensions import TypedDict
 from recipes.storage.manifest import Artifact
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
+from resources.metadata.registry.engine_replicas import list_live_replicas
 from resources.metadata.registry.model_versions import ModelVersion as VersionRecord
+from resources.serving.replicated_engine import list_states
 
 
 class RegisteredModel(TypedDict):
@@ -62,12 +64,22 @@ NOT_SERVED = "not served: no file"
 """Reason of a version that a client registered, and of which the engine can load nothing."""
 
 
+class ReplicaState(TypedDict):
+    """`status` is `loading`, `serving` or `failed`; `reason` says how far it is, or why it failed."""
+
+    replica: str
+    status: str
+    reason: str
+
+
 class ModelVersion(TypedDict):
     """`reason` is why it is quarantined or not served, or its export failed.
 
     `servable`: one of its formats is what the engine can load.
 
     `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
+
+    `replicas`: what became of that deployment in each replica of an engine that pulls; absent where none reports of it.
     """
 
     organization: str
@@ -95,6 +107,7 @@ class ModelVersion(TypedDict):
     aliases: list[str]
     servable: bool
     deployment: Deployment | None
+    replicas: NotRequired[list[ReplicaState]]
 
 
 class ModelVersions(TypedDict):
@@ -121,6 +134,8 @@ def versions_json(versions: Sequence[VersionRecord], database: Database) -> list
         return []
     with database.read() as connection:
         deployed = deployments.newest_by_version(connection, versions[0].model, [version.version for version in versions])
+        replicas = list_live_replicas(connection) if deployed else []
+    states = {number: list_states(replicas, deployment.id) for number, deployment in deployed.items()}
     return [
         cast(
             ModelVersion,
@@ -130,7 +145,8 @@ def versions_json(versions: Sequence[VersionRecord], database: Database) -> list
                 "servable": version.servable,
                 "reason": version.reason or ("" if version.servable or version.status != "ready" else NOT_SERVED),
                 "deployment": deployed.get(version.version),
-            },
+            }
+            | ({"replicas": states[version.version]} if states.get(version.version) else {}),
         )
         for version in versions
     ]

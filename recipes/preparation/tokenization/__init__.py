@@ -1,1 +1,1 @@
-"""Turn records into tokens with a base model's tokenizer and chat template."""
+"""Tokenize records with a base model's tokenizer and chat template."""

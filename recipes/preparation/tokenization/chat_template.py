@@ -1,4 +1,4 @@
-"""Render conversations with a chat template, and locate the assistant's text."""
+"""Render conversations with a chat template, and locate the assistant's turns."""
 
 import ast
 import re
@@ -15,34 +15,36 @@ from recipes.preparation.tokenization.rewritten_turns import Span, find_assistan
 from recipes.records.conversation import SYSTEM_ROLES, UnfitRecord
 from recipes.records.engine_template import EngineTemplate, Tools
 
-# Chat templates: what a conversation becomes as text, and which part of it the assistant said.
+# Chat templates: the text of a conversation, and which part of it is the assistant's.
 #
-# Templates seldom mark that part ({% generation %}). It is found without: what the template adds between a conversation
-# up to the assistant's turn, with the header of its answer, and the same with that turn is what the assistant says.
+# Few templates mark that part ({% generation %}). It is found without: the difference between the rendered conversation up
+# to the assistant's turn, including the header of the answer, and the conversation with the turn.
 #
-# Nearly all templates put plain texts between constant ones, which depend on who speaks in which order alone. So a
-# template is asked once for each such order, with texts that are found again in what it makes, and once more with others,
-# to see that they do not matter: rendering every conversation took longer than all else.
+# Nearly all templates insert plain texts between constants that only depend on the order of roles. So a template is rendered
+# once for each such order with placeholder texts, and again with others to verify that the texts do not matter: rendering
+# every conversation took longer than everything else.
 
 PROBE_TEXT = "\u25c6Pro'be\u25c6"
 OTHER_TEXTS = ('a B\n& "c" 1', "a b, " * 20_000 + "c")
-"""Texts that no filter of a template leaves as they are, unless it leaves every plain text so; the second is for one that
-looks at how long a text is."""
+"""Texts that any filter in a template would change, unless it leaves all plain texts unchanged; the second is for templates
+that depend on the length of a text."""
 MARKUP = "<"
-"""Where a text holds this, a template may look at what it says, as some do for tools and for thoughts."""
+"""A template may inspect texts with this character, as some do for tools and reasoning."""
 LITERAL = r"""('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
 SEARCHED_TEXT = re.compile(
     rf"{LITERAL}\s*(?:not\s+)?in\b|\.\w*(?:with|split|find|index|count|replace|partition)\(\s*{LITERAL}"
 )
-"""What else a template looks for in texts."""
+"""Other text that a template searches for in messages."""
 MAX_SHAPES = 256
-"""Orders of speakers that are remembered; a conversation of one that is not among the first of them is rendered."""
+"""Number of role orders to cache; conversations with further ones are rendered individually."""
 
 
 @dataclass(frozen=True)
 class ConversationShape:
-    """What stands around the texts of a conversation; and of the assistant's texts their number, and how many characters
-    before and after each are said by the assistant too."""
+    """The constants around the texts of a conversation.
+
+    `spoken` lists for each assistant text its number, and how many characters before and after it belong to the turn.
+    """
 
     around: tuple[str, ...]
     spoken: tuple[tuple[int, int, int], ...]
@@ -55,7 +57,7 @@ class ConversationShape:
 
 
 def find_shape(whole: str, texts: Sequence[str], spans: Sequence[Span], speakers: Sequence[str]) -> ConversationShape | None:
-    """The shape of a rendered text, in which each of `texts` stands once and in their order."""
+    """Return the shape of a rendered text with `texts` once each, or None."""
     around, places, end = [], [], 0
     for text in texts:
         place = whole.find(text, end)
@@ -73,10 +75,12 @@ def find_shape(whole: str, texts: Sequence[str], spans: Sequence[Span], speakers
 
 
 class ChatTemplate:
-    """A tokenizer's template with its variables. Messages and tools come in the form that `rendering` asks for.
+    """A tokenizer's chat template with its variables.
+
+    Messages and tools must be in the form of `rendering`.
 
     Raises:
-        BadConfiguration: the tokenizer has none, or one whose text depends on the day.
+        BadConfiguration: the tokenizer has no template, or its output depends on the date.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class ChatTemplate:
             raise BadConfiguration("the tokenizer has no chat template: use records of the layout prompt/completion or text")
         if "strftime_now" in template and "date_string" not in arguments:
             raise BadConfiguration(
-                "the chat template writes the day into every record, so that the same input would not give the same output: "
+                "the chat template writes the date into every record, so that equal input would not give equal output: "
                 "set tokenize.template_arguments.date_string"
             )
         self._template = template
@@ -107,11 +111,12 @@ class ChatTemplate:
         self._shapes: dict[tuple[str, ...], ConversationShape | None] = {}
 
     def question_frame(self) -> tuple[str, str] | None:
-        """The two texts between which the template puts every plain question, if it does, and if an answer follows as it
-        stands, with the end token.
+        """Return the constants around a plain question, if the template has any.
 
-        Else a question with its answer is a conversation like any other: the end token alone did not teach Gemma, Phi-3 and
-        base models of Qwen and Llama how their turns end.
+        None if an answer would not follow unchanged.
+
+        The answer must be followed by the end token. Otherwise a question with its answer is rendered like any conversation:
+        the end token alone did not teach Gemma, Phi-3 and base models of Qwen and Llama how their turns end.
         """
         before, found, after = self._prompt(PROBE_TEXT).partition(PROBE_TEXT)
         asked = [*self._system, {"role": "user", "content": PROBE_TEXT}]
@@ -125,16 +130,18 @@ class ChatTemplate:
         return (before, after) if is_so else None
 
     def question(self, text: str) -> str:
-        """The conversation up to where the assistant starts to answer."""
+        """Render a question up to the start of the assistant's answer."""
         if self._around is None or not self._is_plain(text):
             return self._prompt(text)
         return text.join(self._around)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> tuple[str, list[Span]]:
-        """A whole conversation, and where the assistant speaks in it; `tools` are what it may call.
+        """Render a conversation and return the spans of the assistant's turns.
+
+        `tools` are the callable ones.
 
         Raises:
-            UnfitRecord: the template refuses it, or does not let it be seen where the assistant speaks.
+            UnfitRecord: the template rejects it, or the assistant's turns cannot be located.
         """
         given = list(messages)
         if self._system and given[0]["role"] not in SYSTEM_ROLES:
@@ -148,7 +155,10 @@ class ChatTemplate:
         return self._read(given, tools)
 
     def _shape(self, speakers: Sequence[str]) -> ConversationShape | None:
-        """What the template does with plain texts of these speakers; None where it depends on what they say."""
+        """Return the shape of plain texts with these roles.
+
+        None if it depends on the texts.
+        """
         probes = [f"{PROBE_TEXT}{number}{PROBE_TEXT}" for number in range(len(speakers))]
         try:
             whole, spans = self._read(make_messages(speakers, probes))
@@ -160,7 +170,7 @@ class ChatTemplate:
         return shape if is_so else None
 
     def _is_plain(self, text: Any) -> bool:
-        """Whether a text says nothing that a template could look at."""
+        """Return whether a text contains nothing that a template could inspect."""
         return isinstance(text, str) and text != "" and text == text.strip() and not self._marks.search(text)
 
     def _read(self, given: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> tuple[str, list[Span]]:
@@ -177,13 +187,11 @@ class ChatTemplate:
             elif found := find_assistant_turn(render, given, number, whole, self._end_token):
                 spans.append(found)
             else:
-                raise UnfitRecord(
-                    f"message {number + 1} is written in another way by the chat template once others follow it"
-                )
+                raise UnfitRecord(f"message {number + 1} is rendered differently by the chat template when others follow it")
         return whole, spans
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> str:
-        """A conversation up to where the assistant starts to answer: the input of a generation. Raises UnfitRecord."""
+        """Render a conversation up to the start of the assistant's answer, for generation. Raises UnfitRecord."""
         before = self._system if messages[0]["role"] not in SYSTEM_ROLES else []
         return self._render([*before, *messages], answer=True, tools=tools)
 
@@ -195,15 +203,15 @@ class ChatTemplate:
             if self._rendering is Rendering.AS_STORED:
                 return self._render_as_stored(messages, answer, tools)
             return self._engine_template.render([*map(dict, messages)], tools, answer=answer)
-        except Exception as error:  # whatever a template raises: jinja's own errors, or Python's on a value it lacks
-            raise UnfitRecord(f"is refused by the chat template: {' '.join(str(error).split())[:200]}") from None
+        except Exception as error:  # templates raise errors of jinja or of Python
+            raise UnfitRecord(f"is rejected by the chat template: {' '.join(str(error).split())[:200]}") from None
 
     @cached_property
     def _engine_template(self) -> EngineTemplate:
         return EngineTemplate(self._template, self._variables)
 
     def _render_as_stored(self, messages: Sequence[Mapping[str, Any]], answer: bool, tools: Tools | None) -> str:
-        # Here, not above: loading it takes a second, which nobody else need wait.
+        # Imported here because it takes a second, which other callers need not wait.
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered, _ = render_jinja_template(
@@ -216,7 +224,10 @@ class ChatTemplate:
 
 
 def find_text_end(turn: str, message: Mapping[str, Any], header: int) -> int:
-    """Where the text of a message ends in its turn: it may itself hold the end token, and the template another one."""
+    """Return where a message's text ends in its turn.
+
+    The text may contain the end token itself.
+    """
     text = (message.get("content") or "").strip()
     place = turn.find(text, header)
     return header if place < 0 else place + len(text)
@@ -226,10 +237,10 @@ def make_messages(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[st
     return [{"role": role, "content": text} for role, text in zip(speakers, texts, strict=True)]
 
 
-# Which chat template of a tokenizer is asked: some have one by name for each use, such as those of Hermes and Command R.
+# Selection among a tokenizer's chat templates: some have one per use by name, such as those of Hermes and Command R.
 
 Templates = str | dict[str, str] | None
-"""The only one, or all by their names."""
+"""A single template, or several by name."""
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
@@ -242,7 +253,7 @@ def make_chat_template(
     *,
     tools: bool = False,
 ) -> ChatTemplate:
-    """A tokenizer's template as a preparation asks for it, for conversations with tools or without."""
+    """Create a tokenizer's template for a preparation, for conversations with tools or without."""
     template = choose_template(templates, tools)
     end_token = str(special["eos_token"])
     arguments, system_prompt = parameters.template_arguments, parameters.system_prompt
@@ -250,7 +261,7 @@ def make_chat_template(
 
 
 def choose_template(templates: Templates, tools: bool) -> str | None:
-    """As transformers chooses (`get_chat_template`).
+    """Select a template as transformers does (`get_chat_template`).
 
     Raises:
         BadConfiguration: there are several, and none is the default.
@@ -263,5 +274,5 @@ def choose_template(templates: Templates, tools: bool) -> str | None:
     raise BadConfiguration(
         f"the tokenizer has several chat templates ({', '.join(sorted(templates))}), and none is called "
         f"'{DEFAULT_TEMPLATE}': "
-        "set its `chat_template` to the one that is wanted, save it into a folder, and name that folder"
+        "set its `chat_template` to the right one, save it to a folder, and use that folder"
     )

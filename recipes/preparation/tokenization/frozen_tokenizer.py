@@ -1,4 +1,4 @@
-"""Export a Hugging Face tokenizer once, to files that workers load without transformers."""
+"""Export a Hugging Face tokenizer to files that workers load without transformers."""
 
 import hashlib
 import os
@@ -21,17 +21,23 @@ from recipes.records.conversation import UnfitRecord
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import canonical_json
 
-# A tokenizer as the workers read it: the file of the fast implementation, and beside it what else decides.
+# The files of a tokenizer for workers: the fast implementation's file, and one with other settings.
 
 FROZEN_FILE = "frozen.json"
 TOKENIZER_FILE = "tokenizer.json"
 
 
 class FrozenTokenizer(FrozenModel):
-    """Chat template or several by name, special tokens by name, the ids of two, and a hash that is equal where all of it is.
+    """Settings of an exported tokenizer.
 
-    `around` are the texts that the template puts around a plain question: workers need not load it for them. `rendering` is
-    how records become texts.
+    Attributes:
+        template: the chat template, or several by name.
+        around: constants that the template puts around a plain question, so that workers need not load the template.
+        special: special tokens by name.
+        eos: id of the end token.
+        padding: id of the padding token.
+        fingerprint: hash that is equal for tokenizers with equal behaviour.
+        rendering: how records become texts.
     """
 
     template: str | dict[str, str] | None
@@ -47,16 +53,16 @@ def read_frozen_tokenizer(folder: Path) -> FrozenTokenizer:
     return FrozenTokenizer.model_validate_json((folder / FROZEN_FILE).read_bytes())
 
 
-# From the name of a tokenizer to the files that the workers need, taken out of transformers once.
+# Export a tokenizer by name, using transformers once.
 #
-# The library takes a second to load one, and with torch three and 250 MB; every worker would pay that.
+# transformers takes a second to load a tokenizer, with torch three seconds and 250 MB, which every worker would pay.
 
 
 def export_tokenizer(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
-    """Write a tokenizer's two files into `folder`, if they are not there.
+    """Export a tokenizer's two files to `folder`, unless they exist.
 
     Raises:
-        BadConfiguration: there is no such tokenizer, or it has no fast implementation or no end token.
+        BadConfiguration: the tokenizer is unknown, or lacks a fast implementation or an end token.
     """
     if not (folder / FROZEN_FILE).is_file():
         write_tokenizer_files(
@@ -67,19 +73,19 @@ def export_tokenizer(parameters: TokenizeParameters, address: StoreAddress, cach
 
 
 def export_without_torch(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
-    """`export_tokenizer` in a process that does nothing else after it."""
+    """Run `export_tokenizer` in a dedicated process without importing torch."""
     resolve_source(parameters.tokenizer, Store(address), cache)
     if "torch" not in sys.modules:
-        # No tokenizer needs it, and transformers takes twice as long where it finds it.
-        sys.modules["torch"] = None  # type: ignore[assignment]  # which is how Python is told that there is no such module
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the user that there is none
+        # Tokenizers do not need torch, and importing transformers takes twice as long with it.
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes importing it fail
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
     export_tokenizer(parameters, address, cache, folder)
 
 
 def write_tokenizer_files(
     tokenizer: Any, folder: Path, parameters: TokenizeParameters, rendering: Rendering = CURRENT_RENDERING
 ) -> None:
-    """The two files of a tokenizer that was loaded."""
+    """Write the two files of a loaded tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     special = dict(tokenizer.special_tokens_map)
     frozen = FrozenTokenizer(
@@ -103,7 +109,10 @@ def write_tokenizer_files(
 def find_question_frame(
     templates: Templates, special: Mapping[str, Any], parameters: TokenizeParameters, rendering: Rendering
 ) -> tuple[str, str] | None:
-    """The constant texts around a question. What is wrong with a template is said of the first record that needs it."""
+    """Return the constants around a question.
+
+    Problems of a template are reported with the first record that needs it.
+    """
     try:
         return make_chat_template(templates, special, parameters, None, rendering).question_frame()
     except (BadConfiguration, UnfitRecord):
@@ -111,7 +120,7 @@ def find_question_frame(
 
 
 def resolve_source(reference: str, store: Store, cache: Path) -> str:
-    """What transformers loads a tokenizer from; a recipe's base model is fetched for it."""
+    """Return what transformers loads a tokenizer from; fetches the base model of a recipe."""
     if recipe := find_recipe(reference):
         base = base_model.resolve_base_model(recipe.base_model, store, cache)
         return str(store.fetch(base, cache))
@@ -124,8 +133,8 @@ def resolve_source(reference: str, store: Store, cache: Path) -> str:
 
 
 def load_tokenizer(reference: str, source: str) -> Any:
-    """The tokenizer in `source` as transformers has it; users know it by its reference."""
-    # Here, not above: every worker imports the file that names this function, and must not load it for that.
+    """Load a tokenizer from `source` with transformers; `reference` is its name for users."""
+    # Imported here: every worker imports this module, and must not load transformers.
     from transformers import AutoTokenizer
 
     try:
@@ -133,18 +142,18 @@ def load_tokenizer(reference: str, source: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise BadConfiguration(
-            f"tokenize.tokenizer: '{reference}' can't be loaded: give a name on the model hub, file:///FOLDER, or "
-            f"recipe:NAME for what that recipe trains ({reason})"
+            f"tokenize.tokenizer: '{reference}' can't be loaded: use a name on the model hub, file:///FOLDER, or "
+            f"recipe:NAME for that recipe's base model ({reason})"
         ) from None
     if not tokenizer.is_fast:
         raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no fast implementation (no tokenizer.json)")
     if tokenizer.eos_token_id is None:
-        raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no end token: nothing would teach a model to stop")
+        raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no end token, which teaches a model to stop")
     return tokenizer
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:
-    """SHA-256 of what decides how a record becomes tokens."""
+    """Return the SHA-256 of everything that affects how records become tokens."""
     backend = tokenizer.backend_tokenizer
     decides = {
         "vocabulary": hashlib.sha256(canonical_json(tokenizer.get_vocab())).hexdigest(),

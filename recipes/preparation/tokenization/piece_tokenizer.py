@@ -1,4 +1,4 @@
-"""Encode texts word by word, with a cache of known pieces."""
+"""Encode texts word by word with a cache of pieces."""
 
 import re
 import unicodedata
@@ -11,35 +11,35 @@ from tokenizers import Tokenizer
 from recipes.preparation.tokenization.pre_tokenizer_patterns import find_split_pattern, is_ambiguous, read_component_steps
 
 MAX_CACHED_TEXTS = 1 << 17
-"""Pieces that are remembered, and words, in about 200 bytes each. When there are more, new ones begin to be collected beside
-them; when those are as many, the ones of before are forgotten that did not come again."""
+"""Maximum cached pieces, and words, of about 200 bytes each. A full cache becomes the previous generation, from which
+entries are reused; the generation before is dropped."""
 MAX_CACHED_CHARACTERS = 48
-"""Characters of what is remembered: anything longer hardly comes again."""
+"""Maximum characters of a cached text: longer ones rarely recur."""
 
 TOKEN_ID_BYTES = 4
-"""Of a token id."""
+"""Size of a token id."""
 
 UNCHANGED_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 SUBSTITUTE_LETTERS = iter(range(0x100, 0x200))
 BYTE_LETTERS = tuple(chr(byte if byte in UNCHANGED_BYTES else next(SUBSTITUTE_LETTERS)) for byte in range(256))
-"""What stands for each byte in the vocabulary of a byte-level model, since GPT-2."""
+"""The character for each byte in the vocabulary of a byte-level model, since GPT-2."""
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
-    """Token ids as 32-bit numbers."""
+    """Pack token ids as 32-bit numbers."""
     return array("i", ids).tobytes()
 
 
 class AmbiguousCharacter(Exception):
-    """A text holds a character that libraries may know differently."""
+    """A text contains a character that Unicode versions may classify differently."""
 
 
 class IrregularWhitespace(Exception):
-    """A text has white space before a space."""
+    """A text has whitespace before a space."""
 
 
 class TokenCache(dict[str, bytes]):
-    """The ids of texts, found where they are not known yet."""
+    """A cache of texts' ids, computed on a miss."""
 
     def __init__(self) -> None:
         self.before: dict[str, bytes] = {}
@@ -60,7 +60,7 @@ class TokenCache(dict[str, bytes]):
 
 
 class PieceCache(TokenCache):
-    """Pieces, as the tokenizer's model has them."""
+    """Cache of pieces, encoded by the tokenizer's model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -74,7 +74,10 @@ class PieceCache(TokenCache):
 
 
 class WordCache(TokenCache):
-    """Words, without what stands before each of them: a space, or nothing at the beginning of a text."""
+    """Cache of words without their prefix.
+
+    A space, or nothing at the start of a text.
+    """
 
     def __init__(self, space: str, pattern: re.Pattern[str], pieces: PieceCache) -> None:
         super().__init__()
@@ -89,16 +92,16 @@ class WordCache(TokenCache):
 
 
 class PieceTokenizer:
-    """Encodes texts, without the special tokens that a tokenizer puts around them."""
+    """Encodes texts without the special tokens that a tokenizer adds around them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._normalizes_nfc = bool(read_component_steps(tokenizer.normalizer))
         added = tokenizer.get_added_tokens_decoder().values()
-        # The longest first, as the tokenizer looks for them.
+        # Longest first, the tokenizer's search order.
         contents = sorted((token.content for token in added), key=len, reverse=True)
         self._added_pattern = re.compile(f"({'|'.join(map(re.escape, contents)) or '(?!)'})")
-        # Where a text does not even hold what all of them begin with, it need not be looked through for them.
+        # A text without the first letter of all added tokens need not be searched for them.
         first = min(contents, default="")[:1]
         self._first_letter = first if all(content.startswith(first) for content in contents) else ""
         self._has_spaces = any(" " in content for content in contents)
@@ -110,22 +113,25 @@ class PieceTokenizer:
             self._other_words = WordCache(" ", self._pattern, self._pieces)
 
     def add_constant(self, text: str) -> None:
-        """Take what stands between added tokens here, such as a system prompt, for one piece: many texts will have it."""
+        """Cache the parts of `text` between added tokens as single pieces.
+
+        Used for texts of many records, such as a system prompt.
+        """
         parts = [part for part in self._added_pattern.split(text) if len(part) > 1]
         self._constant.update(zip(parts, self._encode_whole(parts), strict=True))
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, packed."""
+        """Return the packed ids of each text."""
         if self._pattern is None:
             return self._encode_whole(texts)
         found = [self._encode(text) for text in texts]
         left = [number for number, ids in enumerate(found) if ids is None]
         for number, ids in zip(left, self._encode_whole([texts[number] for number in left]), strict=True):
             found[number] = ids
-        return found  # type: ignore[return-value]  # every place was filled above
+        return found  # type: ignore[return-value]  # all elements are filled above
 
     def splits_cleanly_at(self, text: str, place: int) -> bool:
-        """Whether the text becomes the same ids as its two parts, up to `place` and from there on."""
+        """Return whether a text's two parts, split at `place`, encode like the whole."""
         if self._pattern is None or self._has_spaces:
             return False
         start, end = max(text.rfind(" ", 0, place), 0), text.find(" ", place)
@@ -139,11 +145,11 @@ class PieceTokenizer:
         return self._split_pieces(around) == self._split_pieces(before) + self._split_pieces(behind)
 
     def _is_composed(self, text: str) -> bool:
-        """Whether the tokenizer takes a text as it stands."""
+        """Return whether the tokenizer's normalizer leaves a text unchanged."""
         return not self._normalizes_nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def _split_pieces(self, text: str) -> list[str]:
-        """The pieces of a text, added tokens among them."""
+        """Split a text into pieces and added tokens."""
         assert self._pattern is not None
         pieces: list[str] = []
         for number, part in enumerate(self._added_pattern.split(text)):
@@ -151,7 +157,7 @@ class PieceTokenizer:
         return pieces
 
     def _encode(self, text: str) -> bytes | None:
-        """The ids of a text; None where the tokenizer must be asked."""
+        """Return the ids of a text, or None if the tokenizer itself must encode it."""
         if not self._is_composed(text):
             return None
         try:
@@ -163,7 +169,7 @@ class PieceTokenizer:
             return None
 
     def _encode_plain(self, text: str) -> bytes:
-        """The ids of a text that holds no added token."""
+        """Return the ids of a text without added tokens."""
         assert self._pattern is not None
         first, *others = text.split(" ")
         try:

@@ -24,20 +24,20 @@ O200K = (
 )
 KNOWN_PATTERNS = frozenset({GPT2, LLAMA3, QWEN2, QWEN3_5, O200K})
 GPT2_INDIVIDUAL_DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-"""GPT-2's where another step has cut off every digit before: no space is taken with one, and spaces end at one."""
+"""GPT-2's pattern after a step that isolates digits: they take no preceding space, and a run of spaces ends at one."""
 
 CHARACTER_CLASS = re.compile(r"\[\^?(?:\\p\{\w+\}|\\\w|[^\]\\])+\]|\\p\{\w+\}|\\[sS]")
 CLASS_MEMBER = re.compile(r"\\p\{(\w+)\}|(\\s)|(.)", re.DOTALL)
 CONTROL_WHITESPACE = "\t\n\v\f\r\x85"
-"""Those that are spaces."""
+"""Control characters that count as spaces."""
 AMBIGUOUS_CASE_LETTERS = "\u017f\u212a"
-"""A long s and the sign of Kelvin: where capitals do not matter, some take them for an s and a k."""
+"""Long s and the Kelvin sign: some libraries match them case-insensitively as s and k."""
 
 
 def find_split_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """What cuts a text into pieces that a tokenizer encodes each by itself.
+    """Return the pattern that splits a text into independently encoded pieces, if known.
 
-    The text must be in Unicode's form NFC and hold no added token. None where no such pattern is known.
+    The text must be in Unicode NFC and contain no added token.
     """
     steps = read_component_steps(tokenizer.pre_tokenizer)
     normal = {step["type"] for step in read_component_steps(tokenizer.normalizer)}
@@ -63,7 +63,7 @@ def find_split_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def read_component_steps(component: Any) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's component, as its file describes them."""
+    """Return the steps of a tokenizer component from its serialized state."""
     if component is None:
         return []
     state = json.loads(component.__getstate__())
@@ -73,14 +73,14 @@ def read_component_steps(component: Any) -> list[dict[str, Any]]:
 
 @cache
 def translate_pattern(pattern: str) -> re.Pattern[str]:
-    """A tokenizer's pattern in the syntax of `re`, with the characters of each class."""
+    """Translate a tokenizer's pattern to the syntax of `re`, with character classes written out."""
     plain = pattern.replace("(?i:", "(?ai:").replace(r"\r", "\r").replace(r"\n", "\n")
     spelled = CHARACTER_CLASS.sub(lambda found: f"[{format_code_ranges(find_class_members(found[0]))}]", plain)
     return re.compile(f"{spelled}|.", re.DOTALL)
 
 
 def find_class_members(described: str) -> NDArray[np.bool_]:
-    """Which code points are in a class that is written as `\\p{L}`, `\\s`, `\\S`, `[...]` or `[^...]`."""
+    """Return the code points in a class: `\\p{L}`, `\\s`, `\\S`, `[...]` or `[^...]`."""
     inner = r"^\s" if described == r"\S" else described.removeprefix("[").removesuffix("]")
     found = np.zeros(len(unicode_categories()), np.bool_)
     for category, space, letter in CLASS_MEMBER.findall(inner.removeprefix("^")):
@@ -92,9 +92,9 @@ def find_class_members(described: str) -> NDArray[np.bool_]:
 
 @cache
 def unicode_categories() -> NDArray[np.str_]:
-    """The category of each code point that all libraries know alike; none of the others."""
+    """Return the category of each code point on which all libraries agree; empty for others."""
     then, now = unicodedata.ucd_3_2_0.category, unicodedata.category
-    unlike = ("Cn", "Cs")  # not assigned, half a character
+    unlike = ("Cn", "Cs")  # unassigned, surrogate
     names = [(now(letter), then(letter), letter) for letter in map(chr, range(0x10000))]
     return np.array(
         [
@@ -105,11 +105,11 @@ def unicode_categories() -> NDArray[np.str_]:
 
 
 def is_ambiguous(letter: str) -> bool:
-    """Whether libraries may know a character differently: a pattern cuts it off by itself, and the tokenizer may not."""
+    """Return whether libraries may classify a character differently: pattern and tokenizer may then disagree."""
     return ord(letter) >= len(unicode_categories()) or not unicode_categories()[ord(letter)]
 
 
 def format_code_ranges(chosen: NDArray[np.bool_]) -> str:
-    """Code points as `re` has them within a class."""
+    """Format code points as the inside of a character class of `re`."""
     edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False)).reshape(-1, 2)
     return "".join(rf"\u{start:04x}-\u{end - 1:04x}" for start, end in edges.tolist())

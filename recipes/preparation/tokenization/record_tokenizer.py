@@ -1,4 +1,4 @@
-"""Tokenize records, and mark the tokens that the loss is taken on."""
+"""Tokenize records, and mark the tokens that the loss is computed on."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ TOKEN_FIELDS = (
     ("assistant_mask", pa.list_(pa.bool_())),
     ("length", pa.int32()),
 )
-"""Columns of a tokenized dataset: `assistant_mask` is as long as `input_ids` and true on the tokens that the loss is taken
-on; `length` counts the tokens without padding."""
+"""Columns of a tokenized dataset: `assistant_mask` has the length of `input_ids` and is true for tokens that the loss is
+computed on; `length` is the number of tokens without padding."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on.
+    """Tokens of a record.
 
-    `pack_ids` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than
-    encoding.
+    `runs` alternates between numbers of tokens that are only read and tokens that are learned. `packed` holds the ids as
+    32-bit numbers, the format of the files: lists of Python integers took longer than encoding.
     """
 
     packed: bytes
@@ -49,7 +49,7 @@ class Tokens:
         return list(memoryview(self.packed).cast("i"))
 
     def cut(self, length: int) -> "Tokens":
-        """The first `length` tokens."""
+        """Return the first `length` tokens."""
         runs, left = [], length
         for run in self.runs:
             runs.append(min(run, left))
@@ -58,7 +58,7 @@ class Tokens:
 
     @property
     def teaches(self) -> bool:
-        """Whether a token is learned; the first is not, since nothing stands before it to predict it from."""
+        """Whether a token is learned; the first cannot be, since no token precedes it."""
         return sum(self.runs[1::2]) > (1 if self.runs[0] == 0 and self.runs[1] else 0)
 
 
@@ -75,13 +75,16 @@ class RecordTokenizer:
         self._piece_tokenizer = PieceTokenizer(self._tokenizer)
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         self._start_tokens = pack_ids(around[:1] if around and around[0] != frozen.eos else [])
-        # Those of Llama 2 and Mistral put a space before each text: what goes on from another would begin with two.
+        # Tokenizers of Llama 2 and Mistral add a space before each text, so that a continuation would start with two.
         self._joins_cleanly = self._encode("\n") + self._encode("a") == self._encode("\na")
         self._encodes_parts = frozen.around is not None and self._joins_cleanly
 
     @property
     def template(self) -> ChatTemplate:
-        """Made when the first record needs it: a tokenizer for plain texts may have none."""
+        """The template, loaded when a record first needs it.
+
+        A tokenizer for plain texts may have none.
+        """
         if self._template is None:
             self._template = make_chat_template(
                 self._frozen.template, self._frozen.special, self.parameters, self._frozen.around, self._frozen.rendering
@@ -92,16 +95,16 @@ class RecordTokenizer:
 
     @cached_property
     def tool_template(self) -> ChatTemplate:
-        """That of conversations with tools: another one, or the same."""
+        """The template for conversations with tools, which may be the same."""
         return make_chat_template(
             self._frozen.template, self._frozen.special, self.parameters, None, self._frozen.rendering, tools=True
         )
 
     def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | UnfitRecord]:
-        """Each record's tokens in full length, or why it has none."""
+        """Return each record's full tokens, or why it has none."""
         found: list[Tokens | UnfitRecord | None] = [None] * len(rows)
         texts: list[str] = []
-        owners: list[tuple[int, bytes, int, bytes]] = []  # record, tokens before its texts, their number, tokens behind
+        owners: list[tuple[int, bytes, int, bytes]] = []  # record, tokens before its texts, number of texts, tokens after
         end = pack_ids([self.eos])
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
@@ -130,7 +133,7 @@ class RecordTokenizer:
         encoded = iter(self._piece_tokenizer.encode(texts))
         for number, head, count, tail in owners:
             ids = list(islice(encoded, count))
-            # Texts that others prepared may hold both already.
+            # Texts prepared elsewhere may contain both already.
             if not (ids[0] or ids[1]).startswith(head):
                 ids[0] = head + ids[0]
             if not ids[-1].endswith(tail):
@@ -139,8 +142,10 @@ class RecordTokenizer:
         return found  # type: ignore[return-value]  # every place was filled above
 
     def _render_conversation(self, row: Mapping[str, Any], layout: Layout) -> tuple[str, list[Span]]:
-        """A conversation as text. Of a question with its answer as much of it as teaches, and the end token in any case:
-        where the template ends a turn with another, whoever generates may know that one alone.
+        """Render a record as a conversation.
+
+        An instruction's answer always ends with the end token: if the template ends turns with another token, inference
+        engines may only know the end token.
         """
         if layout is Layout.INSTRUCTION:
             messages = instruction_messages(row)
@@ -173,7 +178,7 @@ class RecordTokenizer:
         return ids
 
     def _tokenize_completion(self, prompt: str, completion: str) -> Tokens:
-        """Of both as one text."""
+        """Tokenize prompt and completion as one text."""
         text = prompt + completion
         found = self._tokenize_text(text, [Span(len(prompt), len(text))])
         end = pack_ids([self.eos])
@@ -183,14 +188,20 @@ class RecordTokenizer:
         return Tokens(head + found.packed + tail, [read + len(head) // TOKEN_ID_BYTES, answer + len(tail) // TOKEN_ID_BYTES])
 
     def _split_at_spans(self, text: str, spans: Sequence[Span]) -> list[str] | None:
-        """What is read only, what is learned, and so on; None where a token would reach from one to the next."""
+        """Split a text into alternating read-only and learned parts.
+
+        None if a token would cross a boundary.
+        """
         edges = [edge for span in spans for edge in (span.start, span.end)]
         if all(self._piece_tokenizer.splits_cleanly_at(text, edge) for edge in edges):
             return [*(text[start:end] for start, end in pairwise([0, *edges, len(text)])), ""]
         return None
 
     def _tokenize_text(self, text: str, spans: Sequence[Span]) -> Tokens:
-        """The tokens of a text as a whole; a token that is partly in a span is learned."""
+        """Tokenize a text as a whole.
+
+        A token that is partly in a span is learned.
+        """
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         starts, ends = [start for start, _ in encoding.offsets], [end for _, end in encoding.offsets]
         runs, done = [], 0
@@ -203,13 +214,13 @@ class RecordTokenizer:
 
 
 def read_stored_tools(row: Mapping[str, Any]) -> Any:
-    """The tools of a conversation as they are stored, which runs read that began before tools had a normal form."""
+    """Return a conversation's tools as stored, for runs that began before tools were normalized."""
     tools = row.get("tools")
     return (parse_json(tools or "null", "'tools'") if isinstance(tools, str) else tools) or None
 
 
 def build_token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:
-    """The columns of `TOKEN_FIELDS`; with `pad_to`, every record gets that many tokens."""
+    """Build the columns of `TOKEN_FIELDS`, padded to `pad_to` tokens if it is set."""
     lengths = np.array([len(record) for record in records], dtype=np.int32)
     if pad_to is not None:
         fill = pack_ids([padding])

@@ -1,4 +1,4 @@
-"""Locate assistant turns that a chat template rewrites once others follow."""
+"""Locate assistant turns that a chat template renders differently once others follow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,36 +8,37 @@ from typing import Any, Protocol
 from recipes.records.conversation import UnfitRecord
 
 BEFORE_MARK, OWN_MARK, PLAIN_MARK = "\u25c71\u25c7", "\u25c72\u25c7", "\u25c73\u25c7"
-"""What is put behind the text of the turn before and behind that of the turn itself, and in the place of the whole turn."""
+"""Markers after the previous turn's text, after the turn's own text, and in place of the whole turn."""
 
 TAG_ENDS = (">", "]", "\n")
-"""What templates end their constant texts with: two of those may begin alike."""
+"""Ends of templates' constants; two constants may share a prefix."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of a rendered text."""
+    """Characters `start` to `end` (exclusive) of a rendered text."""
 
     start: int
     end: int
 
 
 class Render(Protocol):
-    """What a template makes of messages; with `answer`, and of the header of what the assistant answers to them."""
+    """Renders messages with a template; with `answer`, followed by the header of the assistant's answer."""
 
     def __call__(self, messages: Sequence[Message], *, answer: bool = False) -> str: ...
 
 
 def find_assistant_turn(render: Render, given: Sequence[Message], number: int, whole: str, end_token: str) -> Span | None:
-    """What the assistant says in message `number` of a conversation that becomes `whole`; None where that is not sure.
+    """Return the span of the assistant's turn `number` in the rendered conversation `whole`.
 
-    It begins behind the header that the template writes for an answer there, or behind as much of it as stands there: with
-    thoughts switched off, Qwen3's writes empty ones for the answer to come, which it leaves out once others follow.
+    None if it is uncertain. It starts after the header that the template writes for an answer, or after the part of it that
+    is present: with thinking disabled, Qwen3's template writes an empty thinking block before an answer, and omits it once
+    other turns follow.
 
     Raises:
-        UnfitRecord: a text that is needed to find it is empty, or the template refuses it.
+        UnfitRecord: a text that is needed for the search is empty, or the template rejects it.
     """
     marked_messages = [*given]
     marked_messages[number] = add_mark(given[number], OWN_MARK)
@@ -64,8 +65,11 @@ def find_assistant_turn(render: Render, given: Sequence[Message], number: int, w
 
 
 def find_turn_end(last: str, followed: str) -> str | None:
-    """What ends a turn, of what stands behind it where it is the `last` one and where it is `followed` by others; None where
-    nothing does. Phi-3's ends a conversation with a token more.
+    """Return the text that ends a turn, or None.
+
+    It is common to the text after the turn as the `last` one, and after it when `followed` by others.
+
+    Phi-3's template ends a conversation with an additional token.
     """
     if followed.startswith(last):
         return last
@@ -74,8 +78,9 @@ def find_turn_end(last: str, followed: str) -> str | None:
 
 
 def add_mark(message: Message, mark: str) -> Message:
-    """With a mark behind its last letter: whether a template strips white space is no matter then. Where it has no text, the
-    mark stands behind the name of the last tool that it calls.
+    """Add a mark after a message's last letter, so that stripping whitespace does not matter.
+
+    In a message without text, the mark follows the name of the last tool call.
     """
     content = message.get("content") or ""
     if end := len(content.rstrip()):
@@ -85,4 +90,4 @@ def add_mark(message: Message, mark: str) -> Message:
             return {**message, "tool_calls": [*others, {**last, "function": {**function, "name": name + mark}}]}
         case [*others, {"name": str(name)} as last]:
             return {**message, "tool_calls": [*others, {**last, "name": name + mark}]}
-    raise UnfitRecord("has an empty message beside one that the chat template writes in another way once others follow it")
+    raise UnfitRecord("has an empty message next to one that the chat template renders differently once others follow")

@@ -1,4 +1,4 @@
-"""Assemble checkpoints whose parts lie on several machines and in the store."""
+"""Assemble checkpoints whose parts are on several machines and in the object store."""
 
 import math
 import shutil
@@ -27,14 +27,17 @@ from recipes.training.parallel.process_group import ProcessGroup
 
 
 class CheckpointLocation(NamedTuple):
-    """The checkpoint of `step`, in the folder `branch` below those that the run began with; of these it is "."."""
+    """Step and branch of a checkpoint.
+
+    The branch is a folder below the run's first checkpoints, "." for those.
+    """
 
     branch: str
     step: int
 
 
 class FoundPart(NamedTuple):
-    """A part, in the folder of a machine or in the store."""
+    """A node's part of a checkpoint, found on a machine or in the store."""
 
     location: CheckpointLocation
     part: CheckpointPart
@@ -42,11 +45,14 @@ class FoundPart(NamedTuple):
 
 
 def assemble_checkpoints(checkpoints: CheckpointManager, group: ProcessGroup, asked: Collection[int] = ()) -> None:
-    """Have in the store the newest checkpoint of which all parts are somewhere, the best, and those of the steps that are
-    `asked` for. All processes call it at once.
+    """Complete multi-node checkpoints in the store by uploading missing parts.
 
-    `checkpoints` are those that the run began with. What is not as it was written is no part, and is removed; so is one
-    of which others are lost: it passed for the best, and the end of the run waited for it.
+    All processes must call it together. Completes the newest and the best checkpoint of which all parts exist, and those of
+    the steps in `asked`. A corrupt part is removed; so is a part whose siblings are lost, because it used to be taken for
+    the best checkpoint, and the run waited for the missing parts at its end.
+
+    Args:
+        checkpoints: manager of the run's first branch.
     """
     while True:
         local_parts = find_local_parts(checkpoints.folder) if group.local_rank == 0 else []
@@ -58,7 +64,7 @@ def assemble_checkpoints(checkpoints: CheckpointManager, group: ProcessGroup, as
         sent = [upload_part(checkpoints, found) for found in parts_to_send]
         if not group.any(not all(sent)):
             break
-    if group.is_leader:  # the last to arrive may have been killed before it said so
+    if group.is_leader:  # the process that uploaded the last part may have been killed before it committed
         for found in complete.values():
             if found.part.save in wanted:
                 uri = checkpoint_uri(checkpoints, found.location)
@@ -69,11 +75,14 @@ def assemble_checkpoints(checkpoints: CheckpointManager, group: ProcessGroup, as
             shutil.rmtree(local_folder(checkpoints, found.location))
     if group.is_leader:
         delete_incomplete_checkpoints(checkpoints, unfinished.difference(complete))
-    group.all_gather(None)  # a machine that looked before that fetched the one before
+    group.all_gather(None)  # barrier: a machine that read the store earlier resumed from an older checkpoint
 
 
 def find_complete_saves(parts: Iterable[FoundPart]) -> dict[CheckpointLocation, FoundPart]:
-    """One part of each save of which every part was found; of two saves of a step one is enough, and they are not mixed."""
+    """Map each location to one part of a save whose parts were all found.
+
+    Parts of different saves of one step are never mixed; if two saves are complete, one is returned.
+    """
     numbers: dict[str, set[int]] = defaultdict(set)
     known: dict[str, FoundPart] = {}
     for found in parts:
@@ -87,10 +96,11 @@ def select_saves_to_upload(
     whole: Mapping[CheckpointLocation, CheckpointQuality],
     asked: Collection[int] = (),
 ) -> set[str]:
-    """The saves that are to be made whole: of each way the newest and the best, also of what came up to a step that is
-    `asked` for: of a way that the run left there, it may publish the best until then.
+    """Return the saves to complete in the store: each branch's newest and best.
 
-    Those of other ways are wanted too: a user may send the run back to them. `whole` are in the store as they should be.
+    For each step in `asked` also the newest and the best up to that step, because a run that left a branch there may publish
+    its best until then. Branches that the run has left count too: a user may rewind the run to them. `whole` checkpoints are
+    complete in the store already.
     """
     branches: dict[str, dict[int, CheckpointQuality]] = defaultdict(dict)
     for location, standing in ({location: found.quality for location, found in complete.items()} | {**whole}).items():
@@ -105,7 +115,7 @@ def select_saves_to_upload(
 
 
 def find_local_parts(folder: Path) -> list[FoundPart]:
-    """Those that lie on this machine."""
+    """Return the parts on this machine."""
     for branch in list_branches(folder):
         clean_interrupted_writes(branch)
     manifests = [path for path in folder.rglob(MANIFEST_FILE) if path.parent.name.isdigit()]
@@ -119,12 +129,12 @@ def find_local_parts(folder: Path) -> list[FoundPart]:
 def find_stored_parts(
     checkpoints: CheckpointManager,
 ) -> tuple[list[FoundPart], dict[CheckpointLocation, CheckpointQuality], set[CheckpointLocation]]:
-    """The parts of what is not whole there, what is, and whatever is not."""
+    """List the store: parts of incomplete checkpoints, complete checkpoints, and locations that are incomplete."""
     parts, whole, known = set[CheckpointLocation](), set[CheckpointLocation](), set[CheckpointLocation]()
     for uri in checkpoints.store.list(checkpoints.uri):
         path = PurePosixPath(uri.removeprefix(f"{checkpoints.uri}/"))
         if steps := [above for above in path.parents if above.name.isdigit()]:
-            known.add(parse_location(steps[-1]))  # the outermost: a checkpoint may have folders with such names
+            known.add(parse_location(steps[-1]))  # the outermost: a checkpoint may contain folders with numeric names
         if path.name == MANIFEST_FILE and path.parent.name.isdigit():
             whole.add(parse_location(path.parent))
         elif path.parent.name == PARTS_FOLDER:
@@ -143,10 +153,10 @@ def find_stored_parts(
 
 
 def delete_incomplete_checkpoints(checkpoints: CheckpointManager, places: Iterable[CheckpointLocation]) -> None:
-    """Delete from the store what is not whole at `places`, and can never be: it is on no machine.
+    """Delete incomplete checkpoints at `places` from the store if this machine lacks their parts too.
 
-    On a way that the run has left nobody else looks, and of 72B parameters a part that had no time to be followed by the
-    others is hundreds of GB. No run ends for what is left there.
+    On a branch that the run has left nothing else removes them, and one part of a 72B model is hundreds of GB. Errors are
+    only logged: a leftover must not end the run.
     """
     for location in places:
         if local_folder(checkpoints, location).is_dir():
@@ -155,15 +165,16 @@ def delete_incomplete_checkpoints(checkpoints: CheckpointManager, places: Iterab
             checkpoints.stored.branch(location.branch).delete(location.step)
         except Exception as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            log_line(f"what had arrived of checkpoint {location.step}, whose rest is lost, was not deleted: {problem}")
+            log_line(f"checkpoint {location.step} lost its other parts, but was not deleted: {problem}")
         else:
-            log_line(f"what had arrived of checkpoint {location.step} is deleted: the rest is lost")
+            log_line(f"checkpoint {location.step} was deleted from the store: it is incomplete and its other parts are lost")
 
 
 def upload_part(checkpoints: CheckpointManager, found: FoundPart) -> bool:
-    """Upload a part of this machine, as in the background: what a store refuses once ended the start of all machines.
+    """Upload a part of this machine with retries.
 
-    False where it is not as it was written.
+    Return False if it was corrupt and removed. Without retries a single error of the store once ended the start on all
+    machines.
     """
     stored = checkpoints.stored.branch(found.location.branch)
     folder = stored.folder / str(found.location.step)

@@ -26,26 +26,26 @@ from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.metrics.validation_loss import is_evaluation_due
 from recipes.training.parallel.process_group import ProcessGroup
 
-# Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
-# one that its user sent it back to. Several nodes agree on one in `agree_on_checkpoint`.
+# A run resumes from its newest checkpoint, its best, a given step (`CheckpointPolicy.resume_from`), or the step its user
+# rewound it to. Several nodes agree on one checkpoint in `agree_on_checkpoint`.
 
 MADE_WITH_FACT = "made_with"
-"""The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""
+"""Manifest fact of a checkpoint: the recipe values that its weights and optimizer state depend on."""
 COMPILED_FACT = "compiled"
-"""The fact in a checkpoint's manifest: that blocks were compiled, which round otherwise; not there where they were not."""
+"""Manifest fact of a checkpoint: blocks were compiled, which rounds differently; absent where they were not."""
 
 
 def find_resume_checkpoint(
     checkpoints: CheckpointManager, resume_from: Literal["latest", "best"] | int, sent_back: Sequence[Rewind] = ()
 ) -> tuple[CheckpointManager, tuple[int, Path] | None]:
-    """Where the run writes its checkpoints, and the one that it goes on from; None at the beginning.
+    """Return the run's current branch and the checkpoint to resume from, if any.
 
-    Going back loses nothing: what follows is written below `from-STEP`, and the checkpoints of the first time stay. Killed
-    on its new way, the run goes on there, and does not go back once more.
+    A rewind deletes nothing: later checkpoints are written below `from-STEP`, and the earlier ones stay. A run that is
+    killed on its new branch resumes there and does not rewind again.
 
     Raises:
-        BadConfiguration: there is no valid checkpoint of that step, or of those there are none was evaluated.
-        Restart: none was found to go on from, and there are some.
+        BadConfiguration: no valid checkpoint of that step exists, or none of the checkpoints was evaluated.
+        Restart: no checkpoint was found, although complete ones exist.
     """
     branches = [checkpoints]
     start = None
@@ -64,11 +64,11 @@ def find_resume_checkpoint(
 
 
 def refuse_to_begin_again(branches: Sequence[CheckpointManager], resume_from: Literal["latest", "best"] | int) -> None:
-    """Never start again at step 0 while a complete checkpoint exists: look for one once more, and end with an error.
+    """Raise if a complete checkpoint exists: a run must never restart at step 0 silently.
 
     Raises:
-        BadConfiguration: the best is asked for, and none was evaluated.
-        Restart: a store that did not list them before does so now; another start may find them.
+        BadConfiguration: the best checkpoint is requested, and none was evaluated.
+        Restart: the store did not list the checkpoints before and does now; the next start may find them.
     """
     complete = sorted({step for branch in branches for step in list_complete_steps(branch)})
     if not complete:
@@ -83,13 +83,20 @@ def refuse_to_begin_again(branches: Sequence[CheckpointManager], resume_from: Li
 
 
 def list_complete_steps(checkpoints: CheckpointManager) -> list[int]:
-    """Of the checkpoints here and in the store, without what is one machine's part of one."""
+    """List steps that are complete on this machine or in the store.
+
+    A node's part alone does not count.
+    """
     local = [step for step in checkpoints.local_steps() if part_in_folder(checkpoints.folder / str(step)) is None]
     return [*local, *checkpoints.stored_steps()]
 
 
 def find_checkpoint(branches: Sequence[CheckpointManager], step: int) -> tuple[int, Path]:
-    """The checkpoint of `step`, of the last way that has one. Raises BadConfiguration: none has."""
+    """Return the checkpoint of `step` on the last branch that has one.
+
+    Raises:
+        BadConfiguration: no branch has one.
+    """
     for branch in reversed(branches):
         if found := branch.find_step(step):
             return found
@@ -99,25 +106,30 @@ def find_checkpoint(branches: Sequence[CheckpointManager], step: int) -> tuple[i
 
 
 def describe_recipe(recipe: Recipe) -> dict[str, JsonValue]:
-    """In the words of the recipe. Targets have no order."""
+    """Return the recipe values that a checkpoint depends on.
+
+    LoRA targets sorted, as their order is irrelevant.
+    """
     stated = recipe.model_dump(mode="json", include={"method", "lora_rank", "lora_alpha", "optimizer"})
     targets: list[JsonValue] = [*sorted(recipe.lora_target_modules)]
     return {"base_model": recipe.base_model.sha256, **stated, "lora_target_modules": targets}
 
 
 def check_checkpoint_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
-    """A run keeps the recipe that it was started with, as its record has it; but that may be lost, or a job written by hand.
+    """Check that a checkpoint fits the recipe.
+
+    A run keeps its recipe, but the recorded recipe may be lost, or the job may be written by hand.
 
     Raises:
-        BadConfiguration: the checkpoint was made with another one, or the run takes other samples for a step now.
+        BadConfiguration: the checkpoint was made with another recipe, or the number of samples per step has changed.
     """
     step, folder = resume
     facts = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).facts
     stored, now = facts.get(MADE_WITH_FACT), describe_recipe(recipe)
-    if isinstance(stored, dict) and stored != now:  # those from before it was written down do not say
+    if isinstance(stored, dict) and stored != now:  # earlier versions did not record it
         differing = ", ".join(f"{key} was {stored.get(key)} and is {now[key]}" for key in now if stored.get(key) != now[key])
         raise BadConfiguration(
-            f"checkpoint {step} does not fit the recipe: {differing}: go on with the recipe as it was, or submit a new job"
+            f"checkpoint {step} does not fit the recipe: {differing}: restore these values, or submit a new job"
         )
     seen, wanted = facts[SAMPLES_SEEN], step * recipe.samples_per_step
     if seen != wanted:
@@ -128,23 +140,24 @@ def check_checkpoint_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
 
 
 def warn_compilation_changed(resume: tuple[int, Path], compiled: bool) -> None:
-    """Say so where a run goes on otherwise than bit for bit: on a machine that lacks a compiler, or that has one again."""
+    """Log if compilation was available before the resume but is not now, or vice versa.
+
+    Compiled blocks round differently, so the run is not bit-exact.
+    """
     step, folder = resume
     stored = bool(Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).facts.get(COMPILED_FACT))
     if stored != compiled:
         then_text, now_text = ("were", "are not") if stored else ("were not", "are")
-        log_line(
-            f"blocks {then_text} compiled for checkpoint {step}, and {now_text} here: the run goes on, with other roundings"
-        )
+        log_line(f"blocks {then_text} compiled for checkpoint {step}, and {now_text} here: resuming with different rounding")
 
 
 def is_finished(state: TrainerState, recipe: Recipe) -> bool:
-    """Whether a run has done its last step, and the evaluation after it."""
+    """Return whether the run has done its last step and the evaluation after it."""
     return state.global_step >= recipe.max_steps and not _needs_evaluation(state, recipe)
 
 
 def needs_evaluation(checkpoint: Path, recipe: Recipe) -> bool:
-    """Whether the run was asked to stop while it evaluated the weights of that checkpoint."""
+    """Return whether the checkpoint's evaluation was aborted by a stop request."""
     return _needs_evaluation(TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)), recipe)
 
 
@@ -152,20 +165,23 @@ def _needs_evaluation(state: TrainerState, recipe: Recipe) -> bool:
     return is_evaluation_due(state.global_step, recipe.eval_steps, recipe.max_steps, state.log_history)
 
 
-# One checkpoint that all processes of a run go on from, whatever each machine has in its folder.
+# All processes of a run resume from one checkpoint, whichever ones each machine has in its folder.
 #
-# Where folders outlive a restart, the leader's newest may have been on its way to the store as all were killed, and
-# others have none of it: they trained on from different checkpoints, until one waited for the other.
+# Where folders outlive a restart, the leader's newest checkpoint may not have reached the store before all processes were
+# killed. The nodes then trained from different checkpoints, until one waited forever for another.
 
 FoundCheckpoint = tuple[int, Path]
 
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """Where the leader goes on, in terms that hold on every machine.
+    """The checkpoint that the leader resumes from, described independently of machines.
 
-    `branch_steps` are the steps at which the run left one way for the next. After the first `num_branches_before` of them
-    lies the checkpoint of `step`, with that `content`; none at the beginning.
+    Attributes:
+        branch_steps: steps at which the run left one branch for the next.
+        num_branches_before: number of these branches to follow to the checkpoint.
+        step: the checkpoint's step; None at the start of a run.
+        content: the checkpoint's content digest.
     """
 
     branch_steps: tuple[int, ...]
@@ -180,14 +196,14 @@ def agree_on_checkpoint(
     sent_back: Sequence[Rewind],
     group: ProcessGroup,
 ) -> tuple[CheckpointManager, FoundCheckpoint | None]:
-    """`find_resume_checkpoint` as the leader sees it, for all processes at once.
+    """Run `find_resume_checkpoint` on the leader and make all processes use its result.
 
-    What lies in parts on their machines is made whole before. One process of each node looks for itself while the leader
-    does, and nearly always has the same by then: it is the one that fetches.
+    Multi-node checkpoints are assembled first. One process of each other node searches on its own at the same time, fetches
+    what it finds, and nearly always finds the same checkpoint.
 
     Raises:
         BadConfiguration: there is no valid checkpoint of the step to resume from.
-        Restart: the store has not what the leader goes on from, or the leader found none although there are some.
+        Restart: the store lacks the leader's checkpoint, or the leader found none although there are some.
     """
     asked = {back.step for back in sent_back} | ({resume_from} if isinstance(resume_from, int) else set())
     assemble_checkpoints(checkpoints, group, asked)
@@ -199,7 +215,7 @@ def agree_on_checkpoint(
         if place.step is not None and group.size > group.local_size:
             follow_branches(checkpoints, place.branch_steps[: place.num_branches_before]).ensure_uploaded(place.step)
     elif group.local_rank == 0:
-        with suppress(BadConfiguration):  # what is not here may be with the leader
+        with suppress(BadConfiguration):  # a checkpoint that is missing here may be on the leader
             _, seen = find_resume_checkpoint(checkpoints, resume_from, sent_back)
     place = group.broadcast(place)
     assert place is not None
@@ -219,7 +235,7 @@ def agree_on_checkpoint(
 
 
 def make_resume_plan(branch: CheckpointManager, found: FoundCheckpoint | None, checkpoints: CheckpointManager) -> ResumePlan:
-    """Of a run whose first way is `checkpoints`."""
+    """Describe `found` and the chain of branches from the run's first one (`checkpoints`) to `branch`."""
     branch_steps: list[int] = []
     last = branch
     while last.origin:
@@ -234,5 +250,5 @@ def make_resume_plan(branch: CheckpointManager, found: FoundCheckpoint | None, c
 
 
 def follow_branches(checkpoints: CheckpointManager, branch_steps: Sequence[int]) -> CheckpointManager:
-    """The way that a run is on after it left those before at these steps."""
+    """Return the branch reached by leaving a branch at each of these steps."""
     return reduce(lambda branch, step: branch.branch(rewind_folder(step), step), branch_steps, checkpoints)

@@ -30,15 +30,15 @@ def write_safetensors(
     metadata: Mapping[str, str],
     pieces: Callable[[str], Iterable[torch.Tensor]] | None = None,
 ) -> None:
-    """Write the length of the header, the header, then the bytes of one tensor after the other.
+    """Write a safetensors file tensor by tensor.
 
-    Unlike the library's `save_file`, it moves tensors of a GPU to the host one at a time, and orders the metadata, so that
-    equal states make equal files.
+    Unlike the library's `save_file` it copies GPU tensors to the host one at a time, and sorts the metadata, so that equal
+    states produce equal files.
 
     Args:
-        pieces: reads a tensor in pieces, where `tensors` have shapes and types alone (the meta device).
+        pieces: yields a tensor in pieces; needed if `tensors` have no data (the meta device).
     """
-    # Largest elements first, as the library does: a reader needs each tensor aligned to the size of its elements.
+    # Largest element size first, as the library does: a reader needs each tensor aligned to its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0

@@ -15,7 +15,7 @@ from recipes.training.parallel.process_group import ProcessGroup
 
 
 class SaveOnSchedule(TrainerCallback):  # type: ignore[misc]
-    """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
+    """Save after a time or a number of steps, and at the end of training."""
 
     def __init__(self, policy: CheckpointPolicy, group: ProcessGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self.group = group
@@ -27,7 +27,7 @@ class SaveOnSchedule(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        late = self.group.broadcast(self.clock() - self.saved_at >= self.interval)  # no two clocks agree
+        late = self.group.broadcast(self.clock() - self.saved_at >= self.interval)  # the leader's clock decides for all
         if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
             self.saved_at = self.clock()
             control.should_save = True
@@ -35,7 +35,7 @@ class SaveOnSchedule(TrainerCallback):  # type: ignore[misc]
 
 
 class SaveBestCheckpoint(TrainerCallback):  # type: ignore[misc]
-    """A checkpoint of every step whose validation loss is the lowest of the run so far (row I7)."""
+    """Save every checkpoint whose validation loss is the run's lowest so far."""
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -48,7 +48,7 @@ class SaveBestCheckpoint(TrainerCallback):  # type: ignore[misc]
 
 
 class RaiseWriteErrors(TrainerCallback):  # type: ignore[misc]
-    """A checkpoint that could not be written, or not be made whole, ends the run at the end of a step."""
+    """End the run at the next step if writing or completing a checkpoint failed."""
 
     def __init__(self, staging: Staging, checkpoints: CheckpointManager) -> None:
         self.staging = staging
@@ -60,6 +60,6 @@ class RaiseWriteErrors(TrainerCallback):  # type: ignore[misc]
 
 
 def validation_losses(state: TrainerState) -> dict[int, float]:
-    """Step -> validation loss, of every evaluation of the run that gave a finite one."""
+    """Return finite validation losses by step."""
     found = {entry["step"]: entry[EVAL_LOSS_KEY] for entry in state.log_history if EVAL_LOSS_KEY in entry}
     return {step: loss for step, loss in found.items() if math.isfinite(loss)}

@@ -19,20 +19,20 @@ from recipes.training.checkpointing.safetensors_writer import write_safetensors
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup
 
-# Tensors in several safetensors files, each of which has some of their rows: whoever reads takes the rows that it needs.
+# Tensors split by rows over several safetensors files; a reader reads only the rows that it needs.
 #
-# The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
-# transformers has saved in several files is read too: there one file has all rows of a tensor. Where files say so, some
-# are enough for whoever reads the rows that they have (`recipes.checkpoints.node_parts`).
+# The row range of each piece is in the file's metadata; without metadata, pieces follow each other in the order of the
+# files. Models that transformers saved in several files work too: there each tensor is entirely in one file. With metadata
+# a subset of the files suffices for reading the rows in them (`recipes.checkpoints.node_parts`).
 
 FIRST_ROWS_KEY = "first_rows"
-"""In the metadata of files of an earlier version: the number of the first of its rows, by tensor."""
+"""Metadata key in files of an earlier version: the number of the first row, by tensor."""
 MAX_PIECE_ELEMENTS = 16 << 20
-"""Numbers of a tensor that `iter_pieces` holds at a time; one row may be more."""
+"""Maximum elements per piece of `iter_pieces`; a single row may exceed it."""
 
 
 class TensorPiece(NamedTuple):
-    """Some rows of a tensor, in one file; `first` counts from 0."""
+    """Consecutive rows of a tensor in one file; `first` counts from 0."""
 
     first: int
     shape: Sequence[int]
@@ -40,14 +40,14 @@ class TensorPiece(NamedTuple):
 
 
 class RowRange(NamedTuple):
-    """Which rows of a tensor a process writes: from `first` on, of `total`."""
+    """Rows of a tensor that a process writes: from `first` on, of `total`."""
 
     first: int
     total: int
 
 
 class ShardedTensors:
-    """Only what is asked for is read."""
+    """Lazy reader of tensors that are split by rows over several files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         found: dict[str, list[TensorPiece]] = defaultdict(list)
@@ -71,7 +71,7 @@ class ShardedTensors:
         return list(self._pieces)
 
     def shape(self, name: str) -> torch.Size | None:
-        """Of a whole tensor; none where there is no such tensor."""
+        """Return the shape of the whole tensor, or None if there is no such tensor."""
         if name not in self._pieces:
             return None
         return torch.Size([self._total(name), *shape[1:]] if (shape := self._pieces[name][0].shape) else [])
@@ -80,10 +80,10 @@ class ShardedTensors:
         return self._totals.get(name, sum(piece.shape[0] for piece in self._pieces[name]))
 
     def read(self, name: str, rows: range | None = None) -> torch.Tensor:
-        """Some rows of a tensor, or all that there is of it.
+        """Read some rows of a tensor, by default all.
 
         Raises:
-            ValueError: they are in none of the files.
+            ValueError: some of the rows are in none of the files.
         """
         pieces = self._pieces[name]
         if not pieces[0].shape or (rows is None and len(pieces) == 1 and name not in self._totals):
@@ -96,14 +96,14 @@ class ShardedTensors:
                 found.append(opened.get_slice(name)[start:stop])
         read = torch.cat(found) if found else opened.get_slice(name)[:0]
         if len(read) != len(wanted):
-            raise ValueError(f"of {name}, rows {wanted.start} to {wanted.stop} are not all in the files that are here")
+            raise ValueError(f"{name}: rows {wanted.start} to {wanted.stop} are not all in these files")
         return read
 
     def iter_pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor from its beginning to its end, in whole rows: one after the other, none of them large.
+        """Yield a tensor in order, in pieces of whole rows of at most `MAX_PIECE_ELEMENTS`.
 
         Raises:
-            ValueError: some are in none of the files.
+            ValueError: some rows are in none of the files.
         """
         read = 0
         for _, (rows, *rest), opened in self._pieces[name]:
@@ -112,7 +112,7 @@ class ShardedTensors:
                 yield opened.get_slice(name)[first : first + some]
             read += rows
         if read != self._total(name):
-            raise ValueError(f"of {name}, {read} of {pluralize(self._total(name), 'row')} are in the files that are here")
+            raise ValueError(f"{name}: only {read} of {pluralize(self._total(name), 'row')} are in these files")
 
 
 def write_rows(
@@ -123,10 +123,12 @@ def write_rows(
     staging: Staging,
     places: Mapping[str, RowRange] | None = None,
 ) -> None:
-    """A file from each process, with its rows. All call it at once; when `staging` is done, those of a node are in the
-    `folder` of its first process.
+    """Write this process's rows to a file. All processes must call it together.
 
-    `places` are needed where rows are not in the order of the processes, or are to be read without all files.
+    When `staging` is done, the files of a node are in the `folder` of its first process.
+
+    Args:
+        places: needed if rows are not in the order of processes, or will be read from a subset of the files.
     """
     name = f"{stem}{ROWS_MARKER}{group.rank + 1:05}-of-{group.size:05}.safetensors"
     file = Path(group.broadcast_on_node(str(folder))) / name
@@ -139,19 +141,18 @@ def write_rows(
     staging.stage(dict(tensors), write)
 
 
-# A whole model's files from the rows of a sharded checkpoint, a piece at a time: nobody ever holds all weights.
+# Consolidate a sharded checkpoint into a whole model's files piece by piece, without holding all weights in memory.
 #
-# Byte for byte what transformers would have saved of that model: a digest says what was trained, not on how many
-# processes.
+# The result is byte for byte what transformers would save, so its digest does not depend on the number of processes.
 
 MAX_FILE_SIZE = "50GB"
-"""Of one file, as `save_pretrained` has it."""
+"""Maximum size of a file, the default of `save_pretrained`."""
 INDEX_FILE = "model.safetensors.index.json"
 
 
 def consolidate_weights(rows: ShardedTensors, model: PreTrainedModel, folder: Path, largest: str = MAX_FILE_SIZE) -> None:
-    """The weights of `model`, which needs no bytes itself (the meta device), in the type that it has."""
-    named = dict(model.named_parameters())  # each tied one once, as it is saved
+    """Write the weights of `model`, which may be on the meta device, in its dtype."""
+    named = dict(model.named_parameters())  # tied weights once, as they are saved
     weights = {name: named[name] for name in sorted(named, key=dot_natural_key)}
     split = split_torch_state_dict_into_shards(weights, filename_pattern="model{suffix}.safetensors", max_shard_size=largest)
     for name, names in split.filename_to_tensors.items():

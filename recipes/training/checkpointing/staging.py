@@ -1,4 +1,4 @@
-"""Copy training state to free host memory, to write it in the background."""
+"""Copy training state to free host memory and write it in the background."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,20 +10,22 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-"""Lines such as `4:memory:/slurm/uid_0/job_7/step_0`, and of version 2 `0::/system.slice/slurm/job_7/step_0`."""
+"""Lines such as `4:memory:/slurm/uid_0/job_7/step_0` (cgroup v1) and `0::/system.slice/slurm/job_7/step_0` (v2)."""
 CGROUP = Path("/sys/fs/cgroup")
 CGROUP_FILES = (
     ("", "memory.max", "memory.current", ("active_file", "inactive_file")),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 )
-"""Of cgroup's versions 2 and 1: its name, in a process's lines and as a folder; what limits, what is used, and what of that
-are files that were read or written: the kernel gives their memory back before it kills.
+"""For cgroup v2 and v1: controller name (in a process's lines and as a folder), limit file, usage file, and the fields of
+memory.stat that count page cache, which the kernel reclaims before it kills a process.
 """
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own: Path = OWN_CGROUPS) -> int:
-    """Bytes that may be taken before something is killed for want of them: of the machine, and of each group that this
-    process is in. A step of Slurm limits its processes in one, and so may its job, above it.
+    """Return how many bytes can be allocated before the kernel kills a process.
+
+    The minimum of the machine's available memory and that of each cgroup that contains this process: Slurm limits a step in
+    one, and may limit its job in an outer one.
     """
     free = read_field(meminfo, "MemAvailable:") * 1024
     for version, limit, used, cached in CGROUP_FILES:
@@ -35,21 +37,29 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own: Path = OWN_
 
 
 def cgroup_path(own: Path, controller: str) -> str:
-    """Of this process's group, below the root; the root's where it is in none, or nothing says."""
+    """Return the path of this process's cgroup below the root.
+
+    "/" if it is in none or unknown.
+    """
     lines = (line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()) if own.is_file() else ()
     return next((path for _, controllers, path in lines if controller in controllers.split(",")), "/")
 
 
 def enclosing_cgroups(root: Path, path: str) -> Iterator[Path]:
-    """The group at `path` and those above it, up to `root`. A container sees its own as the root: it has no folder for a
-    path of its host's, nor one that leads out of it, such as `/../x`.
+    """Yield the cgroup at `path` and its parents up to `root`.
+
+    A container sees its own cgroup as the root: a host path does not exist there, nor one that leads outside, such as
+    `/../x`.
     """
     inner = root if ".." in path.split("/") else root / path.lstrip("/")
     yield from (inner, *inner.parents[: len(inner.relative_to(root).parts)])
 
 
 def read_field(file: Path, name: str) -> int:
-    """The number behind a name at the beginning of a line; 0 where there is none."""
+    """Return the number after `name` at the start of a line.
+
+    0 if there is none.
+    """
     lines = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
     return next((int(words[1]) for words in lines if words and words[0] == name), 0)
 
@@ -58,20 +68,22 @@ T = TypeVar("T")
 Action = Callable[[], object]
 
 MAX_PINNED_BYTES = 4 << 30
-"""Bytes of a state up to which its copies lie in pinned memory, to which a GPU copies at full speed. Torch rounds each up to
-a power of two there: of all weights of a large model, they would take up to twice their bytes.
+"""Maximum size of a state whose copies use pinned memory, to which a GPU copies at full speed. PyTorch rounds pinned
+allocations up to a power of two, so that all weights of a large model would take up to twice their size.
 """
 FREE_MEMORY_FACTOR = 2
-"""Copies are made where this many times their bytes are free: others want some too, as whoever reads data does."""
+"""Free memory required, as a multiple of the copies' size: other consumers, such as data loading, need some too."""
 
 
 class Staging:
-    """Of one process, for all checkpoints of its run: the copies of each take the place of those of the one before.
+    """Buffers and background writer for the checkpoints of one process.
+
+    Each checkpoint reuses the previous one's buffers.
 
     Args:
-        processes: how many of this machine make such copies at the same time.
-        free: how many bytes of its memory are free.
-        any_process: whether something is true in one of the run's processes, all of which call it at once.
+        processes: how many processes of this machine stage at the same time.
+        free: returns the machine's free memory in bytes.
+        any_process: a collective that returns whether a flag is true in any process of the run.
     """
 
     def __init__(
@@ -88,11 +100,13 @@ class Staging:
         self._written: Future[None] | None = None
 
     def stage(self, state: T, write: Callable[[T], object]) -> None:
-        """Have `write` called with a copy of `state`, tensors in dicts and lists, while training goes on.
+        """Schedule `write` with a copy of `state`, so that training can continue.
 
-        Where no memory is left for the copy, it is called with `state` itself, as `begin` is.
+        `state` consists of tensors in dicts and lists.
+
+        If there is no memory for the copy, `write` gets `state` itself during `begin`.
         """
-        # What shares memory, as tied weights do, shares it in the copy too.
+        # Tensors that share memory, such as tied weights, share it in the copy too.
         distinct = {memory_key(tensor): tensor for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)}
         room = self._allocate_buffers(list(distinct.values()))
         if room is None:
@@ -105,14 +119,14 @@ class Staging:
         self.add_action(lambda: write(copy))
 
     def add_action(self, action: Action) -> None:
-        """Have something done while training goes on, when all is written that was given before."""
+        """Schedule an action after everything that was staged before."""
         self._actions.append(action)
 
     def begin(self) -> Future[None]:
-        """Write what was given. It is done when all is written, or something failed.
+        """Start writing what was staged; the future ends when everything is written or something failed.
 
-        Where one process lacks memory for copies, all wait for that, and what fails is raised: some of it goes from process
-        to process. One that wrote by itself, and earlier, waited for the others, and they for it.
+        If any process lacks memory for copies, all processes wait for the writes, and errors are raised: writing includes
+        communication between processes, and a process that wrote synchronously while others did not caused a deadlock.
         """
         waits, self._lacks_memory = self._any_process(self._lacks_memory), False
         begun = self._written = self._writer.submit(run_actions, self._pop_actions())
@@ -121,19 +135,19 @@ class Staging:
         return begun
 
     def settle(self) -> None:
-        """Wait until all is written; then there is room for the next checkpoint. Raises what failed, once."""
+        """Wait until everything is written, so that buffers can be reused. Raises a failure once."""
         self._actions, self._num_staged, self._lacks_memory = [], 0, False
         written, self._written = self._written, None
         if written:
             written.result()
 
     def raise_if_failed(self) -> None:
-        """Raise what has failed: the next checkpoint may be an hour away."""
+        """Raise a failed write now: the next checkpoint may be an hour away."""
         if self._written and self._written.done():
             self.settle()
 
     def close(self) -> None:
-        """Settle after the last checkpoint. What follows training has the memory of the copies."""
+        """Wait for the last checkpoint and free the buffers for what follows training."""
         try:
             self.settle()
         finally:
@@ -144,7 +158,10 @@ class Staging:
         return actions
 
     def _allocate_buffers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """That of the state which was given in its place the last time, or new one; none where too little memory is free."""
+        """Return the buffers of the corresponding state of the last checkpoint, or new ones.
+
+        None if memory is short.
+        """
         place, self._num_staged = self._num_staged, self._num_staged + 1
         room = self._buffers.get(place, [])
         if [shape_and_dtype(tensor) for tensor in room] == [shape_and_dtype(tensor) for tensor in tensors]:
@@ -157,14 +174,18 @@ class Staging:
                 torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda and size <= MAX_PINNED_BYTES)
                 for tensor in tensors
             ]
-        except (RuntimeError, MemoryError):  # as torch says it, which varies: no step lacked memory, and none gets smaller
+        # the error type varies in torch; not an out-of-memory of the step, so the batch must not shrink
+        except (RuntimeError, MemoryError):
             return None
         return self._buffers[place]
 
 
 @torch.no_grad()
 def copy_all(tensors: Iterable[torch.Tensor], room: Iterable[torch.Tensor]) -> None:
-    """By one thread, which moves some GB a second: where others want the processor too, several wait for each other."""
+    """Copy with one thread, which moves several GB/s.
+
+    More threads wait for each other where the CPU is busy.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -177,7 +198,7 @@ def copy_all(tensors: Iterable[torch.Tensor], room: Iterable[torch.Tensor]) -> N
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What tells it from all others that are not the same numbers in the same memory."""
+    """Key that is equal for tensors that are the same view of the same memory."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 

@@ -14,21 +14,21 @@ from transformers.trainer_pt_utils import safe_globals
 from recipes.training.checkpointing.safetensors_writer import write_safetensors
 from recipes.training.checkpointing.staging import memory_key
 
-# A state is what PyTorch calls a state dict: tensors in dicts, lists and tuples, with plain values. Its tensors go into a
-# safetensors file and its structure, as JSON, into the metadata of that file; a state without tensors is a JSON file.
+# A state is what PyTorch calls a state dict: tensors in dicts, lists and tuples, with plain values. Tensors are stored in a
+# safetensors file and the structure as JSON in its metadata; a state without tensors is a JSON file.
 #
-# Neither can run code when it is read, as a pickle can. Nothing is rounded: Python writes a float to JSON with as many
-# digits as it takes to read the same one back, and integers of any size.
+# Unlike a pickle, reading them cannot run code. Values are exact: Python's JSON floats round-trip, and integers may have
+# any size.
 
 STRUCTURE_KEY = "state"
-"""In the metadata of a safetensors file: the structure of the state, as JSON."""
+"""Metadata key in a safetensors file for the state's structure as JSON."""
 SAFETENSORS_SUFFIX, JSON_SUFFIX = ".safetensors", ".json"
 PICKLE_SUFFIXES = (".pt", ".pth")
-"""Of earlier releases, which wrote pickles under the names that transformers uses."""
+"""Suffixes of earlier releases, which wrote pickles under transformers' names."""
 
 
 class Tag(StrEnum):
-    """The only key of a JSON object that stands for what JSON lacks."""
+    """The single key of a JSON object that encodes a value that JSON lacks."""
 
     TENSOR = "$tensor"  # its name in the file
     ARRAY = "$array"  # a NumPy array, likewise
@@ -54,7 +54,10 @@ def write_state(state: Any, file: Path) -> None:
 
 
 def read_state(file: Path, device: str | torch.device = "cpu") -> Any:
-    """Read what `write_state` wrote, or a pickle of an earlier release with PyTorch's loader, which runs no code."""
+    """Read what `write_state` wrote.
+
+    Pickles of earlier releases are read with PyTorch's restricted loader, which runs no code.
+    """
     if file.suffix in PICKLE_SUFFIXES:
         with safe_globals():
             return torch.load(file, map_location=device, weights_only=True)
@@ -64,16 +67,16 @@ def read_state(file: Path, device: str | torch.device = "cpu") -> Any:
     with opened:
         structure = json.loads(opened.metadata()[STRUCTURE_KEY])
         tensors = {name: opened.get_tensor(name) for name in opened.offset_keys()}
-    # On the CPU they are views of the mapped file, which would keep it on disk after its checkpoint is deleted.
+    # CPU tensors are views of the mapped file and would keep it on disk after its checkpoint is deleted, so they are copied.
     own = {name: tensor.clone() if tensor.device.type == "cpu" else tensor for name, tensor in tensors.items()}
     return decode(structure, own)
 
 
 def find_state_file(folder: Path, stem: str) -> Path:
-    """The file of a checkpoint that holds this state.
+    """Return the file in a checkpoint that holds this state.
 
     Raises:
-        FileNotFoundError: there is none, as where another strategy saved the checkpoint.
+        FileNotFoundError: there is none, for example because another strategy saved the checkpoint.
     """
     for suffix in (SAFETENSORS_SUFFIX, JSON_SUFFIX, *PICKLE_SUFFIXES):
         if (file := folder / f"{stem}{suffix}").is_file():
@@ -82,7 +85,10 @@ def find_state_file(folder: Path, stem: str) -> Path:
 
 
 class StateEncoder:
-    """Makes JSON of a state, and collects its tensors by their path in it. Tensors that share memory become one."""
+    """Encodes a state as JSON and collects its tensors by path.
+
+    Tensors that share memory are stored once.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -120,7 +126,7 @@ def describe(path: tuple[object, ...]) -> str:
 
 
 def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The state of some JSON and its tensors."""
+    """Rebuild a state from its JSON and tensors."""
     match value:
         case list():
             return [decode(item, tensors) for item in value]

@@ -1,4 +1,4 @@
-"""Records as a model reads them: their tokens, and on which of those the loss is taken."""
+"""Tokenize records for training, and mark the tokens that the loss is computed on."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from recipes.records.record_layouts import find_unread
 from recipes.records.record_reader import Record
 from recipes.runner import log_line
 
-if TYPE_CHECKING:  # the library takes a second to load
+if TYPE_CHECKING:  # importing transformers takes a second
     from transformers import PreTrainedTokenizerBase
 
 IGNORED_LABEL = -100
-"""The label that the loss leaves out (torch.nn.CrossEntropyLoss)."""
+"""Label that the loss ignores (torch.nn.CrossEntropyLoss)."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED_LABEL`; both have the same
-    length.
+    """A tokenized record.
+
+    `labels` equals `tokens` where the loss is computed, else `IGNORED_LABEL`; both have the same length.
     """
 
     tokens: tuple[int, ...]
@@ -40,7 +41,7 @@ class Example:
 def make_record_tokenizer(
     tokenizer: PreTrainedTokenizerBase, system_prompt: str | None, rendering: Rendering = CURRENT_RENDERING
 ) -> RecordTokenizer:
-    """What makes the tokens of records, as preparation does."""
+    """Return a tokenizer for records that gives the same tokens as preparation."""
     with TemporaryDirectory() as folder:
         parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
         write_tokenizer_files(tokenizer, Path(folder), parameters, rendering)
@@ -53,7 +54,7 @@ def tokenize_records(
     system_prompt: str | None,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Tokens | UnfitRecord]:
-    """Each record's tokens in full length, as preparation makes them too; or why it has none."""
+    """Tokenize records in full length, as preparation does; UnfitRecord holds the reason for a failure."""
     encoder = make_record_tokenizer(tokenizer, system_prompt, rendering)
     return encoder.tokenize([record.row for record in records], [record.layout for record in records])
 
@@ -71,10 +72,10 @@ def encode_examples(
     max_length: int,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Example]:
-    """Tokenize records for training; the loss is taken on what the assistant says and its end tokens alone.
+    """Tokenize records for training; only assistant turns with their end tokens are learned.
 
-    A record longer than `max_length` tokens is cut at its end; one of whose answers nothing is left is left out, since the
-    loss of a row without any answer is NaN. So is one that the chat template refuses.
+    Records longer than `max_length` tokens are truncated. Records without any remaining answer token are left out, because
+    their loss is NaN, and so are those that the chat template rejects.
 
     Raises:
         BadConfiguration: no record is left.
@@ -90,7 +91,7 @@ def encode_examples(
 
 @dataclass
 class ExampleTally:
-    """Cuts records at `max_length` tokens, and counts what becomes of them."""
+    """Truncates records to `max_length` tokens and counts the outcomes."""
 
     max_length: int
     records: int = 0
@@ -101,12 +102,12 @@ class ExampleTally:
     unread: Counter[str] = field(default_factory=Counter)
 
     def count_unread(self, records: Iterable[Record]) -> None:
-        """Note what of records is not rendered, though it stands among what is."""
+        """Count message fields that the chat template does not render."""
         for record in records:
             self.unread.update(find_unread(record.row, record.layout))
 
     def select_records(self, found: Iterable[Tokens | UnfitRecord]) -> Iterator[Tokens]:
-        """Those that teach something."""
+        """Yield truncated records that have a token to learn."""
         for each in found:
             self.records += 1
             if isinstance(each, UnfitRecord):
@@ -118,7 +119,11 @@ class ExampleTally:
                 yield tokens
 
     def report_losses(self) -> None:
-        """Say what was left out and cut. Raises BadConfiguration where nothing is left."""
+        """Log what was left out and truncated.
+
+        Raises:
+            BadConfiguration: nothing is left.
+        """
         if not self.records:
             raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
         if self.refused:
@@ -144,6 +149,6 @@ def describe_prompt_overflow(length: int) -> str:
 
 
 def prompt_tokens(tokens: Tokens) -> list[int]:
-    """What stands before the last thing that the assistant says."""
-    runs = tokens.runs if tokens.runs[-1] else tokens.runs[:-2]  # a conversation may end with what is read only
+    """Return the tokens before the last assistant turn."""
+    runs = tokens.runs if tokens.runs[-1] else tokens.runs[:-2]  # a conversation may end with tokens that are not learned
     return tokens.ids[: sum(runs[:-1])]

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 from recipes.contracts.job import BadConfiguration
 from recipes.training.data.examples import IGNORED_LABEL, Example
 
-# Packing: short examples side by side in rows of one length, so that no compute goes into padding.
+# Packing places short examples side by side in rows of one length, so that no compute is wasted on padding.
 #
-# Padding was the biggest loss measured on long-tailed data. Positions restart with each example: from that, transformers
-# builds the mask that keeps neighbours from seeing each other.
+# Padding was the largest loss measured on long-tailed data. Positions restart at each example; transformers derives from
+# them the mask that separates the examples.
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,13 @@ class PackedRow:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of items, none longer than `capacity`, in bins: longest first, each into the first bin with room.
+    """Pack items into bins of `capacity` by first-fit decreasing. Returns the items' indices per bin.
 
-    The order is a function of the lengths alone (ties keep their order), so equal data packs equally everywhere.
+    No item may be longer than `capacity`. The result depends on the lengths alone (ties keep their order), so that equal
+    data is packed equally everywhere.
     """
     bins: list[list[int]] = [[] for _ in lengths]
-    # A tree finds that bin in logarithmic time: leaf `leaves + n` is the room of bin n, a node the most room below it.
+    # A tree finds the first bin with room in O(log n): leaf `leaves + n` is the room of bin n, a node the maximum below it.
     leaves = 1 << len(lengths).bit_length()
     room = [capacity] * (2 * leaves)
     for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -48,13 +49,16 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack_examples(examples: Sequence[Example], sequence_length: int, padding: int) -> list[PackedRow]:
-    """Examples -> rows of exactly `sequence_length` tokens; the rest of a row is `padding`, as an example of its own."""
+    """Pack examples into rows of exactly `sequence_length` tokens.
+
+    Padding counts as an example of its own.
+    """
     bins = first_fit([len(example.tokens) for example in examples], sequence_length)
     return [pack_row([examples[index] for index in chosen], sequence_length, padding) for chosen in bins]
 
 
 def pack_row(examples: Sequence[Example], sequence_length: int, padding: int) -> PackedRow:
-    """Examples that fit into one row, side by side."""
+    """Concatenate examples that fit into one row."""
     tokens = [token for example in examples for token in example.tokens]
     # The first token of an example has no predecessor to be predicted from.
     labels = [label for example in examples for label in (IGNORED_LABEL, *example.labels[1:])]
@@ -68,10 +72,10 @@ def pack_row(examples: Sequence[Example], sequence_length: int, padding: int) ->
 
 
 def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Rows -> a batch of tensors of shape [batch, sequence_length], and what transformers needs to compute less.
+    """Stack rows into tensors [batch, sequence_length], and add the positions that need logits.
 
-    `logits_to_keep` are the places [places] before a token that is learned in any of the rows, and `shift_labels` what
-    follows there, [batch, places]: prompts and padding get no logits, which a large vocabulary makes costly.
+    `logits_to_keep` [places] are the positions before a learned token in any of the rows, and `shift_labels` [batch, places]
+    the tokens that follow. Prompts and padding get no logits, which a large vocabulary makes expensive.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     places, next_tokens = find_learned_positions(batch["labels"])
@@ -79,25 +83,25 @@ def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def find_learned_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places before a token that is learned in any of the rows, and what follows there."""
+    """Return the positions before a learned token in any row, and their next tokens."""
     next_tokens = labels[:, 1:]
     places = (next_tokens != IGNORED_LABEL).any(dim=0).nonzero().squeeze(1)
     return places, next_tokens[:, places]
 
 
-# Packed rows over tokens that stay in their Arrow files: a row is made when it is asked for (row B18).
+# Packed rows over tokens that stay in their memory-mapped Arrow files; a row is built when it is requested.
 #
-# Which records share a row is a function of their lengths alone, so that a resumed run sees the same rows in the same
+# The assignment of records to rows depends on their lengths alone, so that a resumed run sees the same rows in the same
 # order.
 
 TOKEN_BYTES = 4
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of `length` tokens; each item is what `PackedRow` holds, bit for bit as `pack_row` makes it.
+    """Rows of `length` tokens; each item equals what `pack_row` returns, bit for bit.
 
     Raises:
-        BadConfiguration: none of the records teaches anything within `length`.
+        BadConfiguration: no record has a token to learn within `length`.
     """
 
     def __init__(self, table: pa.Table, length: int, padding: int) -> None:
@@ -120,7 +124,10 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """In arrays, and not token by token: a model that is small, or fast, would wait for its rows."""
+        """Build a row from arrays.
+
+        Token by token it would be too slow for a small or fast model.
+        """
         tokens = np.full(self._length, self._padding, dtype=np.int64)
         labels = np.full(self._length, IGNORED_LABEL, dtype=np.int64)
         positions = np.empty(self._length, dtype=np.int64)
@@ -139,13 +146,13 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def memory_ranges(self, index: int) -> Iterator[tuple[int, int]]:
-        """Where the tokens of a row lie: addresses, and sizes in bytes. Nothing of them is read."""
+        """Return addresses and sizes in bytes of a row's tokens, without reading them."""
         records = self._rows[index]
         return zip(self._addresses[records].tolist(), (self._lengths[records] * TOKEN_BYTES).tolist(), strict=True)
 
 
 def token_addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Of the first token of each record."""
+    """Return the memory address of each record's first token."""
     found = [np.zeros(0, dtype=np.int64)]
     for chunk in tokens.chunks:
         values = chunk.values
@@ -156,7 +163,10 @@ def token_addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def count_learned_tokens(mask: pa.ChunkedArray, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How many tokens are learned of the first `lengths` of each record; nothing predicts a record's first token."""
+    """Count learned tokens in the first `lengths` of each record.
+
+    A record's first token is never predicted.
+    """
     counts = []
     done = 0
     for chunk in mask.chunks:

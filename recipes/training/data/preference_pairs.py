@@ -1,6 +1,6 @@
-"""Pairs of answers to one prompt, the chosen and the rejected, and how likely a model finds each.
+"""Pairs of a chosen and a rejected answer to a prompt, and their log-probabilities.
 
-Texts are taken as they are: no chat template is put around a prompt.
+Texts are used as they are: no chat template is applied to a prompt.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two answers with their prompt."""
+    """Two answers, each with their prompt."""
 
     chosen: Example
     rejected: Example
 
 
 def split_pair(record: Record) -> tuple[Record, Record]:
-    """A record of a pair as two records of one answer each, the chosen one first."""
+    """Split a pair into two records of one answer each, the chosen one first."""
     prompt = record.row["prompt"]
     chosen, rejected = (
         Record({"prompt": prompt, "completion": record.row[name]}, Layout.COMPLETION) for name in ("chosen", "rejected")
@@ -45,10 +45,12 @@ def split_pair(record: Record) -> tuple[Record, Record]:
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], recipe: Recipe) -> list[PreferencePair]:
-    """Both answers of each record, cut at sequence_length; a pair of which an answer is cut off altogether is left out.
+    """Tokenize both answers of each record, truncated to sequence_length.
+
+    A pair is left out if one of its answers is truncated entirely.
 
     Raises:
-        BadConfiguration: a record is no pair, or none is left.
+        BadConfiguration: a record is no pair, or no pair is left.
     """
     if not records:
         raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
@@ -77,17 +79,17 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], 
 def read_pairs(
     split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> list[PreferencePair]:
-    """All pairs of a split, in its order."""
+    """Read all pairs of a split, in its order."""
     pairs = encode_pairs(tokenizer, read_records(store.fetch(split, cache)), recipe)
     log_line(pluralize(len(pairs), "pair"))
     return pairs
 
 
 def collate_pairs(pairs: Sequence[PreferencePair]) -> Batch:
-    """`input_ids` and `labels` of shape [2 * pairs, longest]: the chosen answers, then the rejected ones.
+    """Build `input_ids` and `labels` [2 * pairs, longest]: the chosen answers, then the rejected ones.
 
-    Padding stands at the right, where causal attention keeps everything else from seeing it, so there is no mask. Prompts
-    get no logits where they are prompts in all rows (`recipes.training.data.packing`).
+    Rows are padded on the right, where causal attention ignores padding, so there is no mask. Positions that are prompt in
+    all rows get no logits (`recipes.training.data.packing`).
     """
     examples = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
     longest = max(len(example.tokens) for example in examples)
@@ -103,26 +105,30 @@ def collate_pairs(pairs: Sequence[PreferencePair]) -> Batch:
 
 
 def token_log_probabilities(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p of each token of an answer, 0 elsewhere, and whether it is one; both of shape [rows, places]."""
+    """Return log p of each answer token, 0 elsewhere, and the mask of answer tokens.
+
+    Both [rows, places].
+    """
     logits = model(input_ids=batch["input_ids"], logits_to_keep=batch["logits_to_keep"], use_cache=False).logits
     targets = batch["shift_labels"]
     return -compute_token_losses(logits.flatten(0, 1), targets.flatten()).view_as(targets), targets != IGNORED_LABEL
 
 
 def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
-    """log p of each answer, the sum over its tokens: [2, pairs]."""
+    """Return log p of each answer, the sum over its tokens: [2, pairs]."""
     return token_log_probabilities(model, batch)[0].sum(-1).view(2, -1)
 
 
 def mean_log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
-    """The mean over the tokens of each answer: [2, pairs]."""
+    """Return the mean log p over the tokens of each answer: [2, pairs]."""
     found, inside = token_log_probabilities(model, batch)
     return (found.sum(-1) / inside.sum(-1)).view(2, -1)
 
 
 def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """How often the chosen answer has the higher reward, and by how much on average; and the mean of each, since a margin
-    grows too where both become less likely. Not read from the device yet.
+    """Return mean rewards, their margin, and how often the chosen answer's is higher.
+
+    Means are included because a margin also grows when both answers become less likely. Values stay on the device.
     """
     chosen, rejected = chosen.detach(), rejected.detach()
     return {

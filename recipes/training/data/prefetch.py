@@ -15,7 +15,9 @@ from recipes.training.parallel.process_group import ProcessGroup
 
 
 class RowPrefetcher(TrainerCallback):  # type: ignore[misc]
-    """For the rows that this process computes with: of each step's micro-batches the processes take one after the other.
+    """Ask the kernel to read ahead the rows of this process's next step.
+
+    Processes take the micro-batches of a step in turn.
 
     Args:
         batch: rows of a micro-batch.
@@ -34,7 +36,7 @@ class RowPrefetcher(TrainerCallback):  # type: ignore[misc]
         self._advise_step()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """By now the library has asked for all rows of this step, and for the first of the next one."""
+        """The trainer has read this step's rows by now, and the first of the next."""
         self._advise_step()
 
     def _advise_step(self) -> None:
@@ -45,12 +47,15 @@ class RowPrefetcher(TrainerCallback):  # type: ignore[misc]
 
 
 def select_process_rows(step: list[int], batch: int, group: ProcessGroup) -> list[int]:
-    """The rows of a step that one process has."""
+    """Return the rows of a step that this process computes."""
     return [row for place, row in enumerate(step) if place // batch % group.data_size == group.data_rank]
 
 
 def advise_will_need(address: int, size: int) -> None:
-    """Of memory that is no file's, and where the system does not take the hint, nothing comes of it."""
+    """Hint that a memory range will be read.
+
+    No effect on anonymous memory or where unsupported.
+    """
     first = address // mmap.PAGESIZE * mmap.PAGESIZE
     load_libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), mmap.MADV_WILLNEED)
 

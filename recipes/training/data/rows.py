@@ -23,22 +23,22 @@ from recipes.storage.manifest import Artifact, Manifest
 from recipes.training.data.examples import ExampleTally, describe_prompt_overflow, describe_truncation, make_record_tokenizer
 from recipes.training.data.packing import PackedRows
 
-# A prepared split as rows for training: its tokens are read where they lie.
+# A prepared split as rows for training; tokens are memory-mapped, not copied.
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a split holds tokens, not texts alone."""
+    """Return whether a split holds tokens, not only texts."""
     return any(folder.glob("*.arrow"))
 
 
 def load_prepared_rows(
     folder: Path, manifest: Manifest, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, padding: int
 ) -> PackedRows:
-    """Rows of `sequence_length` tokens.
+    """Return rows of `sequence_length` tokens from a prepared split.
 
     Raises:
-        BadConfiguration: the split was tokenized with another tokenizer or system prompt than the recipe's, or none of its
-            records teaches anything within sequence_length.
+        BadConfiguration: the split was tokenized with another tokenizer or system prompt than the recipe's, or no record has
+            a token to learn within sequence_length.
     """
     check_tokenization(manifest, tokenizer, recipe)
     table = pa.concat_tables([open_table(file) for file in sorted(folder.glob("*.arrow"))])
@@ -46,7 +46,7 @@ def load_prepared_rows(
 
 
 def check_tokenization(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Refuse tokens that mean something else to the model that is to be trained."""
+    """Raise BadConfiguration if the tokens were made for another tokenizer or system prompt."""
     prepared = PrepareParameters.model_validate(manifest.facts["parameters"]).tokenize
     if manifest.facts.get("tokenizer") != fingerprint_tokenizer(tokenizer) or prepared is None:
         raise BadConfiguration(
@@ -60,12 +60,12 @@ def check_tokenization(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, r
         )
 
 
-# A split of records as rows for training: tokenized some at a time, into a file that nobody else sees (row B18).
+# A split of raw records as rows for training: tokenized in blocks, into a temporary file.
 #
-# Memory holds neither the records nor their tokens, which took nine times as much of it as the file has.
+# Neither records nor tokens are held in memory, which took nine times the size of the file.
 
 RECORDS_PER_BLOCK = 1000
-"""Records that are tokenized together."""
+"""Number of records that are tokenized together."""
 TOKEN_SCHEMA = pa.schema(TOKEN_FIELDS)
 
 
@@ -77,10 +77,10 @@ def tokenize_rows(
     padding: int,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> PackedRows:
-    """The file, in `scratch`, has no name any more when this returns: it is gone with the process, however that ends.
+    """Tokenize records into an unlinked file in `scratch`, deleted when the process ends.
 
     Raises:
-        BadConfiguration: a record has no layout, or none can be trained on.
+        BadConfiguration: a record has no known layout, or none can be trained on.
     """
     tally = ExampleTally(recipe.sequence_length)
     with TemporaryDirectory(dir=scratch, prefix="tokens-") as place:
@@ -112,7 +112,7 @@ def load_packed_rows(
     recipe: Recipe,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> PackedRows:
-    """The rows to train on: of a prepared split as they are stored, of any other tokenized and packed here."""
+    """Load a split as packed rows; a raw split is tokenized and packed here."""
     folder = store.fetch(split, cache)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if is_prepared(folder):

@@ -11,20 +11,20 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 NO_ROW = -1
-"""In the place of a row: the processes cannot share the rows of a step evenly, and this is one of its last places."""
+"""Row number in the unused positions at the end of a step that cannot be divided evenly among processes."""
 NO_ROWS = torch.empty(0, dtype=torch.int64)
 IDS_PER_BLOCK = 1 << 16
 SAMPLES_SEEN = "samples_seen"
-"""The fact in a checkpoint's manifest: how many samples its weights were trained on."""
+"""Manifest fact of a checkpoint: number of samples its weights were trained on."""
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Epoch after epoch, each in an order of its own, without what is skipped.
+    """An endless sequence of samples: each epoch in its own random order, without skipped positions.
 
-    `skipped` are ranges of positions before anything was skipped; the second number of each is not included. Their rows are
-    left out of later epochs too, unless they are more than half of all: a row that spoils a run did so once an epoch, until
-    it had been healed often enough.
+    `skipped` are half-open ranges of positions, counted before skipping. Their rows are left out of later epochs too, unless
+    they are more than half of all rows: otherwise a row that makes a run diverge did so once per epoch, until the run
+    reached its limit of recoveries.
     """
 
     rows: int
@@ -32,7 +32,7 @@ class SampleOrder:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def positions(self, first: int, stop: int) -> tuple[int, int]:
-        """The range of positions from which samples `first` up to `stop` of the run came."""
+        """Return the range of positions that samples `first` to `stop` (exclusive) came from."""
         return self._position(first), self._position(stop - 1) + 1
 
     def _position(self, sample: int) -> int:
@@ -45,40 +45,38 @@ class SampleOrder:
         return epoch * self.rows + place
 
     def ids(self) -> Iterator[int]:
-        """Without end: the row of each sample."""
+        """Yield the row of each sample, without end."""
         for epoch in count_up():
             order = self._order(epoch)
             if self.skipped and self._count(epoch) < self.rows:
                 order = order[self._kept_mask(epoch)]
-            for first in range(
-                0, len(order), IDS_PER_BLOCK
-            ):  # numbers of Python take four times as much memory as those of torch
+            for first in range(0, len(order), IDS_PER_BLOCK):  # Python integers take four times the memory of torch's
                 yield from order[first : first + IDS_PER_BLOCK].tolist()
 
     def _order(self, epoch: int) -> torch.Tensor:
         return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
 
     def _kept_mask(self, epoch: int) -> torch.Tensor:
-        """Of each place in an epoch's order, whether its row is a sample."""
+        """Return which positions of an epoch's order are samples."""
         kept = torch.isin(self._order(epoch), self._skipped_before(epoch), invert=True)
         kept[self._skipped_positions.get(epoch, [])] = False
         return kept
 
     def _count(self, epoch: int) -> int:
-        """How many samples an epoch has."""
+        """Return the number of samples in an epoch."""
         if epoch in self._skipped_positions:
             return int(self._kept_mask(epoch).sum())
         return self.rows - len(self._skipped_before(epoch))
 
     def _skipped_before(self, epoch: int) -> torch.Tensor:
-        """The rows that were skipped in an epoch before."""
+        """Return the rows skipped in earlier epochs."""
         found = [rows for before, rows in self._skipped_rows.items() if before < epoch]
         rows: torch.Tensor = torch.unique(torch.cat(found)) if found else NO_ROWS  # type: ignore[no-untyped-call]
         return rows if 2 * len(rows) <= self.rows else NO_ROWS
 
     @cached_property
     def _skipped_positions(self) -> Mapping[int, Sequence[int]]:
-        """Epoch -> the places in its order that are skipped."""
+        """Skipped positions in the order of each epoch, by epoch."""
         found: dict[int, list[int]] = {}
         for position in (position for first, stop in self.skipped for position in range(first, stop)):
             epoch, place = divmod(position, self.rows)
@@ -87,12 +85,12 @@ class SampleOrder:
 
     @cached_property
     def _skipped_rows(self) -> Mapping[int, torch.Tensor]:
-        """Epoch -> the rows in those places."""
+        """The rows at the skipped positions, by epoch."""
         return {epoch: self._order(epoch)[places] for epoch, places in self._skipped_positions.items()}
 
 
 class RunSamples(Sampler[int]):
-    """All samples that a run sees, as if they were one epoch: the trainer finds its place by their number."""
+    """All samples of a run as one epoch: the trainer's position is their number."""
 
     def __init__(self, order: SampleOrder, per_step: int, steps: int) -> None:
         self.order = order
@@ -106,24 +104,25 @@ class RunSamples(Sampler[int]):
         return islice(self.order.ids(), len(self))
 
     def count_seen(self, step: int) -> int:
-        """How many samples the weights after `step` were trained on."""
+        """Return how many samples the weights after `step` were trained on."""
         return step * self.per_step
 
     def position_after(self, step: int) -> dict[str, int]:
-        """For people who look into a checkpoint: in which epoch the next sample is, and after how many batches of that."""
+        """Return epoch and batch index of the next sample, for readers of a manifest."""
         position, _ = self.order.positions(self.count_seen(step), self.count_seen(step) + 1)
         epoch, place = divmod(position, self.order.rows)
         return {"epoch": epoch, "batch_index": place // self.per_step}
 
     def step_positions(self, first: int, last: int) -> tuple[int, int]:
-        """The range of positions from which steps `first` to `last`, both included, took their samples."""
+        """Return the range of positions whose samples steps `first` to `last` (inclusive) used."""
         return self.order.positions(self.count_seen(first - 1), self.count_seen(last))
 
 
 class ProcessSampler(Sampler[int]):
-    """Each micro-batch as often as there are processes that compute it together: the library gives each process the next.
+    """Yield each micro-batch once per process of a model-parallel group.
 
-    A step has `places`, of which the last ones have no row where they are more than its samples.
+    Accelerate deals them out in turn. A step has `places` rows; if these are more than its samples, the last ones are
+    `NO_ROW`.
     """
 
     def __init__(self, samples: RunSamples, places: int, batch: int, processes: int) -> None:
@@ -145,7 +144,7 @@ class ProcessSampler(Sampler[int]):
 
 
 class OptionalRows(Dataset[Any]):
-    """The rows of a split, and None in the place of `NO_ROW`."""
+    """The rows of a split, with None for `NO_ROW`."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows

@@ -1,1 +1,1 @@
-"""Metrics of a training: what is measured, aggregated and logged."""
+"""Training metrics: measurement, aggregation and logging."""

@@ -6,11 +6,11 @@ TRANSFORMERS_NAMES = {
     "learning_rate": "train/learning_rate",
     "eval_loss": "eval/loss",
 }
-"""By what the library calls them."""
+"""Keys are transformers' names."""
 PERPLEXITY = "eval/perplexity"
 TOKENS_PER_SECOND = "train/tokens_per_second"
 MFU = "train/mfu"
 CHECKPOINT_SECONDS = "train/checkpoint_seconds"
 METRIC_NAMES = (*TRANSFORMERS_NAMES.values(), PERPLEXITY, TOKENS_PER_SECOND, MFU, CHECKPOINT_SECONDS)
 RESERVED_NAMES = tuple(dict.fromkeys(name.partition("/")[2] for name in METRIC_NAMES))
-"""What no objective may call a number that it tells."""
+"""Names that an objective may not use for its own metrics."""

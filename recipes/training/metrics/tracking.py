@@ -1,4 +1,4 @@
-"""Log metrics to the tracking server; unacknowledged points go into checkpoints."""
+"""Log metrics to the tracking server; checkpoints include unacknowledged points."""
 
 import json
 import math
@@ -17,25 +17,24 @@ from recipes.runner import log_line
 from recipes.training.metrics.metric_names import CHECKPOINT_SECONDS, PERPLEXITY, TRANSFORMERS_NAMES
 from recipes.training.metrics.usage import TokenCost, UsageMeter
 
-# The metrics of a run on their way to the tracking server; what it has not acknowledged is part of every checkpoint.
+# Metrics on their way to the tracking server. Points it has not acknowledged are part of every checkpoint.
 
 PENDING_METRICS_PREFIX = "pending_metrics"
-"""How the name of the file begins that has them."""
+"""Prefix of the file in a checkpoint that holds unacknowledged points."""
 
 
 def write_pending_metrics(points: Sequence[Point], folder: Path) -> None:
-    """Into a checkpoint. The name says what is in it, and with that a checkpoint of a step has the same bytes under the same
-    names whoever saves it.
+    """Write unacknowledged points into a checkpoint, under a name that contains their hash.
 
-    A program that was killed had a request on its way still, which arrived after the run had been started anew, and saved
-    that step once more: of a checkpoint that was whole, one file was another then.
+    So that equal names have equal bytes, whichever process saves a step: a request of a killed program once arrived after
+    its successor had saved the same step, which changed one file of a checkpoint that was complete.
     """
     data = json.dumps([point.to_json() for point in points]).encode()
     (folder / f"{PENDING_METRICS_PREFIX}-{sha256(data).hexdigest()[:16]}.json").write_bytes(data)
 
 
 def read_pending_metrics(folder: Path) -> list[Point]:
-    """Of a checkpoint."""
+    """Read the unacknowledged points in a checkpoint."""
     (file,) = folder.glob(f"{PENDING_METRICS_PREFIX}*.json")
     return [Point.from_json(point) for point in json.loads(file.read_bytes())]
 
@@ -43,12 +42,15 @@ def read_pending_metrics(folder: Path) -> list[Point]:
 def open_metric_buffer(
     job: Job, resume: tuple[int, Path] | None, repeated: Sequence[RepeatedSteps], *, evaluates_on_resume: bool
 ) -> MetricBuffer:
-    """The buffer to log into; it knows what a predecessor could not send, and leaves out what the server has already.
+    """Open the metric buffer.
 
-    A predecessor may have been killed before its first checkpoint: then the run begins anew, and the server is ahead.
+    It resends what the previous attempt could not send and skips what the server has. The previous attempt may have been
+    killed before its first checkpoint: then the run restarts and the server is ahead.
 
-    Steps in `repeated` are logged once more: after a divergence they are done on other samples. A run that
-    `evaluates_on_resume` logs at the step of its checkpoint, as a predecessor may have done that was killed soon after.
+    Args:
+        repeated: steps to log again; after a divergence they are computed on other samples.
+        evaluates_on_resume: the run first logs at the step of its checkpoint, as a previous attempt may have done shortly
+            before it was killed.
     """
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
@@ -58,16 +60,17 @@ def open_metric_buffer(
     return metrics
 
 
-# What a run logs at each step: to the tracker under the specification's names, and as a line of progress.
+# Logging per step: to the tracking server under the specification's names, and a progress line in the log.
 
 OBJECTIVE_PREFIXES = ("train/", "eval/")
-"""How the names begin of what an objective tells, whatever it calls it: of others' only what ours tell was logged once."""
+"""Prefixes of an objective's metrics. Matching the built-in metrics' names instead once dropped those of custom objectives.
+"""
 
 
 class TrackingCallback(TrainerCallback):  # type: ignore[misc]
-    """Every logged number to the run under the specification's names (row E3), and one line of progress to the log.
+    """Send logged numbers to the run under the specification's names, and write one progress line.
 
-    A step begins where the one before ended, or what came after that: to wait for its rows is a part of it.
+    A step starts at the end of the previous one, or of what followed it: waiting for its rows is part of it.
     """
 
     def __init__(self, metrics: MetricBuffer, work: TokenCost, meter: UsageMeter, *, has_perplexity: bool) -> None:
@@ -108,7 +111,7 @@ class TrackingCallback(TrainerCallback):  # type: ignore[misc]
         }
         if "eval/loss" in named and self.has_perplexity:
             named[PERPLEXITY] = math.exp(min(named["eval/loss"], 700.0))
-        if "train/loss" in named:  # read from the device by now, so that the step is over
+        if "train/loss" in named:  # the loss was read from the device, so the step has finished
             before, self._step_started_at = self._step_started_at, time.monotonic()
             tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
             named |= self.work.throughput_metrics(tokens, self._step_started_at - before)

@@ -23,12 +23,12 @@ from recipes.storage.artifact_store import Store
 from recipes.training.metrics.metric_names import MFU, TOKENS_PER_SECOND
 
 WRITE_INTERVAL_SECONDS = 60.0
-"""How much of a process is not counted at most when it dies, besides the step that it was in."""
+"""Upper bound of the usage that is lost when a process dies, in addition to its current step."""
 HALF_PRECISION = ("float16", "bfloat16")
 
 
 class UsageMeter:
-    """Counts on, on so many GPUs, from what the run had used before this process; they are held since it `began`."""
+    """Adds this process's usage on `gpus` GPUs, held since `began`, to the usage `before` it."""
 
     def __init__(self, before: Usage, gpus: int, began: float | None = None) -> None:
         self._previous = before
@@ -41,7 +41,7 @@ class UsageMeter:
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """The loop stands still for a checkpoint while the block runs."""
+        """Time the block as a stall of the training loop by a checkpoint."""
         started = time.monotonic()
         yield
         self._stalls.append(time.monotonic() - started)
@@ -51,11 +51,11 @@ class UsageMeter:
         return self._stalls[-1] if self._stalls else None
 
     def record_peaks(self, peak_bytes: Sequence[int]) -> None:
-        """What each process of the run has held at most so far: they hold other parts of a model, and other rows."""
+        """Record the peak memory of each process so far; they hold different shards and rows."""
         self._peak = max(self._peak, *peak_bytes)
 
     def read(self, state: TrainerState) -> Usage:
-        """By the end of the step that training stands at."""
+        """Return the usage up to the end of the current step."""
         now = time.monotonic()
         return Usage(
             seconds=self._previous.seconds + now - self._started_at,
@@ -72,9 +72,9 @@ class UsageMeter:
 
 
 class UsageWriter(TrainerCallback):  # type: ignore[misc]
-    """Into the store: with each checkpoint, once a minute in between, and when the loop is over.
+    """Store the usage with each checkpoint, every minute, and at the end of training.
 
-    In the background: no run waits for that.
+    Written in the background, so that training never waits for it.
     """
 
     def __init__(self, meter: UsageMeter, store: Store, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,13 +98,13 @@ class UsageWriter(TrainerCallback):  # type: ignore[misc]
 
 
 def count_held_gpus(job: Job) -> int:
-    """On all nodes, as many of those that the job asks for as are there: on a processor it may train without any."""
+    """Return the number of requested GPUs that exist, over all nodes."""
     nodes = job.distributed.num_nodes if job.distributed else 1
     return min(job.hardware.gpus, torch.cuda.device_count()) * nodes
 
 
 def peak_memory_bytes() -> int:
-    """The most bytes that this process has held: on the GPU where it trains on one, else of the host."""
+    """Return this process's peak memory in bytes, on its GPU or else the host."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
@@ -112,18 +112,17 @@ def peak_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Of one token: the operations it costs, without those that are done twice to save memory (PaLM, appendix B); `peak`
-    operations a second of all processes.
+    """FLOPs per token, and the hardware's peak in FLOP/s over all processes.
 
-    `flops` is none for a model whose shape is not known, `peak` where that of the hardware is not: a CPU, an unknown GPU, or
-    arithmetic other than that of 16 bits, of which `recipes.planning.gpus` speaks.
+    `flops` excludes recomputation for activation checkpointing (PaLM, appendix B), and is None for an unknown architecture.
+    `peak` is None for unknown hardware: a CPU, an unknown GPU, or arithmetic other than 16 bit (`recipes.planning.gpus`).
     """
 
     flops: float | None
     peak: float | None
 
     def throughput_metrics(self, tokens: int, seconds: float) -> dict[str, float]:
-        """What a step of so many tokens in so many seconds means, by the name of the metric."""
+        """Return tokens per second and, if known, MFU of a step."""
         found = {TOKENS_PER_SECOND: tokens / seconds}
         if self.flops and self.peak:
             found[MFU] = tokens * self.flops / seconds / self.peak
@@ -131,14 +130,14 @@ class TokenCost:
 
 
 def token_cost(recipe: Recipe, model: Path) -> TokenCost:
-    """Of a recipe with the base model in that folder."""
+    """Estimate the cost per token of a recipe with the base model in folder `model`."""
     try:
         shape = Architecture.from_config(json.loads((model / "config.json").read_text(encoding="utf-8")))
         flops = estimate_flops_per_token(recipe, shape, recomputed=False)
-    except BadConfiguration:  # a family, or an adapter's target, that is not known here
+    except BadConfiguration:  # unknown architecture or adapter target
         flops = None
     peak = None
     if recipe.hardware.gpus and torch.cuda.is_available() and recipe.computing_dtype in HALF_PRECISION:
-        # Of what is there: where no cluster sees to it, that may be another type than the recipe asks for.
+        # Of the GPU that is present: without a cluster's scheduler it may differ from the recipe's.
         peak = find_device_peak(torch.cuda.get_device_name())
     return TokenCost(flops, peak and peak * recipe.processes)

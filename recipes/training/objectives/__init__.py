@@ -1,7 +1,7 @@
-"""What a model is trained towards: one class each, found by the name that a recipe gives.
+"""Training objectives: one class each, selected by the name in a recipe.
 
-A class that is installed under the entry point group `hanzo_ml.objectives`, or `hanzo_ml.objectives.pairs` where it learns
-from pairs, is an objective as good as these.
+Classes registered under the entry point group `hanzo_ml.objectives`, or `hanzo_ml.objectives.pairs` if they learn from
+pairs, are equal to the built-in ones.
 """
 
 from importlib.metadata import EntryPoints, entry_points
@@ -17,7 +17,11 @@ BUILT_IN_OBJECTIVES: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The objective that a recipe names. Raises BadConfiguration where it is not installed, or cannot be made."""
+    """Create the objective that a recipe names.
+
+    Raises:
+        BadConfiguration: it is not installed, or its creation failed.
+    """
     if recipe.objective in BUILT_IN_OBJECTIVES:
         return BUILT_IN_OBJECTIVES[recipe.objective](recipe)
     found = EntryPoints((*entry_points(group=OBJECTIVES_GROUP), *entry_points(group=PAIR_OBJECTIVES_GROUP)))
@@ -27,7 +31,7 @@ def make_objective(recipe: Recipe) -> Objective:
     entry = found[recipe.objective]
     try:
         made = entry.load()(recipe)
-    except Exception as problem:  # whatever its module or its class comes to
+    except Exception as problem:  # third-party code may raise anything
         why = f"{type(problem).__name__}: {problem}"
         raise BadConfiguration(f"objective {recipe.objective}: {entry.value} cannot be made: {why}") from problem
     if not isinstance(made, Objective):

@@ -22,15 +22,16 @@ from recipes.training.data.preference_pairs import (
 from recipes.training.model import load_reference_model
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
-# Direct preference optimization (Rafailov et al. 2023, equation 7): chosen answers become likelier than rejected ones,
-# measured against the base model.
+# Direct preference optimization (Rafailov et al. 2023, equation 7): chosen answers become more likely than rejected ones,
+# relative to the base model.
 
 
 class Dpo(Objective):
-    """The reference is the base: of an adapter the model with it switched off, of full training the base once more.
+    """DPO.
 
-    It drops nothing out. What is trained does, where the recipe or the base model's configuration asks for it; the code of
-    the paper, and TRL, would not.
+    The reference is the base model: with the adapter disabled, or for full training a frozen copy. The reference runs
+    without dropout. The trained model uses dropout if the recipe or the base model's configuration asks for it, unlike in
+    the paper's code and TRL.
     """
 
     padded_behind = True
@@ -58,7 +59,7 @@ class Dpo(Objective):
     def _reference(self, model: Any, batch: Batch) -> torch.Tensor:
         if self._frozen is not None:
             return log_probabilities(self._frozen, batch)
-        plain = getattr(model, "module", model)  # inside of what shares it among processes
+        plain = getattr(model, "module", model)  # unwrap DDP
         trains = plain.training
         plain.eval()
         try:
@@ -68,19 +69,19 @@ class Dpo(Objective):
             plain.train(trains)
 
 
-# Odds ratio preference optimization (Hong et al. 2024, equations 3 to 7): supervised fine-tuning on the chosen answers,
-# and beside it their odds against those of the rejected ones; no reference model.
+# Odds ratio preference optimization (Hong et al. 2024, equations 3 to 7): supervised fine-tuning on the chosen answers plus
+# the odds ratio of chosen to rejected answers; no reference model.
 
 MAX_LOG_PROBABILITY = -1e-7
-"""Of a mean log-probability: an answer that is certain in float32 has 0."""
+"""Maximum mean log-probability: an answer that is certain in float32 would have 0."""
 
 
 class Orpo(Objective):
-    """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers.
+    """ORPO. `beta` is the paper's lambda, the weight of the odds ratio term.
 
-    Both are means over pairs, as the paper's expectation is (equation 6): equal for every micro-batch of a step. A mean over
-    the tokens of a micro-batch would not be. Both are of answers alone (equations 1 to 3), where TRL's likelihood is of
-    prompts too. A reward is the mean log-probability of an answer; TRL tells `beta` times that.
+    Both terms are means over pairs, like the paper's expectation (equation 6), which weights all micro-batches of a step
+    equally; a mean over a micro-batch's tokens would not. Both use answers alone (equations 1 to 3), where TRL's
+    likelihood includes prompts. A reward is the mean log-probability of an answer; TRL reports `beta` times that.
     """
 
     padded_behind = True
@@ -102,6 +103,9 @@ class Orpo(Objective):
 
 
 def compute_log_odds(log_probability: torch.Tensor) -> torch.Tensor:
-    """log(p / (1 - p)), exact for p near 1; of p = 1, where it is infinite and has no slope, that of the p next to it."""
+    """log(p / (1 - p)), exact for p near 1.
+
+    P = 1 is clamped to the next smaller value, to stay finite.
+    """
     log_probability = log_probability.clamp(max=MAX_LOG_PROBABILITY)
     return log_probability - torch.log(-torch.expm1(log_probability))

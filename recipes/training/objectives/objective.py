@@ -18,13 +18,13 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
 from recipes.training.metrics.metric_names import RESERVED_NAMES
 
-# What every objective says of itself: which rows it makes of records, and the loss of a micro-batch of them.
+# The interface of objectives: rows made from records, and the loss of a micro-batch of them.
 
 Batch = dict[str, torch.Tensor]
 
 
 class Rows(Protocol):
-    """Rows by their number, of which there are as many as it says."""
+    """A sized collection of rows by index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -32,9 +32,9 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to be minimized, and what else is worth logging of the micro-batch it belongs to, by name.
+    """A scalar to minimize, and metrics of the same micro-batch to log, by name.
 
-    Metrics are best left on the device, as detached scalars: they are read with the loss of the step.
+    Leave metrics on the device as detached scalars: they are read together with the step's loss.
     """
 
     value: torch.Tensor
@@ -42,54 +42,61 @@ class Loss:
 
 
 class Objective(ABC):
-    """Made once for a run."""
+    """Base class of training objectives; created once per run."""
 
     packed: ClassVar[bool] = False
-    """Whether its micro-batches are of packed rows, all of one length, with `position_ids` and without a mask."""
+    """Whether micro-batches hold packed rows of one length, with `position_ids` and without a mask."""
     padded_behind: ClassVar[bool] = False
-    """Whether they are of rows of one example each, without `position_ids` and without a mask: padding is at their end."""
+    """Whether micro-batches hold one example per row, padded on the right, without `position_ids` and mask."""
     rendering: Rendering = CURRENT_RENDERING
-    """How the run reads conversations: set before `rows` is called, where the run began in another way."""
+    """How conversations are rendered; set before `rows` is called, if the run started with an earlier rendering."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
     @property
     def has_perplexity(self) -> bool:
-        """Whether its loss is a cross-entropy, whose exponential is a perplexity."""
+        """Whether the loss is a cross-entropy, whose exponential is a perplexity."""
         return type(self).loss is Objective.loss
 
     @abstractmethod
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
-        """What training draws from, in an order that depends on the split and the recipe alone.
+        """Return the training rows, in an order that depends only on split and recipe.
 
         Raises:
-            BadConfiguration: the split's records are not of a layout that this objective reads.
+            BadConfiguration: the records have a layout that this objective does not support.
         """
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Some of the rows as a micro-batch; it holds `labels`."""
+        """Collate rows into a micro-batch, which must contain `labels`."""
 
     def begin(self, model: Any) -> None:
-        """Called once with the base model, and its adapter if it gets one, before other weights are loaded into it."""
+        """Called once with the base model (and its new adapter), before other weights are loaded."""
         return
 
     def loss(self, model: Any, batch: Batch) -> Loss | None:
-        """The mean over the micro-batch. None: the model's own cross-entropy, which is the mean over a step's tokens."""
+        """Return the mean loss of the micro-batch.
+
+        None selects the model's cross-entropy over a step's tokens.
+        """
         return None
 
 
-# What the objective of somebody else gives, looked at before it is used: what is wrong is said by its name.
+# Checks of what a custom objective returns, so that the error names it.
 #
-# Some of it did not fail otherwise: a tensor in place of a `Loss` was taken for the model's own, whose gradients are not
-# divided by the accumulation; without rows the search for the first one never ended.
+# Some mistakes did not fail otherwise: a tensor in place of a `Loss` was taken for the model's own loss, whose gradients
+# are not divided by the accumulation steps; without rows the search for the first one never ended.
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_rows(objective: Objective, found: object) -> Rows:
-    """Raises BadConfiguration: they are no rows, or none at all."""
+    """Check the return value of `rows()`.
+
+    Raises:
+        BadConfiguration: it is no sized collection, or it is empty.
+    """
     if not isinstance(found, Sized) or not hasattr(found, "__getitem__"):
         raise objective_error(
             objective, f"rows() gave {describe_value(found)}: return what has a length, and rows by their number"
@@ -100,7 +107,11 @@ def check_rows(objective: Objective, found: object) -> Rows:
 
 
 def check_loss(objective: Objective, found: object, *, trains: bool) -> Loss | None:
-    """Reads nothing from the device. Raises BadConfiguration: no scalar, or one from which nothing would be learned."""
+    """Check the return value of `loss()` without reading from the device.
+
+    Raises:
+        BadConfiguration: it is no scalar, or does not depend on trained weights.
+    """
     if found is None:
         return None
     if not isinstance(found, Loss):
@@ -119,9 +130,9 @@ def check_loss(objective: Objective, found: object, *, trains: bool) -> Loss | N
     for name, mean in found.metrics.items():
         if not isinstance(name, str) or not METRIC_NAME.fullmatch(name) or name in RESERVED_NAMES:
             allowed = f"letters, digits, '_', '.' and '-', and none of {', '.join(RESERVED_NAMES)}"
-            raise objective_error(objective, f"it tells a metric {name!r:.100}: name it with {allowed}")
+            raise objective_error(objective, f"it returns a metric {name!r:.100}: name it with {allowed}")
         if not isinstance(mean, Real) and not is_scalar(mean):
-            raise objective_error(objective, f"its metric '{name}' is {describe_value(mean)}: tell one number")
+            raise objective_error(objective, f"its metric '{name}' is {describe_value(mean)}: return one number")
     return found
 
 
@@ -130,7 +141,7 @@ def is_scalar(found: object) -> bool:
 
 
 def describe_value(found: object) -> str:
-    """What something is, in words."""
+    """Describe a value by type and shape, for messages."""
     shape = f" of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else ""
     return f"{type(found).__name__}{shape}"
 

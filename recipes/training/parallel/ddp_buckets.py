@@ -1,16 +1,16 @@
-"""Fix the order of DDP's gradient buckets, so that resumed runs round alike."""
+"""Fix the order of DDP's gradient buckets, so that resumed runs round identically."""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
 def fix_bucket_order(model: DistributedDataParallel) -> None:
-    """Let DDP sort its buckets of gradients now, by the order of the weights from the last to the first.
+    """Make DDP build its final gradient buckets now, in reverse order of the weights.
 
-    It would do so after a process's first step, by the order in which they came. A sum of three or more numbers depends on
-    its place in a bucket: who resumed rounded one step otherwise. To have it look for unused weights keeps the buckets as
-    they are made, but then every micro-batch copies what the model returns. What goes through here is zero, and leaves
-    nothing.
+    By default DDP rebuilds them after a process's first step, in the order in which gradients arrived. A sum of three or
+    more numbers depends on its position in a bucket, so a resumed run rounded its first step differently. Searching for
+    unused weights would keep the initial buckets, but copies the model's output in every micro-batch. The backward pass here
+    only propagates zeros and leaves no gradients.
     """
     reducer = model.reducer
     reducer.prepare_for_forward()

@@ -19,16 +19,16 @@ WEIGHTS_STEM, OPTIMIZER_STEM = "model", "optimizer"
 
 
 def tie_weights(model: torch.nn.Module) -> None:
-    """Let all that compute with a tied weight read it where it is trained.
+    """Make all modules that use a tied weight read the storage that is trained.
 
-    Embedding and head are of two groups of FSDP2. Where rows do not come out even, each pads those of the last process in a
-    copy of its own (torch 2.13): that of the head was never trained, and training went wrong without a word.
+    Embedding and head are in two FSDP2 groups. If rows do not divide evenly, each group pads the last process's rows in a
+    copy of its own (torch 2.13): the head's copy was never trained, and training went wrong without an error.
     """
     sharded: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not sharded:
         return
-    sharded[0]._get_fsdp_state()._lazy_init()  # pads; the first is the whole model
-    states = dict.fromkeys(module._get_fsdp_state() for module in sharded)  # some modules have one together
+    sharded[0]._get_fsdp_state()._lazy_init()  # pads the shards; the first module is the whole model
+    states = dict.fromkeys(module._get_fsdp_state() for module in sharded)  # some modules share one
     parts = [part for state in states for group in state._fsdp_param_groups for part in group.fsdp_params]
     read = {id(part.sharded_param): part._sharded_param_data for part in parts if reads_trained_storage(part)}
     for part in parts:
@@ -45,22 +45,25 @@ def save_weights(model: torch.nn.Module, folder: Path, group: ProcessGroup, stag
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Those of a checkpoint, or of a model that was saved as a whole.
+    """Load weights from a sharded checkpoint or a whole model.
 
     Raises:
-        BadConfiguration: they are of another model.
+        BadConfiguration: they belong to another model.
     """
     files = ShardedTensors(sorted(folder.glob(f"{WEIGHTS_STEM}*.safetensors")))
     for name, weight in named_weights(model).items():
         if files.shape(name) != weight.shape:
-            raise BadConfiguration(f"the weights in {folder} do not fit the recipe: {name} is another shape")
+            raise BadConfiguration(f"the weights in {folder} do not fit the recipe: {name} has another shape")
         local_tensor(weight).copy_(read_local_part(weight, name, files))
 
 
 def save_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: ProcessGroup, staging: Staging
 ) -> None:
-    """What is one number for a whole weight, as the number of steps is, all have alike."""
+    """Save this process's optimizer state.
+
+    Scalars, such as the step count, are equal in all processes.
+    """
     states = {
         f"{key}/{name}": value for name, state in optimizer_states(model, optimizer).items() for key, value in state.items()
     }
@@ -78,14 +81,17 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fol
 
 
 def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Each tied weight once, and all spread: after an evaluation the last ones are still gathered."""
+    """Return each tied weight once, in sharded form.
+
+    After an evaluation some weights are still gathered.
+    """
     spread = model.state_dict()
     return {name: spread[name] for name, _ in model.named_parameters()}
 
 
 def optimizer_weights(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of an optimizer in its own order, by their names."""
-    model.state_dict()  # spreads what is gathered: the optimizer knows the spread ones
+    """Return the weights of an optimizer in its own order, by name."""
+    model.state_dict()  # reshards gathered weights: the optimizer refers to the sharded ones
     names = {id(weight): name for name, weight in model.named_parameters()}
     return {names[id(weight)]: weight for group in optimizer.param_groups for weight in group["params"]}
 
@@ -95,12 +101,12 @@ def optimizer_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of it."""
+    """Return this process's shard."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Where that is in the whole, in each dimension."""
+    """Return the position of this process's shard in the whole tensor, per dimension."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     described: Any = tensor
@@ -109,7 +115,7 @@ def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 
 def read_local_part(tensor: torch.Tensor, name: str, files: ShardedTensors) -> torch.Tensor:
-    """What this process holds of a tensor, as the files have it."""
+    """Read this process's shard of a tensor from files."""
     rows, *others = local_slices(tensor)
     return files.read(name, range(rows.start, rows.stop))[:, *others].contiguous()
 
@@ -117,7 +123,10 @@ def read_local_part(tensor: torch.Tensor, name: str, files: ShardedTensors) -> t
 def write_local_rows(
     tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: ProcessGroup, staging: Staging
 ) -> None:
-    """What several processes hold alike, the first of them writes; of stages, what the others do not have."""
+    """Write this process's rows.
+
+    Replicated tensors are written by the first process that holds them, those of a pipeline stage by that stage.
+    """
     written: dict[str, torch.Tensor] = {}
     before = {name for names in group.all_gather([*tensors])[: group.rank] for name in names} if group.is_pipelined else ()
     places: dict[str, RowRange] = {}
@@ -130,7 +139,10 @@ def write_local_rows(
 
 
 def local_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Whole rows, as many from each process, and the number of the first: for what is cut in columns they are exchanged."""
+    """Return whole rows of this process and the number of the first.
+
+    Column shards are exchanged for rows.
+    """
     local_shard = local_tensor(tensor)
     if not isinstance(tensor, DTensor) or not tensor.dim():
         return local_shard, 0
@@ -143,12 +155,12 @@ def local_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     ]
     dist.all_gather(columns, local_shard.contiguous(), others)
     rows = shard_rows(len(local_shard), others.rank(), others.size())
-    # On a GPU they would stand beside the model.
+    # To host memory: on the GPU they would need room next to the model.
     return torch.cat([some[rows.start : rows.stop].cpu() for some in columns], dim=1), first + rows.start
 
 
 def is_writer(tensor: torch.Tensor, group: ProcessGroup) -> bool:
-    if group.is_pipelined or not tensor.dim():  # a number is in every file: who has no other of them needs none for it
+    if group.is_pipelined or not tensor.dim():  # scalars are in every file, so that a reader needs no other file for them
         return True
     if not isinstance(tensor, DTensor):
         return group.is_leader
@@ -156,7 +168,7 @@ def is_writer(tensor: torch.Tensor, group: ProcessGroup) -> bool:
 
 
 def shard_like(weight: torch.Tensor, name: str, files: ShardedTensors) -> torch.Tensor:
-    """A tensor of the files, spread as the weight is that it belongs to."""
+    """Read a tensor sharded like the weight it belongs to."""
     if not files.shape(name):
         return files.read(name)
     local_shard = read_local_part(weight, name, files)

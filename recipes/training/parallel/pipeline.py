@@ -21,21 +21,21 @@ from recipes.training.parallel.pipeline_stage import causal_model, load_adapter,
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.precision import scale_gradient
 
-# How a step's micro-batches go through the stages of a model, forwards and back (`recipes.planning.parallel_layout`).
+# The schedule of a step's micro-batches through the pipeline stages (`recipes.planning.parallel_layout`).
 #
-# Stages are in the middle of others' micro-batches until a step ends, so that none leaves it before. One that is asked to
-# stop computes nothing from there on and sends what has the right shape: what is left of a step of minutes takes a
-# moment, and all of them throw the step away.
+# Until a step ends, stages are in the middle of each other's micro-batches, so none can leave early. After a stop request a
+# stage stops computing and sends tensors of the right shape: the rest of a step that takes minutes is done in a moment, and
+# all stages discard it.
 
 
 class StepAborted(Exception):
-    """A stage was asked to stop in the middle of a step, whose gradients are those of no step."""
+    """A stage received a stop request during a step; the step's gradients are incomplete."""
 
 
 class StageModule(nn.Module):
-    """Tokens in the first stage, and what the stage before has made of them in the others -> hidden states.
+    """One stage: maps tokens (first stage) or the previous stage's output to hidden states.
 
-    `skipped` says whether something in this step was not computed. An evaluation is: its numbers count.
+    `skipped` is true if part of this step was not computed. Evaluations are always computed, since their numbers count.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StageModule(nn.Module):
     def forward(self, given: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         if self.should_skip():
             if not self.first:
-                return given * 1  # the stage before waits for its gradient
+                return given * 1  # keeps the graph: the previous stage waits for the gradient
             shape = (*given.shape, causal_model(self.model).config.hidden_size)
             return torch.zeros(shape, dtype=self.model.dtype, device=given.device, requires_grad=True)
         named = {"input_ids" if self.first else "inputs_embeds": given}
@@ -70,8 +70,12 @@ class StageModule(nn.Module):
     def loss(
         self, hidden: torch.Tensor, places: torch.Tensor, next_tokens: torch.Tensor, items: torch.Tensor | None
     ) -> torch.Tensor:
-        """The model's own, of the last stage: the mean over `items` tokens, or over those that are learned here, which are
-        `next_tokens` the `places`.
+        """Compute the model's loss in the last stage.
+
+        Args:
+            places: positions whose next token is learned.
+            next_tokens: the tokens at the positions after `places`.
+            items: divisor of the sum; None for the mean over the learned tokens given here.
         """
         if self.should_skip():
             return hidden.float().sum() * 0
@@ -89,7 +93,7 @@ class StageModule(nn.Module):
 
 
 class Pipeline:
-    """The stage of this process, and the others as it sees them. Every method is called by all of them at once."""
+    """The stage of this process and its communication. All processes must call every method together."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class Pipeline:
         self.scale = scale
         config = causal_model(model).config
         self.hidden_size, self.dtype = config.hidden_size, model.dtype
-        # A head that is the embedding is trained in two places: their gradients are one sum.
+        # A head tied to the embedding is trained in two stages: their gradients are summed.
         is_tied = config.tie_word_embeddings and recipe.method == "full"
         self._tied_weights_group = dist.new_group([0, self.last]) if is_tied else None
         self._rows = recipe.batch_size
@@ -117,7 +121,10 @@ class Pipeline:
         self._targets: Iterator[tuple[torch.Tensor, torch.Tensor]] = iter(())
 
     def _make_schedule(self, recipe: Recipe) -> Schedule1F1B | ScheduleGPipe:
-        """Shapes are stated: else the first step of every process would compute a micro-batch more to find them."""
+        """Create the schedule with explicit shapes.
+
+        Otherwise each process computes an extra micro-batch to infer them.
+        """
         tokens = torch.empty(recipe.batch_size, recipe.sequence_length, dtype=torch.int64, device="meta")
         hidden = torch.empty(*tokens.shape, self.hidden_size, dtype=self.dtype, device="meta", requires_grad=True)
         stage = PipelineStage(
@@ -135,26 +142,27 @@ class Pipeline:
         return scale_gradient(self.module.loss(hidden, *next(self._targets), self._num_learned_tokens), self.scale)
 
     def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process.
+        """Compute gradients of all micro-batches of a step. Returns the step's loss in every process.
 
         Raises:
-            StepAborted: in every process; one of them was asked to stop, and did not compute all of them.
+            StepAborted: in every process; one of them received a stop request and skipped part of the step.
         """
         labels = batch["labels"]
         self.module.skipped = False
         self._num_learned_tokens = (labels[:, 1:] != IGNORED_LABEL).sum()
         given = (batch["input_ids"],) if self.rank == 0 else ()
         target = labels if self.rank == self.last else None
-        if self.rank == self.last:  # before the first of them: a GPU counts them, and would be waited for in their midst
+        # before the first micro-batch: counting synchronizes with the GPU, which would stall the schedule
+        if self.rank == self.last:
             self._targets = iter([find_learned_positions(part) for part in torch.split(labels, self._rows)])
         losses: list[torch.Tensor] = []
-        # Off by itself, but around all micro-batches: else each of them holds copies of its own of the weights in 16 bits.
+        # Disabled, but around all micro-batches: otherwise each of them caches its own 16-bit copies of the weights.
         with torch.autocast(self.device.type, enabled=False):
             try:
                 self._schedule.step(
                     *given, position_ids=batch["position_ids"], target=target, losses=losses, return_outputs=False
                 )
-            except RuntimeError as error:  # in the schedule's words, which do not say that memory ran out
+            except RuntimeError as error:  # the schedule's own error, which hides an out-of-memory error
                 if error.__cause__ is None:
                     raise
                 raise error.__cause__ from None
@@ -165,7 +173,7 @@ class Pipeline:
 
     @torch.no_grad()
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over the tokens that are learned in a batch of any number of rows; nothing is kept of it."""
+        """Return the mean loss over a batch's learned tokens, without gradients; any number of rows."""
         tokens = batch["input_ids"]
         given = tokens
         if self.rank > 0:
@@ -178,7 +186,7 @@ class Pipeline:
         return self._broadcast_from_last(self.module.loss(hidden, *find_learned_positions(batch["labels"]), None))
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        """Bring the gradients of all stages down to that norm, if they are larger. Returns the norm before."""
+        """Clip gradients to a norm over all stages. Returns the norm before clipping."""
         trained = [weight for weight in self.module.parameters() if weight.grad is not None]
         counted = [weight for weight in trained if weight is not self._tied_embedding()]
         norm = get_total_norm([weight.grad for weight in counted if weight.grad is not None])
@@ -199,7 +207,7 @@ class Pipeline:
             dist.all_reduce(embedding.grad, group=self._tied_weights_group)
 
     def _tied_embedding(self) -> torch.Tensor | None:
-        """Of the last stage, where the first trains the same: it counts once."""
+        """Return the last stage's copy of a tied weight: norms must count it once."""
         if self._tied_weights_group is None or self.rank != self.last:
             return None
         weight: torch.Tensor = causal_model(self.module.model).model.embed_tokens.weight
@@ -207,7 +215,7 @@ class Pipeline:
 
 
 class PipelineTrainer(ObjectiveTrainer):
-    """Its micro-batches are the schedule's, so that what the library takes for one are the rows of a step."""
+    """Trainer for pipelines; transformers sees the rows of a whole step as one micro-batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -223,11 +231,11 @@ class PipelineTrainer(ObjectiveTrainer):
         )
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: object = None) -> torch.nn.Module:
-        """Another module than the model: the library takes its gradients for reduced, and wraps it no further."""
+        """Return a module other than the model, so that transformers does not wrap it."""
         return self.pipeline.module
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> None:
-        """The schedule counts them: the library would add up those of all processes, which have the same rows."""
+        """Disabled: the schedule counts tokens, and all processes have the same rows."""
         return
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
@@ -235,7 +243,7 @@ class PipelineTrainer(ObjectiveTrainer):
         return self.pipeline.step(self._prepare_inputs(inputs))
 
     def _run_epoch(self, model: Any, epoch: int, **given: Any) -> None:
-        """With a step that is broken off, the library goes on as after a micro-batch of it that was not the last."""
+        """Treat an aborted step like a micro-batch that does not end its step."""
         try:
             super()._run_epoch(model=model, epoch=epoch, **given)
         except StepAborted:

@@ -22,10 +22,10 @@ ADAPTER_FILE = "adapter_model.safetensors"
 def load_stage(
     folder: Path, rank: int, stages: int, dtype: torch.dtype, adapt: Callable[[PreTrainedModel], Any]
 ) -> PreTrainedModel | PeftModel:
-    """Of the base model in `folder`, what one process holds; `adapt` puts an adapter on it, where there is to be one.
+    """Load the part of the base model in `folder` that this process holds.
 
-    It sees all layers, those of other stages without their bytes: an adapter's first weights are drawn in the order of the
-    whole model, and are those that one process draws.
+    `adapt` adds an adapter if there is one. `adapt` sees all layers, those of other stages without data: an adapter's
+    initial weights are drawn in the order of the whole model, and equal those of a single process.
 
     Raises:
         BadConfiguration: the files name other tensors than the model has.
@@ -53,7 +53,7 @@ def causal_model(model: PreTrainedModel | PeftModel) -> Any:
 
 
 def drop_other_stages(stage: PipelineStage, causal: Any) -> None:
-    """Drop what is of other stages. The decoder's own code runs through the layers that are left."""
+    """Drop the layers of other stages; the decoder's own code runs the remaining ones."""
     decoder = causal.model
     kept = nn.ModuleList()
     for place in stage.layers:
@@ -69,7 +69,10 @@ def drop_other_stages(stage: PipelineStage, causal: Any) -> None:
 
 
 def stage_config(stage: PipelineStage, config: Any) -> Any:
-    """Families whose layers differ look up by place in the list of them which one it is."""
+    """Return the configuration of this stage's layers.
+
+    Some families look up each layer's type by index.
+    """
     own = deepcopy(config)
     kinds = getattr(own, "layer_types", None)
     own.num_hidden_layers = len(stage.layers)
@@ -79,7 +82,11 @@ def stage_config(stage: PipelineStage, config: Any) -> Any:
 
 
 def load_adapter(model: PeftModel, folder: Path) -> None:
-    """The weights of this stage, of an adapter that was saved whole. Raises BadConfiguration: it is of another model."""
+    """Load this stage's weights of an adapter that was saved as a whole.
+
+    Raises:
+        BadConfiguration: the adapter belongs to another model.
+    """
     files = ShardedTensors(sorted(folder.glob(ADAPTER_FILE)))
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -87,19 +94,22 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
                 continue
             stored = stored_name(name, model)
             if files.shape(stored) != weight.shape:
-                raise BadConfiguration(f"the adapter in {folder} does not fit the recipe: {stored} is another shape")
+                raise BadConfiguration(f"the adapter in {folder} does not fit the recipe: {stored} has another shape")
             weight.copy_(files.read(stored))
 
 
 def save_adapter(model: PeftModel, parts: list[dict[str, torch.Tensor]], folder: Path) -> None:
-    """The adapter of all stages, as the library saves it of one process; itself it saves no layers but those it sees."""
+    """Save the adapter of all stages in PEFT's format.
+
+    PEFT itself would only save the layers it sees.
+    """
     model.save_pretrained(str(folder), save_embedding_layers=False)
     whole = {stored_name(name, model): weight for part in parts for name, weight in part.items()}
     save_file(whole, folder / ADAPTER_FILE, {"format": "pt"})
 
 
 def stored_name(name: str, model: PeftModel) -> str:
-    """In an adapter's file, which does not say what the adapter is called in a model."""
+    """Return the name in an adapter file, which lacks the adapter's name in the model."""
     return name.replace(f".{model.active_adapter}.", ".")
 
 

@@ -14,14 +14,15 @@ from recipes.machine import read_machine
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""How long the others wait for one that fetches a base model for all."""
+"""How long processes wait for one that downloads a base model for all."""
 
 
 class ProcessGroup:
-    """`rank` counts from 0 over all nodes, `local_rank` on one, where there are `local_size`.
+    """The processes of a run.
 
-    Rank 0 leads: it logs, saves and publishes. Ranks that follow each other compute the same rows `model_parallel_size`, and
-    have the same `data_rank`; `is_pipelined` each has other layers.
+    `rank` counts over all nodes, `local_rank` on one node of `local_size` processes. Rank 0 is the leader: it logs, saves
+    and publishes. Groups of `model_parallel_size` consecutive ranks compute the same rows and share a `data_rank`; with
+    `is_pipelined` each of them holds other layers.
     """
 
     model_parallel_size = 1
@@ -33,7 +34,7 @@ class ProcessGroup:
         self.local_rank = local_rank
         self.local_size = local_size
         self._control_group: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if size > 1 else None
-        # Those of a node wait for each other in a thread, while all agree on something else: one group would mix the two up.
+        # A separate group, because a node's processes synchronize in a thread while all processes use the control group.
         self._node_group: Any = None
         if size > 1 and local_size > 1:
             found: Any = dist.new_subgroups(local_size, backend="gloo", timeout=COLLECTIVE_TIMEOUT)  # type: ignore[no-untyped-call]
@@ -53,7 +54,10 @@ class ProcessGroup:
 
     @property
     def random_stream(self) -> int:
-        """Which random numbers a process draws: what is computed twice drops out the same, and other layers do not."""
+        """Index of this process's random stream.
+
+        Replicas of the same computation share one, pipeline stages do not.
+        """
         return self.rank if self.is_pipelined else self.data_rank
 
     @property
@@ -61,7 +65,7 @@ class ProcessGroup:
         return self.size if self.is_pipelined else self.data_size
 
     def broadcast(self, value: T) -> T:
-        """The leader's value, in every process."""
+        """Return the leader's value in every process."""
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0, group=self._control_group)
@@ -73,41 +77,41 @@ class ProcessGroup:
 
     @property
     def node(self) -> int:
-        """Which node this process runs on; the leader's is 0."""
+        """Index of this process's node; the leader's is 0."""
         return self.rank // self.local_size
 
     def broadcast_on_node(self, value: T) -> T:
-        """That of the first process of the same node, in every process. What differs between nodes is a folder."""
+        """Return the value of the node's first process; used for folders, which differ between nodes."""
         return self.all_gather(value)[self.rank - self.local_rank]
 
     def barrier_on_node(self) -> None:
-        """Until all processes of this node are here; in a thread, while training goes on."""
+        """Wait for all processes of this node; used in a thread while training continues."""
         if self._node_group:
             dist.barrier(group=self._node_group)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all, by rank, for the leader; none for the others."""
+        """Return all values by rank to the leader; an empty list elsewhere."""
         values: list[Any] | None = [value] * self.size if self.is_leader else None
         if self.size > 1:
             dist.gather_object(value, values, dst=0, group=self._control_group)
         return values or []
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in one of the processes."""
+        """Return whether `flag` is true in any process."""
         return any(self.all_gather(flag))
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all, by rank, in every process."""
+        """Return all values by rank in every process."""
         values: list[T] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, group=self._control_group)
         return values
 
     def destroy(self) -> None:
-        """After the last thing that they do together; all wait for all, and from here on each is alone.
+        """End the group, after the last collective; all processes wait for each other.
 
-        Else NCCL's communicators would end with their processes, that of the leader minutes after the others, for whom it
-        would wait. One that has failed does not call this: it would wait for others that wait for it.
+        Otherwise NCCL's communicators would end with their processes, the leader's minutes after the others', and it would
+        wait for them. A process that has failed must not call this, since it would wait for processes that wait for it.
         """
         self.all_gather(None)
         if self.size > 1:
@@ -115,7 +119,7 @@ class ProcessGroup:
 
     @contextmanager
     def local_leader_first(self) -> Iterator[None]:
-        """The block runs in one process of each node first, and then in the others, which find what it left."""
+        """Run the block in one process per node first; the others reuse its results."""
         if self.local_rank != 0:
             self.all_gather(None)
         yield
@@ -124,10 +128,12 @@ class ProcessGroup:
 
 
 def join_process_group(distributed: Distributed | None) -> ProcessGroup:
-    """The group that torchrun started this process in, or this process alone. Gradients go over NCCL, on a CPU over gloo.
+    """Join the group that torchrun started, or return a group of one.
+
+    Uses NCCL on GPUs and gloo on CPUs.
 
     Raises:
-        BadConfiguration: they are to go over NCCL between GPUs that this torch cannot use, or are more than those are.
+        BadConfiguration: NCCL is requested for GPUs that this torch cannot use, or there are more processes than GPUs.
     """
     if distributed is None or not dist.is_torchelastic_launched():
         return ProcessGroup()
@@ -149,8 +155,7 @@ def join_process_group(distributed: Distributed | None) -> ProcessGroup:
     local_rank = dist.get_node_local_rank()
     if on_gpus:
         torch.cuda.set_device(local_rank)
-    # NCCL connects them now, while nothing else is under way. Stages would have it do so in the middle of their first step,
-    # with some of them waiting for each other (torch 2.13, `_PipelineSchedule._warmup_p2p`); and a network that keeps them
-    # apart is found before a model is loaded.
+    # Connect NCCL now. Pipeline stages would connect in the middle of their first step, while some of them wait for each
+    # other (torch 2.13, `_PipelineSchedule._warmup_p2p`). A broken network is also found before a model is loaded.
     dist.all_reduce(torch.zeros((), device="cuda" if on_gpus else "cpu"))
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), local_rank, distributed.gpus_per_node)

@@ -19,36 +19,36 @@ from recipes.training.parallel.process_group import ProcessGroup
 
 STEP_KEY = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight, by torch's names; and of all, how many steps it did."""
+"""AdamW's state by torch's names: a step count and two moments per weight."""
 
 
 @contextmanager
 def shard_while_loading(recipe: Recipe, dtype: torch.dtype) -> Iterator[None]:
-    """Base models that are loaded inside hold one process's part of each weight with stage 3, and are whole otherwise."""
-    unset_hf_deepspeed_config()  # of a training that may be over
+    """Shard base models loaded inside the block if the recipe uses ZeRO stage 3."""
+    unset_hf_deepspeed_config()  # may be left by an earlier training in this process
     if zero_stage(recipe) != 3:
         yield
         return
     disable_cpu_kernel()
     hf_config = HfDeepSpeedConfig(deepspeed_config(recipe, stage=3, weights_dtype=dtype_name(dtype)))
     yield
-    del hf_config  # the library knows it for as long as somebody holds it
+    del hf_config  # transformers holds only a weak reference to it
 
 
 def deepspeed_arguments(recipe: Recipe, model: torch.nn.Module) -> dict[str, Any]:
-    """Arguments of transformers' TrainingArguments; none where the strategy is another."""
+    """Return DeepSpeed arguments for transformers' TrainingArguments; empty for other strategies."""
     stage = zero_stage(recipe)
     if stage is None:
         return {}
     disable_cpu_kernel()
-    # An adapter is in float32, whatever its base is held in.
+    # An adapter is float32, independent of its base's dtype.
     holds = next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
     found = deepspeed_config(recipe, stage, weights_dtype=dtype_name(holds))
     return {"deepspeed": found, "bf16": "bf16" in found}
 
 
 def make_inference_engine(model: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
-    """A model that was spread as it was read (stage 3) and is not trained, so that it computes."""
+    """Wrap a frozen model that was sharded while loading (stage 3) for inference."""
     import deepspeed
 
     disable_cpu_kernel()
@@ -64,14 +64,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def disable_cpu_kernel() -> None:
-    """DeepSpeed without its kernel for inference on a CPU, which every new machine would compile for a minute."""
+    """Disable DeepSpeed's CPU inference kernel, which each new machine would compile for a minute."""
     from deepspeed import ops
 
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def save_state(engine: Any, folder: Path, group: ProcessGroup, staging: Staging) -> None:
-    """Weights in float32 and their moments: each process writes the numbers that it holds, and nobody gathers them."""
+    """Save float32 weights and moments; each process writes its shard, without gathering."""
     link_moments(engine.optimizer)
     own = {name: found for name, parameter in trained_parameters(engine) if (found := local_state(parameter))}
     write_rows({name: found["weight"] for name, found in own.items()}, WEIGHTS_STEM, folder, group, staging)
@@ -82,7 +82,7 @@ def save_state(engine: Any, folder: Path, group: ProcessGroup, staging: Staging)
 
 
 def load_state(engine: Any, folder: Path) -> None:
-    """What `save_state` saved, on any number of processes. Each reads its own part."""
+    """Load what `save_state` saved, on any number of processes; each reads its shard."""
     weights, moments = (ShardedTensors(sorted(folder.glob(f"{stem}-rows-*"))) for stem in (WEIGHTS_STEM, OPTIMIZER_STEM))
     create_moments(engine.optimizer, moments.read(STEP_KEY))
     for name, parameter in trained_parameters(engine):
@@ -90,9 +90,10 @@ def load_state(engine: Any, folder: Path) -> None:
 
 
 def local_state(parameter: Any) -> dict[str, torch.Tensor]:
-    """What a process holds of a weight and of its moments, as one row of numbers; nothing where it holds none.
+    """Return this process's flat shard of a weight and its moments.
 
-    Ranks follow each other in the order of the numbers. With stage 3 all hold equally many, the last with zeros at its end.
+    Empty if it holds none. Shards are in the order of ranks. With stage 3 all have the same size, the last padded with
+    zeros.
     """
     from deepspeed import utils
 
@@ -108,12 +109,12 @@ def local_state(parameter: Any) -> dict[str, torch.Tensor]:
 
 
 def local_range(parameter: Any) -> range:
-    """Which of a weight's numbers a process holds, with stage 3."""
+    """Return the range of a weight's elements that this process holds in stage 3."""
     return shard_rows(parameter.ds_numel, dist.get_rank(), dist.get_world_size())
 
 
 def create_moments(optimizer: Any, step: torch.Tensor) -> None:
-    """Room for what an optimizer has after its first step, and a new one has not."""
+    """Allocate the state that an optimizer has only after its first step."""
     sharded = hasattr(optimizer, "fp32_partitioned_groups_flat")
     parts = optimizer.fp32_partitioned_groups_flat if sharded else optimizer.single_partition_of_fp32_groups
     for part in parts:
@@ -123,7 +124,10 @@ def create_moments(optimizer: Any, step: torch.Tensor) -> None:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Let moments be found by their weight, with stage 2: DeepSpeed 0.19 does so for the first group of weights alone."""
+    """Link moments to their weights in stage 2.
+
+    DeepSpeed 0.19 does so for the first parameter group only.
+    """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
@@ -131,7 +135,7 @@ def link_moments(optimizer: Any) -> None:
 
 @torch.no_grad()
 def restore_parameter(parameter: Any, name: str, weights: ShardedTensors, moments: ShardedTensors) -> None:
-    """Set a weight, its copy in float32 and its moments."""
+    """Set a weight, its float32 copy and its moments."""
     import deepspeed
     from deepspeed import utils
 
@@ -155,12 +159,15 @@ def restore_parameter(parameter: Any, name: str, weights: ShardedTensors, moment
 
 
 def pad_numbers(numbers: torch.Tensor, size: int) -> torch.Tensor:
-    """With zeros after their end: what a process holds past the end of a weight."""
+    """Pad with zeros to the size of a shard that extends past the weight's end."""
     return torch.nn.functional.pad(numbers, (0, size - numbers.numel()))
 
 
 def load_weights(model: torch.nn.Module, folder: Path, *, is_leader: bool) -> None:
-    """Weights of a run that has ended into a model that was spread as it was read (stage 3). The leader alone reads."""
+    """Load weights of a finished run into a model sharded while loading (stage 3).
+
+    Only the leader reads.
+    """
     import deepspeed
 
     weights = ShardedTensors(sorted(folder.glob("model*.safetensors")) if is_leader else ())

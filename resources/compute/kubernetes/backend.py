@@ -12,9 +12,11 @@ from resources.compute.base import Compute, JobKey, Observation, Phase, read_res
 from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.gang import base_name, plan_gang
 from resources.compute.kubernetes.job_logs import JobLogs
+from resources.compute.kubernetes.namespaces import organization_namespace
 from resources.metadata.cluster_jobs import ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
+from resources.metadata.ownership import job_organization
 from resources.settings.scheduler import Scheduler
 from resources.settings.settings import Settings
 
@@ -35,6 +37,7 @@ class KubernetesCompute(Compute):
         # The controller issues, renews and revokes tokens: they outlive supervisors, and pods still need them to save a
         # checkpoint after a cancellation.
         super().__init__(poll_seconds)
+        self._database = database
         self._jobs = ClusterJobs(database)
         self._store = store
         self._logs = JobLogs(store)
@@ -42,11 +45,12 @@ class KubernetesCompute(Compute):
 
     def submit(self, job: Job) -> None:
         """Raises BadConfiguration: the job asks for hardware that the settings do not know."""
-        gang = plan_gang(job, self._scheduler)
-        row = self._jobs.submit(job, gang.namespace, base_name(job))
+        plan_gang(job, self._scheduler)
+        namespace = self._find_namespace(job)
+        row = self._jobs.submit(job, namespace, base_name(job))
         if row.phase is Phase.SUCCEEDED and self.result(job) is None:  # what it made was deleted since
             self._jobs.acknowledge_end(job)
-            self._jobs.submit(job, gang.namespace, base_name(job))
+            self._jobs.submit(job, namespace, base_name(job))
 
     def observe(self, job: JobKey) -> Observation:
         """Raises FileNotFoundError: the job was never submitted."""
@@ -90,6 +94,11 @@ class KubernetesCompute(Compute):
 
     def result(self, job: Job) -> Result | None:
         return read_result(self._store, job)
+
+    def _find_namespace(self, job: Job) -> str:
+        if not self._scheduler.namespace_per_organization:
+            return self._scheduler.namespace
+        return organization_namespace(self._scheduler, job_organization(self._database, job))
 
     def _count_attempts(self, job: JobKey) -> int:
         row = self._jobs.find(job)

@@ -48,6 +48,7 @@ SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
 COSCHEDULING_GROUP = Kind("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
 VOLCANO_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 ALL_KINDS = (
     JOB_SET,
     WORKLOAD,
@@ -61,6 +62,7 @@ ALL_KINDS = (
     EVENT,
     COSCHEDULING_GROUP,
     VOLCANO_GROUP,
+    NETWORK_POLICY,
 )
 KINDS = {(kind.api_version, kind.name): kind for kind in ALL_KINDS}
 
@@ -83,6 +85,10 @@ class ClusterUnavailable(ClusterError):
 
 class RequestDenied(ClusterError):
     """The installation does not allow it: a permission, a quota, a namespace or a resource definition is missing."""
+
+
+class QuotaExceeded(RequestDenied):
+    """The ResourceQuota of the namespace has no room, until other objects are deleted."""
 
 
 class InvalidObject(ClusterError):
@@ -120,6 +126,8 @@ def classify_error(status: int, body: str) -> ClusterError:
             return InvalidObject(message)
         case 403 if "denied the request" in message:  # an admission webhook or policy, unless it says another status
             return InvalidObject(message)
+        case 403 if "exceeded quota" in message:
+            return QuotaExceeded(message)
         case 403:
             return RequestDenied(message)
     return ClusterUnavailable(message)  # 401 too: a service account's token is replaced while we run
@@ -145,6 +153,17 @@ class Cluster:
         query = {"dryRun": "All"} if dry_run else {}
         try:
             return self._request("POST", kind.path(item["metadata"].get("namespace")), query=query, body=item)
+        except NotFound as problem:  # of the namespace, or of the kind
+            raise RequestDenied(str(problem)) from None
+
+    def apply(self, kind: Kind, item: Mapping[str, Any]) -> Item:
+        """Create an object, or change what is ours of it (server-side apply, idempotent). Raises as `create` does."""
+        metadata = item["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"])
+        try:
+            return self._request(
+                "PATCH", path, query={"fieldManager": FIELD_MANAGER, "force": "true"}, body=item, content_type=APPLY
+            )
         except NotFound as problem:  # of the namespace, or of the kind
             raise RequestDenied(str(problem)) from None
 
@@ -190,7 +209,7 @@ class Cluster:
                 response.close()
 
     def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str | None = None, grace_seconds: int | None = None
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_seconds: int | None = None
     ) -> None:
         """Delete an object, if it exists; what it owns follows in the background.
 
@@ -217,17 +236,33 @@ class Cluster:
         """A request about no object, such as for the version of the API server."""
         return self._request(method, path, body=body)
 
-    def _request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Item:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content_type: str | None = None,
+    ) -> Item:
         with translate_errors():
-            answer: Item = json.loads(self._call(method, path, query or {}, body, READ_SECONDS).data)
+            answer: Item = json.loads(self._call(method, path, query or {}, body, READ_SECONDS, content_type).data)
             return answer
 
-    def _call(self, method: str, path: str, query: Mapping[str, Any], body: Any, read_seconds: float) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: Any,
+        read_seconds: float,
+        content_type: str | None = None,
+    ) -> Any:
+        content_type = content_type or CONTENT_TYPES.get(method, "application/json")
         return self._api.call_api(
             path,
             method,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": CONTENT_TYPES.get(method, "application/json")},
+            header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
@@ -236,6 +271,8 @@ class Cluster:
         )
 
 
+APPLY = "application/apply-patch+yaml"
+FIELD_MANAGER = "hanzo-ml"
 CONTENT_TYPES = {"PATCH": "application/merge-patch+json"}
 
 

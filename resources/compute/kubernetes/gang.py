@@ -79,6 +79,7 @@ class Gang:
 
     Pods of a program that shares its work through the store (`Job.pods`) need no other to run, and may restart alone.
     `generation` grows when the job is created again with another number of nodes; `max_seconds` is what is left then.
+    The pods of one that `is_isolated` reach no other job's.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Gang:
     coscheduler: str
     priority_class: str
     namespace: str
+    is_isolated: bool
     secret: str | None
     image_pull_secrets: tuple[str, ...]
     tolerations: tuple[Toleration, ...]
@@ -115,8 +117,12 @@ class Gang:
         return 1 if self.shares else self.nodes
 
 
-def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> Gang:
-    """The gang that runs a job. `used_seconds` of its `max_duration` went to earlier generations.
+def plan_gang(
+    job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0, namespace: str | None = None
+) -> Gang:
+    """The gang that runs a job, in `scheduler.namespace` unless another one is given.
+
+    `used_seconds` of its `max_duration` went to earlier generations.
 
     Raises:
         BadConfiguration: the job asks for hardware that the settings do not know.
@@ -149,7 +155,8 @@ def plan_gang(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds:
         queue=scheduler.queue,
         coscheduler=scheduler.coscheduler,
         priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
-        namespace=scheduler.namespace,
+        namespace=namespace or scheduler.namespace,
+        is_isolated=scheduler.namespace_per_organization,
         secret=scheduler.job_secret,
         image_pull_secrets=tuple(dict.fromkeys((*scheduler.image_pull_secrets, *job.pod.image_pull_secrets))),
         tolerations=(*spot, *job.pod.tolerations),

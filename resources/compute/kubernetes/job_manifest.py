@@ -8,6 +8,7 @@ import yaml
 from recipes.contracts.job import Job
 from resources.compute.kubernetes.gang import plan_gang
 from resources.compute.kubernetes.gangs import GANG_BACKENDS
+from resources.compute.kubernetes.network_policy import gang_policy
 from resources.compute.kubernetes.pod_manifest import job_document
 from resources.compute.kubernetes.token_secret import token_secret
 from resources.settings.scheduler import Scheduler
@@ -18,14 +19,17 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 """Hosts that name the pod itself when a pod asks for them."""
 
 
-def render(job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0) -> list[dict[str, Any]]:
+def render(
+    job: Job, scheduler: Scheduler, generation: int = 1, used_seconds: float = 0, namespace: str | None = None
+) -> list[dict[str, Any]]:
     """What is created for a job: exactly this, but for the token in its Secret, which is made then and never printed.
 
     Raises:
         BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
     """
-    gang = plan_gang(job, scheduler, generation, used_seconds)
-    return [job_document(gang), token_secret(gang), *GANG_BACKENDS[scheduler.gang_backend](gang)]
+    gang = plan_gang(job, scheduler, generation, used_seconds, namespace)
+    policies = [gang_policy(gang)] if gang.is_isolated and gang.nodes > 1 and not gang.shares else []
+    return [job_document(gang), token_secret(gang), *policies, *GANG_BACKENDS[scheduler.gang_backend](gang)]
 
 
 def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:

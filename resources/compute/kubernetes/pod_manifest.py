@@ -47,7 +47,7 @@ def network(distributed: Distributed | None) -> dict[str, str]:
 # One pod of a gang: the restricted Pod Security profile, a read-only root, scratch volumes, the job as a file (X3, X6).
 
 USER_ID = 10001
-"""The user of deploy/Containerfile; given here too, so that no image can choose root."""
+"""The user of our images (deploy/images); given here too, so that no image can choose root."""
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 CONTAINER = "program"

@@ -13,6 +13,7 @@ from resources.compute.kubernetes.cluster import (
     COSCHEDULING_GROUP,
     JOB,
     JOB_SET,
+    NETWORK_POLICY,
     SECRET,
     SERVICE,
     VOLCANO_GROUP,
@@ -45,6 +46,11 @@ GANG_KINDS: dict[str, tuple[Kind, ...]] = {
     "volcano": (JOB_SET, VOLCANO_GROUP),
 }
 """What each gang backend creates for a job: first what owns its pods."""
+
+
+def created_kinds(scheduler: Scheduler) -> tuple[Kind, ...]:
+    """What the controller creates for a job besides its ConfigMap and its Secret; not each job has each."""
+    return (*GANG_KINDS[scheduler.gang_backend], *([NETWORK_POLICY] if scheduler.namespace_per_organization else []))
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def delete_rest(cluster: Cluster, config_map: Item, scheduler: Scheduler) -> Non
     By name, because nobody may read Secrets: the names of other generations differ.
     """
     namespace, name = place(config_map)
-    for kind in GANG_KINDS[scheduler.gang_backend]:
+    for kind in created_kinds(scheduler):
         cluster.delete(kind, namespace, name)
     cluster.delete(SECRET, namespace, token_name(name))
     cluster.delete(CONFIG_MAP, namespace, name, uid=config_map["metadata"].get("uid"))

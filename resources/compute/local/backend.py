@@ -1,5 +1,6 @@
 """Local backend: a job is a process group that outlives its supervisor."""
 
+import os
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -17,6 +18,7 @@ from resources.compute.local.admission import Admission
 from resources.compute.local.capacity import common_gpu_type, gpu_names, installed_gpus, max_running_jobs
 from resources.compute.local.command import command, environment
 from resources.compute.local.gpu_meter import GpuMeter, Meter, NoMeter
+from resources.compute.local.inherited_environment import inherited_environment
 from resources.compute.local.leases import Leases
 from resources.compute.local.restarts import Start, next_start, record_exit, record_kill, record_memory_kills
 from resources.compute.local.work_folder import (
@@ -201,7 +203,13 @@ class LocalCompute(Compute):
             write_json_atomic(work / ATTEMPT_FILE, begin.attempt)
             record_memory_kills(work)
             start_detached(
-                command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, inherited_descriptors=lease.locks
+                command(job, work / JOB_FILE),
+                work,
+                descriptor,
+                cwd=self.source,
+                env=env,
+                inherited_descriptors=lease.locks,
+                inherited_env=inherited_environment(os.environ, job.store),
             )
         phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
         return Observation(phase, begin.attempt, begin.detail, begin.reason)

@@ -13,6 +13,7 @@ from resources.metadata.tables.datasets import (
     datasets,
     lineage_edges,
 )
+from resources.metadata.tables.engine import deployment_files, engine_replicas
 from resources.metadata.tables.jobs import (
     call_tallies,
     event_positions,
@@ -54,7 +55,9 @@ __all__ = [
     "dataset_validations",
     "dataset_versions",
     "datasets",
+    "deployment_files",
     "deployments",
+    "engine_replicas",
     "event_positions",
     "events",
     "experiment_tags",

@@ -16,6 +16,7 @@ from tests.resources.hpo.sweep_files import small
 from tests.server_process import ServerProcess, free_port
 
 MLFLOW = "/api/2.0/mlflow"
+ENGINE_TOKEN = "the-token-of-the-engine-s-replicas"
 Ask = Callable[..., httpx.Response]
 
 
@@ -109,9 +110,12 @@ def signed_in(conformance: Conformance, tmp_path_factory: pytest.TempPathFactory
             "HANZO_ML_AUTH_VERIFY_TOKENS": "true",
             "HANZO_ML_AUTH_IAM_URL": iam.url,
             "HANZO_ML_AUTH_KEYS_RETRY_SECONDS": "0",
+            "HANZO_ML_ENGINE_TOKEN": ENGINE_TOKEN,
             "HANZO_ML_METRICS_ENABLED": "true",
             "HANZO_ML_METRICS_PORT": str(metrics_port),
             "HANZO_ML_SERVER_MAX_BODY_BYTES": "100000",
+            "HANZO_ML_DAGSTER_URL": f"http://127.0.0.1:{free_port()}",
+            "HANZO_ML_DAGSTER_ADMIN_ORGANIZATION": "acme",
         }
         tokens: list[str] = []
         with ServerProcess(tmp_path_factory.mktemp("signed-in"), extra) as server:

@@ -3,13 +3,14 @@ declarations, which have to agree with it.
 
 A line is a route below its first prefix, and who may call it: `a` ml-admin, `r` ml-researcher, `v` ml-viewer, `j` a job with
 its own token, for what is the job's own, `p` the pods of a program on a cluster with their program's token, for that program
-alone, `n` whoever has no token. What a role may do, it may do in its own organization.
+alone, `e` the engine's replicas with their token, `n` a caller without a token. What a role may do, it may do in its own
+organization.
 """
 
 PROBES_AND_PAGES = """
-narvj GET /alive
-narvj GET /ready
-narvj GET /health
+enarvj GET /alive
+enarvj GET /ready
+enarvj GET /health
 arvj  GET /version
 arvj  GET /api/3.0/mlflow/server-info
 arv   GET /openapi.json
@@ -26,16 +27,16 @@ arv   GET /api/2.0/mlflow/gateway-proxy
 arv   POST /api/2.0/mlflow/gateway-proxy
 arv   GET /api/3.0/mlflow/ui-telemetry
 arv   POST /api/3.0/mlflow/ui-telemetry
-arvj  GET /api/2.0/mlflow/{unserved}
-arvj  POST /api/2.0/mlflow/{unserved}
-arvj  PUT /api/2.0/mlflow/{unserved}
-arvj  PATCH /api/2.0/mlflow/{unserved}
-arvj  DELETE /api/2.0/mlflow/{unserved}
-arvj  GET /api/3.0/mlflow/{unserved}
-arvj  POST /api/3.0/mlflow/{unserved}
-arvj  PUT /api/3.0/mlflow/{unserved}
-arvj  PATCH /api/3.0/mlflow/{unserved}
-arvj  DELETE /api/3.0/mlflow/{unserved}
+earvj GET /api/2.0/mlflow/{unserved}
+earvj POST /api/2.0/mlflow/{unserved}
+earvj PUT /api/2.0/mlflow/{unserved}
+earvj PATCH /api/2.0/mlflow/{unserved}
+earvj DELETE /api/2.0/mlflow/{unserved}
+earvj GET /api/3.0/mlflow/{unserved}
+earvj POST /api/3.0/mlflow/{unserved}
+earvj PUT /api/3.0/mlflow/{unserved}
+earvj PATCH /api/3.0/mlflow/{unserved}
+earvj DELETE /api/3.0/mlflow/{unserved}
 arvj  POST /v1/traces
 arv   GET /v1/addresses
 arv   GET /v1/heartbeats
@@ -43,6 +44,13 @@ arv   GET /v1/events
 a     GET /v1/audit
 """
 """The probes are open (row W6), everything else asks who it is (row W1)."""
+
+DAGSTER = """
+a     GET /dagster
+a     GET /dagster/{path}
+a     POST /dagster/{path}
+"""
+"""With several organizations, as here. What each role may do where there is one is tried in `tests.api.dagster_ui`."""
 
 EXPERIMENTS = """
 arvj  GET /api/2.0/mlflow/experiments/get
@@ -148,7 +156,7 @@ ar    PATCH /v1/datasets/{dataset}
 a     DELETE /v1/datasets/{dataset}
 arv   GET /v1/features/{name}/{key}
 arv   POST /v1/features/{name}/transform
-narvj GET /v1/dataset-files
+enarvj GET /v1/dataset-files
 """
 """The last is a signed link, which is its own permission."""
 
@@ -230,7 +238,17 @@ ar    POST /v1/hpo
 a     POST /v1/hpo/{sweep}/cancel
 """
 
-SECTIONS = (PROBES_AND_PAGES, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS)
+ENGINE = """
+e     GET /v1/engine/deployments
+e     GET /v1/engine/files/{sha256}
+e     PUT /v1/engine/replicas/{replica}
+e     DELETE /v1/engine/replicas/{replica}
+"""
+"""They serve the models of all organizations, so that no administrator of one may ask what they ask."""
+
+SECTIONS = (
+    PROBES_AND_PAGES, DAGSTER, EXPERIMENTS, RUNS, ARTIFACTS, LOGGED_MODELS, DATASETS, JOBS, PROGRAMS, MODELS, SWEEPS, ENGINE,
+)  # fmt: skip
 WHO_MAY: list[tuple[str, str]] = [
     (route.strip(), letters)
     for section in SECTIONS

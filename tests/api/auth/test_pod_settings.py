@@ -7,8 +7,9 @@ import pytest
 
 from api.routes.v1.jobs import allow_command
 from recipes.contracts.pod_settings import PodSettings
+from recipes.contracts.recipe import Recipe
 from resources.errors import HanzoError
-from resources.jobs.submission import allow_pod_settings, allow_variables
+from resources.jobs.submission import allow_image, allow_pod_settings, allow_variables
 from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 
@@ -47,6 +48,22 @@ def test_listed_secrets_and_claims_are_everybody_s(tmp_path: Path) -> None:
     allow_pod_settings(settings_of(tmp_path, signs_in=False), pod)
     with pytest.raises(HanzoError, match="'registry'"):
         allow_pod_settings(settings_of(tmp_path, user_secrets=("wandb",), user_claims=("corpus",)), pod)
+
+
+def test_commands_are_everybody_s_where_organizations_have_namespaces_of_their_own(tmp_path: Path) -> None:
+    own = settings_of(tmp_path, backend="kubernetes", namespace_per_organization=True)
+    allow_command(own, from_own_user=False)
+    recipe = Recipe.named("smollm2-135m-lora")
+    allow_image(own, recipe.changed({"image": "me/mine:1"}), recipe)
+    here = settings_of(tmp_path, namespace_per_organization=True)
+    with pytest.raises(HanzoError, match="this server's own user"):
+        allow_command(here, from_own_user=True)
+    for refused in (here, settings_of(tmp_path, backend="kubernetes", user_commands=True)):
+        with pytest.raises(HanzoError, match="image is one of your own"):
+            allow_image(refused, recipe.changed({"image": "me/mine:1"}), recipe)
+    without_sign_in = settings_of(tmp_path, signs_in=False, backend="kubernetes", namespace_per_organization=True)
+    with pytest.raises(HanzoError, match="that user alone"):
+        allow_command(without_sign_in, from_own_user=False)
 
 
 def test_on_a_cluster_commands_and_variables_have_the_rights_of_their_pod_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from api.auth.route_matching import Route, Routes
 from resources.metadata.database import Database
-from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
+from tests.api.auth.conftest import ENGINE_TOKEN, MLFLOW, Organization, SignedIn, made
 from tests.api.auth.role_matrix import WHO_MAY
 from tests.api.auth.test_job_tokens import PROXY, Job
 from tests.api.auth.test_organizations import (
@@ -89,9 +89,11 @@ def database(signed_in: SignedIn) -> Iterator[Database]:
 def callers(signed_in: SignedIn, app: FastAPI, database: Database) -> Iterator[list[Caller]]:
     acme, job = signed_in.acme, Job(signed_in, database, "matrix")
     requests = by_route(app, [*REQUESTS, *REMOVALS])
-    with httpx.Client(base_url=signed_in.server.url, timeout=60, trust_env=False) as nobody:
+    engine = httpx.Client(headers={"Authorization": f"Bearer {ENGINE_TOKEN}"}, base_url=signed_in.server.url, timeout=60)
+    with httpx.Client(base_url=signed_in.server.url, timeout=60, trust_env=False) as nobody, engine:
         yield [
             Caller("n", nobody, acme.ids, requests),
+            Caller("e", engine, acme.ids, requests),
             Caller("v", acme.viewer, acme.ids, requests),
             Caller("r", acme.researcher, acme.ids, requests),
             Caller("a", acme.admin, acme.ids, requests),

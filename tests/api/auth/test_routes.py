@@ -38,6 +38,8 @@ PARAMETERS_THAT_NAME_NO_OBJECT = {
     "unserved",
     "program",
     "attempt",
+    "sha256",
+    "replica",
 }
 """`name` and `artifact_path` are read by `api.auth.ownership` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
@@ -49,7 +51,7 @@ OF_A_PATH = {"upload_id"}
 """They mean something only beside the path of an artifact, which is looked up."""
 READS_BY_POST = re.compile(
     r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/gateway-proxy$|/presigned-download-url$|^/login$|^/logout$"
-    r"|/datasets/trace$|/jobs/estimate$|/traces$|\{unserved"
+    r"|^/dagster/\{path|/datasets/trace$|/jobs/estimate$|/traces$|\{unserved"
 )
 
 

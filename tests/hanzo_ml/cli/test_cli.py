@@ -136,8 +136,7 @@ def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_withou
     lines = file('{"question": 1, "answer": 2}', "same.jsonl")
     assert create(cli, table, "formats").returncode == 0
     assert (
-        "ignored, because sending a version again does not change it: format jsonl"
-        in create(cli, lines, "formats").stdout
+        "ignored, because sending a version again does not change it: format jsonl" in create(cli, lines, "formats").stdout
     )
 
 
@@ -270,7 +269,7 @@ def test_a_key_that_a_file_says_twice_is_named_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
 ) -> None:
     """YAML takes the last one, and the search or the job was another than its file says at first."""
-    assert f"{words} is there already: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
+    assert f"{words} is a duplicate: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +285,7 @@ def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(
     cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, line: int, key: str
 ) -> None:
     said = refusal(cli(*command, "--config", str(file(text, "odd.yaml"))))
-    assert f"odd.yaml, line {line}: the key `{key}` is no text in YAML: put it in quotes" in said
+    assert f"odd.yaml, line {line}: the key `{key}` is not a text in YAML: put it in quotes" in said
 
 
 def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:

@@ -72,7 +72,7 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
         ("dataset: refused", "dataset: refusd", "there is no dataset 'refusd': did you mean 'refused'?"),
         ("dataset: refused", "dataset: refused@7", "there is no dataset 'refused@7': the newest version is refused@1"),
         ("name: mine", "name: mine/yours", "Invalid model name 'mine/yours'. Names cannot contain '/' or ':'"),
-        ("name: mine", "name: ' '", "'name': it is blank: give a name that can be seen"),
+        ("name: mine", "name: ' '", "'name': it is blank: use at least one visible character"),
         ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
         ("  lora_rank: 8", "  lora_rank: 0", "lora_rank"),
         ("  lora_rank: 8", "  sequence_length: 9000", "recipe 'smollm2-135m-lora': sequence_length is 9000, and base"),

@@ -129,7 +129,7 @@ def test_a_preparation_is_submitted_and_made_into_a_version(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("filter: {min_length: 64}\n", "count tokens: say which by tokenize.tokenizer"),
+        ("filter: {min_length: 64}\n", "count tokens: set tokenize.tokenizer"),
         ("filter: {dedupe: true}\n", "dedupe"),
         ("workers: 0\n", "workers"),
         ("name: ../x\n", "is not allowed"),

@@ -93,10 +93,7 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
     disk = next(line for line in said if line.startswith("disk"))
     assert disk.startswith("disk         812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (")
     (start,) = (line for line in said if line.startswith("start"))
-    assert (
-        start
-        == f"start        {' '.join(command)} (on each of 4 nodes; rank and rendezvous are added at the start)"
-    )
+    assert start == f"start        {' '.join(command)} (on each of 4 nodes; rank and rendezvous are added at the start)"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
         (
             "objective: sft",
             "objective: sft\ndistributed: {strategy: pipeline, gpus_per_node: 31}",
-            "strategy pipeline cuts the base model's 30 layers: take 30 processes at most",
+            "strategy pipeline divides the base model's 30 layers: use at most 30 processes",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_rows_that_are_in_no_file_here_are_not_made_up(tmp_path: Path) -> None:
     assert files.shape("model/large") == (64, 2)
     assert len(files.read("model/large", range(32, 64))) == 32
     for rows in (range(31, 33), range(32), None):
-        with pytest.raises(ValueError, match="not all in the files that are here"):
+        with pytest.raises(ValueError, match="are not all in these files"):
             files.read("model/large", rows)
     with pytest.raises(ValueError, match="32 of 64 rows"):
         list(files.iter_pieces("model/large"))

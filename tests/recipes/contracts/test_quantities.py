@@ -18,5 +18,7 @@ def test_memory_is_read_as_kubernetes_reads_it(text: str, size: float) -> None:
 
 @pytest.mark.parametrize("text", ["much", "", "64GB", "64 Gi", "-4Gi", "1e3", "9" * 400])
 def test_what_nobody_can_read_is_no_hardware_that_one_can_ask_for(text: str) -> None:
-    with pytest.raises(ValidationError, match=f"memory '{text}' is no quantity: write a number and Gi, such as 512Gi"):
+    with pytest.raises(
+        ValidationError, match=f"memory '{text}' is not a quantity: write a number and a unit, such as 512Gi"
+    ):
         Hardware(memory=text)

@@ -141,12 +141,12 @@ def refusal(folder: Path, text: str) -> str:
         ("lora_rank: 16", "lora_rank: 0", "'lora_rank'"),
         ("seed: 42", "sead: 42", "'sead'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpu: 0}", "'hardware.gpu'"),
-        ("seed: 42", "hardware:\n  gpus: 0\n  gpu_typ: x", "'hardware' is there already"),
+        ("seed: 42", "hardware:\n  gpus: 0\n  gpu_typ: x", "'hardware' is a duplicate"),
         ("max_steps: 90", "max_steps: 1e3", "'max_steps'"),
-        ("seed: 42", "yes: 42", "the key `yes` is no text in YAML: put it in quotes"),
-        ("seed: 42", "~: 42", "the key `~` is no text in YAML"),
-        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: 0, null: 2}", "the key `null` is no text in YAML"),
-        ("seed: 42", "2026-01-01: 42", "the key `2026-01-01` is no text in YAML"),
+        ("seed: 42", "yes: 42", "the key `yes` is not a text in YAML: put it in quotes"),
+        ("seed: 42", "~: 42", "the key `~` is not a text in YAML"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: 0, null: 2}", "the key `null` is not a text in YAML"),
+        ("seed: 42", "2026-01-01: 42", "the key `2026-01-01` is not a text in YAML"),
         ("seed: 42", "seed: -1", "'seed'"),
         ("seed: 42", "seed: 4294967296", "'seed'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: -8}", "'hardware.gpus'"),
@@ -172,7 +172,7 @@ def refusal(folder: Path, text: str) -> str:
         (
             "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
             "checkpoint: {interval: 0s}",
-            "checkpoint.interval is 0s, which is no time: give some, such as 20m, or leave it out",
+            "checkpoint.interval is 0s, but must be positive: set a duration such as 20m, or remove the key",
         ),
         (
             "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
@@ -180,7 +180,7 @@ def refusal(folder: Path, text: str) -> str:
             "must be a number",
         ),
         ("seed: 42", "distributed: {num_nodes: on}", "'distributed.num_nodes': must be a number"),
-        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: 64GB}", "memory '64GB' is no quantity: write a"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: 64GB}", "memory '64GB' is not a quantity: write a"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware:", "'hardware': must be a mapping of keys to values"),
         ('estimated_cost: "$0"', "estimated_cost: 0", "'estimated_cost': must be a text: put it in quotes"),
         ("method: lora", "method: lora\narchitecture: {model_type: llama}", "'architecture.hidden_size' is missing: add it"),
@@ -192,21 +192,21 @@ def refusal(folder: Path, text: str) -> str:
         (
             "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",
             "lora_target_modules: [q_proj, v_proj, q_proj]",
-            "'q_proj' is there twice: keep one of them",
+            "'q_proj' is listed twice: keep one of them",
         ),
         ("seed: 42", "gpu_requirement: 2x A100 80GB", "hardware and distributed make none: make them agree"),
         ("seed: 42", "gpu_requirement: two", "'gpu_requirement': write it as '8x A100 80GB'"),
         # What is wrong between two keys, at the first one that the words name.
         ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
-        ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is of objectives"),
+        ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is a key of the preference objectives"),
     ],
 )
 def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: str, named: str) -> None:
     message = refusal(tmp_path, SMALL.replace(line, instead))
     place = SMALL.splitlines().index(line) + 1
-    if "there already" in named:
+    if "a duplicate" in named:
         place = SMALL.replace(line, instead).splitlines().index("hardware: {gpus: 0, cpu: 2, memory: 4Gi}") + 1
-    if "\n" in instead and "there already" not in named:
+    if "\n" in instead and "a duplicate" not in named:
         place += 1
     assert f"line {place}: " in message
     assert named in message
@@ -279,8 +279,8 @@ def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
 def test_a_text_that_no_database_holds_is_refused_where_it_is_written(tmp_path: Path, text: str) -> None:
     """YAML takes it where it is escaped: such a recipe was valid, and no database took it."""
     message = refusal(tmp_path, f'{SMALL}system_prompt: "{text}"\n')
-    assert "'system_prompt': system_prompt holds a character that cannot be stored" in message
-    with pytest.raises(BadConfiguration, match=r"lora_target_modules\[0\] holds a character that cannot be stored"):
+    assert "'system_prompt': system_prompt contains a character that cannot be stored" in message
+    with pytest.raises(BadConfiguration, match=r"lora_target_modules\[0\] contains a character that cannot be stored"):
         Recipe.named("smollm2-135m-lora").changed({"lora_target_modules": ["q\0"]})
 
 
@@ -304,7 +304,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> N
     [
         ({"method": "full", "dtype": "bfloat16", "lora_rank": 8}, "lora_rank"),
         ({"objective": "reinforce"}, "use sft, dpo, orpo"),
-        ({"beta": 0.2}, "beta is of objectives"),
+        ({"beta": 0.2}, "beta is a key of the preference objectives"),
         ({"max_steps": True}, "'max_steps': must be a number: YAML reads yes, on and true as true"),
         ({"eval_steps": False}, "'eval_steps': must be a number"),
         ({"learning_rate": True}, "'learning_rate': must be a number"),
@@ -355,13 +355,13 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     ("name", "changes", "named"),
     [
         ("zen-7b-lora", {}, "not pinned"),
-        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
-        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
+        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not adamw_8bit: use optimizer adamw"),
+        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 does not support weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
         (
             "zen-7b-lora",
             PINNED | {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}},
-            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or take 1",
+            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or use 1",
         ),
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
@@ -403,7 +403,7 @@ def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
         back = other.for_processes(8)
         assert (back.samples_per_step, back.rows_per_step, back.max_rows_per_step) == (96, None, 96)
     with pytest.raises(
-        BadConfiguration, match="a row for each of 97 processes is more than the 96 of a step: take 96 of them"
+        BadConfiguration, match="97 processes need a row each, but a step has only 96: use at most 96 processes"
     ):
         recipe.for_processes(97)
 

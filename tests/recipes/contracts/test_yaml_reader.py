@@ -28,7 +28,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_few_lines_that_stand_for_millions_are_refused(bomb: str) -> None:
-    with pytest.raises(yaml.YAMLError, match=r"aliases .* write out what you need"):
+    with pytest.raises(yaml.YAMLError, match=r"aliases .* shorten it, or remove"):
         load_yaml(BOMBS[bomb])
 
 
@@ -36,7 +36,7 @@ def test_a_few_lines_that_stand_for_millions_are_refused(bomb: str) -> None:
 def test_a_recipe_that_is_one_is_refused_by_its_file(tmp_path: Path, bomb: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(BOMBS[bomb])
-    with pytest.raises(BadConfiguration, match=r"mine\.yaml is not valid YAML: with what its aliases") as caught:
+    with pytest.raises(BadConfiguration, match=r"mine\.yaml is not valid YAML: with its aliases") as caught:
         Recipe.load(path)
     assert "\n" not in str(caught.value)
 

@@ -54,14 +54,14 @@ def test_records_that_the_chat_template_refuses_are_left_out_and_counted(
 ) -> None:
     """As training leaves them out: an evaluation failed on the first one, when the training was paid for."""
     found = tuned.report("mixed", [GOOD[0], REFUSED, GOOD[1], GOOD[2], REFUSED])
-    assert "2 of 5 test records left out: the first is refused by the chat template" in capsys.readouterr().out
+    assert "2 of 5 test records left out: the first is rejected by the chat template" in capsys.readouterr().out
     assert (found.num_records, found.left_out) == (3, 2)
     assert found.model_copy(update={"left_out": 0}) == tuned.report("good", GOOD[:3])
     assert [sample["instruction"] for sample in found.samples] == [f"What colour has door {number}?" for number in range(3)]
 
 
 def test_where_no_record_is_left_it_is_said_why(tuned: Tuned) -> None:
-    with pytest.raises(BadConfiguration, match="no record of the test split can be asked: the first is refused by the chat"):
+    with pytest.raises(BadConfiguration, match="no record of the test split can be used: the first is rejected by the chat"):
         tuned.report("refused", [REFUSED] * 2)
 
 

@@ -52,7 +52,7 @@ def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_pat
     assert told[2] == ("missing value", "'author' is missing")
     assert told[5] == ("outlier", "'score' is below 0")
     assert told[15] == ("outlier", "'score' is above 5")
-    assert told[35] == told[45] == ("outlier", "'score' is no number")
+    assert told[35] == told[45] == ("outlier", "'score' is not a number")
 
 
 @pytest.mark.slow
@@ -87,12 +87,12 @@ def test_a_preparation_without_it_keeps_its_digest() -> None:
 @pytest.mark.parametrize(
     ("clean", "said"),
     [
-        ({"within": {"score": {}}}, "give min, max, or both"),
-        ({"within": {"score": {"min": 2, "max": 1}}}, "no number is at least 2 and at most 1: exchange min and max"),
+        ({"within": {"score": {}}}, "set min, max, or both"),
+        ({"within": {"score": {"min": 2, "max": 1}}}, "no number is at least 2 and at most 1: swap min and max"),
         ({"within": {"score": {"min": float("nan")}}}, "finite number"),
         ({"required": ["a"], "fill": {"a": 1}}, "'a' is required and filled"),
-        ({"fill": {"a": None}}, "the value of 'a' is none itself"),
-        ({"fill": {"a": " "}}, "the value of 'a' is none itself"),
+        ({"fill": {"a": None}}, "the value of 'a' is itself missing"),
+        ({"fill": {"a": " "}}, "the value of 'a' is itself missing"),
         ({"fil": {"a": 1}}, "fil"),
     ],
 )

@@ -137,7 +137,7 @@ def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
     assert Served(place, result).find(rows[13]["customer"])["spend.count"] >= 1
     assert result.facts["rejected"] == {"no category": 2, "no number": 3}
     told = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
-    assert told[4].startswith("'age' is no number") and told[6].startswith("'spend' is no number")
+    assert told[4].startswith("'age' is not a number") and told[6].startswith("'spend' is not a number")
     assert told[8] == "'plan' is neither a text nor a number" and told[10].startswith("'customer'")
 
 
@@ -203,12 +203,12 @@ def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "features", "words"),
     [
-        ([{"row": n, "age": None} for n in range(30)], {"columns": {"age": {"normalize": "standard"}}}, "leave it out"),
+        ([{"row": n, "age": None} for n in range(30)], {"columns": {"age": {"normalize": "standard"}}}, "remove it"),
         ([{"row": n} for n in range(3000)], {"columns": {"row": {"encode": "one_hot"}}}, "more than 1000 categories"),
         (
             [{"row": n, "a": "b", "a=b": 1} for n in range(30)],
             {"columns": {"a": {"encode": "one_hot"}, "a=b": {"normalize": "min_max"}}},
-            "has the name of a category's feature: rename it",
+            "has the same name as a category's feature: rename",
         ),
         ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "beyond 64-bit"),
     ],
@@ -222,12 +222,12 @@ def test_what_cannot_be_fitted_is_told(tmp_path: Path, rows: Any, features: dict
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        ({"key": "k"}, "nothing is computed: give columns, aggregate or both"),
+        ({"key": "k"}, "there are no features: set columns, aggregate or both"),
         ({"columns": {"a": {}}}, "write encode: one_hot or ordinal"),
         ({"columns": {"a": {"encode": "ordinal", "normalize": "min_max"}}}, "write encode: one_hot or ordinal"),
         ({"aggregate": {"a": ["mean"]}}, "aggregate needs key"),
         ({"key": "k", "aggregate": {"a": ["median"]}}, "features.aggregate.a.0"),
-        ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "name of an aggregate"),
+        ({"key": "k", "columns": {"a.sum": {"encode": "ordinal"}}, "aggregate": {"a": ["sum"]}}, "name as an aggregate"),
     ],
 )
 def test_a_declaration_that_says_nothing_is_refused(features: dict[str, Any], words: str) -> None:

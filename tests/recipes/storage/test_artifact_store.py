@@ -361,7 +361,7 @@ def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> 
     store.put_bytes(f"{URI}/{MANIFEST_FILE}", written)
     assert store.find(URI) is None
     artifact = Artifact(kind="dataset", uri=URI, digest=hashlib.sha256(written).hexdigest(), size_bytes=0)
-    with pytest.raises(BrokenArtifact, match="is no manifest"):
+    with pytest.raises(BrokenArtifact, match="is not a manifest"):
         store.manifest(artifact)
 
 

@@ -91,7 +91,7 @@ def test_what_is_broken_is_named(tmp_path: Path) -> None:
         flipped = bytearray(uri)
         flipped[place_of_bit // 8] ^= 1 << place_of_bit % 8
         store.put_bytes(origin_uri(place.uri), bytes(flipped))
-        assert f"what {origin_uri(place.uri)} names is not {place.source.digest}" in refusal()
+        assert f"{origin_uri(place.uri)} does not lead to artifact {place.source.digest}" in refusal()
     store.put_bytes(origin_uri(place.uri), uri)
     store.put_bytes(f"{place.source.uri}/b.jsonl", b"one\nTWO\nthree\nfour\n")
     assert "test.jsonl has SHA-256" in refusal()

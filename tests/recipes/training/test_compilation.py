@@ -35,12 +35,12 @@ def test_a_run_goes_on_with_compiled_blocks_and_says_where_they_are_not(
     again = tiny.train("compiled", **LORA)
     assert TrainingFacts.model_validate(again.facts).resumed_from == 2
     assert again.artifacts["adapter"].digest == whole.artifacts["adapter"].digest
-    assert "other roundings" not in capsys.readouterr().out
+    assert "different rounding" not in capsys.readouterr().out
 
     tiny.lose_checkpoints("compiled", after=2)
     monkeypatch.setattr(program, "compile_blocks", lambda model, cache: None)
     tiny.train("compiled", **LORA)
-    assert "blocks were compiled for checkpoint 2, and are not here: the run goes on, with other roundings" in (
+    assert "blocks were compiled for checkpoint 2, and are not here: resuming with different rounding" in (
         capsys.readouterr().out
     )
     tiny.lose_checkpoints("compiled", after=4)

@@ -50,7 +50,7 @@ def test_what_was_saved_before_the_run_diverged_and_was_spoilt_is_removed(
     capsys.readouterr()
     discard_diverged_checkpoints(checkpoints.folder, diverged)
     assert checkpoints.local_steps() == stay[::-1]
-    assert capsys.readouterr().out.count("healed of while this machine was away") == 3 - len(stay)
+    assert capsys.readouterr().out.count("discarded by a recovery while this machine was away") == 3 - len(stay)
 
 
 def test_of_each_way_what_happened_on_it_counts(checkpoints: CheckpointManager) -> None:

@@ -208,6 +208,6 @@ def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeyp
 
 
 def test_beta_is_of_preferences(tiny: TinyTraining) -> None:
-    with pytest.raises(ValueError, match="beta is of objectives that learn preferences"):
+    with pytest.raises(ValueError, match="beta is a key of the preference objectives"):
         tiny.recipe(**LORA, beta=0.2)
     assert "beta" not in tiny.recipe(**LORA).model_dump()

@@ -75,7 +75,7 @@ def test_a_run_that_has_a_checkpoint_of_its_own_goes_on_from_that(
 
 def test_weights_of_another_shape_or_of_nothing_are_refused(members: Population) -> None:
     start = members.trained("rank-4", **LORA, max_steps=1)
-    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: .*lora_A.* is another shape"):
+    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: .*lora_A.* has another shape"):
         members.trained("rank-8", start, **{**LORA, "lora_rank": 8}, max_steps=1)
     with pytest.raises(BadConfiguration, match="has no adapter"):
         members.trained("nothing", members.splits["train"], **LORA, max_steps=1)
@@ -90,7 +90,7 @@ def test_weights_that_lack_one_or_have_one_too_many_are_refused_and_tied_ones_co
     file = tmp_path / "model.safetensors"
     for tensors in ({"0.weight": first}, {"0.weight": first, "1.weight": second, "9.weight": first.clone()}):
         save_file(tensors, file)
-        with pytest.raises(BadConfiguration, match=r"the other does not fit the recipe: [19]\.weight is another shape"):
+        with pytest.raises(BadConfiguration, match=r"the other does not fit the recipe: [19]\.weight has another shape"):
             copy_weights(model, "the other", tmp_path)
     save_file({"0.weight": first, "1.weight": second}, file)
     with torch.no_grad():

@@ -79,7 +79,7 @@ def step_of(line: str) -> int:
 
 def steps_broken_off(said: str) -> int:
     """How often a log says that a step was; it says so of evaluations too, which consume no row."""
-    return len(re.findall(r" step \d+ is broken off", said))
+    return len(re.findall(r" step \d+ aborted", said))
 
 
 def wait_for_step(compute: LocalCompute, job: Job, step: int, offset: int) -> int:

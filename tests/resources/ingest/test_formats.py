@@ -590,7 +590,7 @@ def test_a_folder_of_splits_is_refused_with_the_command_that_takes_one(place: Pl
     command = "`hanzo-ml dataset create --name NAME --path saved/train`"
     assert command in place.refusal(folder, format="parquet")
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test", "odd"]}')
-    assert "it holds the splits odd, test, train," in place.refusal(folder, format="parquet")
+    assert "it contains the splits odd, test, train," in place.refusal(folder, format="parquet")
     assert records(place, folder / "train", "parquet") == [{"text": "a"}]
 
 

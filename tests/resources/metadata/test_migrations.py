@@ -128,6 +128,7 @@ def test_gpu_hours_of_jobs_that_had_completed_before_are_kept(database: Database
         ("0006_cluster_jobs.py", "6df90f75eb9ca0c696a2c39e641e2de18813e801df47ace7366a8dada98346c3"),
         ("0007_gpu_usage.py", "ff336970a27a8f028ee35eabc4c2e2fe40e9c47f80f77d6a783ff1f1e719b188"),
         ("0008_saved_checkpoints.py", "81437ebb467078637d49626b0785ecaa2df314ec54b26671cbce7fb33e26783b"),
+        ("0009_engine_replicas.py", "b07419d3f2e27cba98562664174f6df6d4a0450b54f4fb929673e23b85edaf4a"),
     ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:

@@ -124,6 +124,19 @@ def test_program_reaches_nothing_else(job: Job, uri: str) -> None:
     assert not program_scope(job).may_read(uri) and not may_write(job, uri)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parameters": {"recipe": {"base_model": {"uri": "pypi://m", "sha256": PINNED}, "image": "me/mine:1"}}},
+        {"env": {"PYTHONPATH": "/mine"}},
+        {"program": Program.COMMAND},
+    ],
+)
+def test_program_that_runs_code_of_its_user_creates_no_shared_base_model(changed: dict[str, object]) -> None:
+    uri = f"s3://hanzo-models/base/{PINNED}/model.safetensors"
+    assert may_write(TRAIN, uri) and not may_write(TRAIN.model_copy(update=changed), uri)
+
+
 def test_attempt_writes_to_its_own_folder_only() -> None:
     other = "s3://hanzo-ml/jobs/job-1/train/000002/logs/node-0/000000.log"
     assert not may_write(TRAIN, other, attempt=3) and may_write(TRAIN, other, attempt=2)

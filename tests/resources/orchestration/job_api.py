@@ -12,6 +12,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
+from resources.orchestration.launcher_role import launcher_objects
+from resources.settings.sections import RunPods
+from tests.resources.compute.kubernetes.authorization import denied
+
 PATH = re.compile(r"/(?:api/v1|apis/batch/v1)/namespaces/([^/]+)/(jobs|pods)(?:/([^/]+))?(?:/status)?")
 API_VERSIONS = {"jobs": "batch/v1", "pods": "v1"}
 KINDS = {"jobs": "Job", "pods": "Pod"}
@@ -62,7 +66,10 @@ class JobApi:
 
 @contextmanager
 def job_api(folder: Path) -> Iterator[tuple[JobApi, Path]]:
-    """The server, and the kubeconfig file that names it."""
+    """The server, and the kubeconfig file that names it.
+
+    Fails at the end where something was asked that the launcher's role does not allow.
+    """
     api = JobApi()
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,3 +101,5 @@ def job_api(folder: Path) -> Iterator[tuple[JobApi, Path]]:
     finally:
         server.shutdown()
         server.server_close()
+    [role] = [item for item in launcher_objects(RunPods()) if item["kind"] == "Role"]
+    assert denied(api.requests, role["rules"], ()) == []

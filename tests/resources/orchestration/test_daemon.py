@@ -1,5 +1,6 @@
-"""A process that begins anew where the clock was put back below it, and what it forgets then."""
+"""A process that begins anew where the clock was put back below it, and what it forgets then. One of several works."""
 
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ from dagster._core.scheduler.instigation import (
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.sensor import get_elapsed
+from sqlalchemy import text
 
+from resources.metadata.database import Database
 from resources.orchestration.daemon import reset_future_ticks
 from resources.orchestration.instance import postgres_storage_config, sqlite_storage_config
 from resources.orchestration.postgres_schema import dagster_database_url, locked_schema
@@ -135,3 +138,63 @@ def found(instance: dg.DagsterInstance, state: InstigatorState) -> InstigatorSta
     known = instance.get_instigator_state(state.origin.get_id(), state.origin.get_selector().get_id())
     assert known is not None
     return known
+
+
+LEADER = """
+import sys, threading, time
+from resources.orchestration import daemon
+from resources.settings.settings import Settings
+
+daemon.CHECK_INTERVAL_SECONDS = 0.1
+with daemon.lead_daemons(Settings.load()):
+    print("leads", flush=True)
+    time.sleep(300)
+"""
+
+
+def start_daemon(folder: Path, url: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "HANZO_ML_HOME": str(folder), "HANZO_ML_DATABASE_URL": url}
+    folder.mkdir()
+    return subprocess.Popen([sys.executable, "-c", LEADER], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def read_line(daemon: "subprocess.Popen[str]") -> str:
+    assert daemon.stdout is not None
+    return daemon.stdout.readline().strip()
+
+
+def test_second_daemon_waits_and_is_alive_until_the_first_has_ended(postgres_url: str, tmp_path: Path) -> None:
+    first = start_daemon(tmp_path / "first", postgres_url)
+    try:
+        assert read_line(first) == "leads"
+        with start_daemon(tmp_path / "second", postgres_url) as second:
+            try:
+                alive = tmp_path / "second" / "dagster-daemon.alive"
+                deadline = time.monotonic() + 60
+                while not alive.exists():
+                    assert time.monotonic() < deadline and second.poll() is None
+                    time.sleep(0.05)
+                first.terminate()
+                assert first.wait(30) == 0
+                assert read_line(second) == "leads"
+            finally:
+                second.kill()
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_daemon_whose_session_was_ended_starts_again(postgres_url: str, tmp_path: Path) -> None:
+    with start_daemon(tmp_path / "only", postgres_url) as daemon:
+        try:
+            assert read_line(daemon) == "leads"
+            database = Database(postgres_url)
+            with database.write() as connection:
+                connection.execute(
+                    text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 57000004")
+                )
+            database.close()
+            assert "another daemon may lead" in read_line(daemon)
+            assert read_line(daemon) == "leads"
+        finally:
+            daemon.kill()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import numpy as np
@@ -29,8 +30,9 @@ from resources.errors import (
     UnknownModel,
 )
 from resources.serving.client import EngineClient
+from tests.free_ports import free_port
 from tests.recipes.tiny_model import make_tiny_model
-from tests.resources.serving.gateway_process import ROOT, Gateway, free_port, wait_until
+from tests.resources.serving.gateway_process import ROOT, Gateway, wait_until
 
 PROMPTS = ("Who keeps the lamp?", "What is the harbour called?")
 
@@ -79,10 +81,16 @@ def broken(model: Model, target: Path) -> Model:
     return Model(target, hash_file(target))
 
 
+class HasUrl(Protocol):
+    """An engine that answers at a URL."""
+
+    url: str
+
+
 class Load:
     """Requests without a pause in threads of their own; `failures` is what a user would have seen."""
 
-    def __init__(self, gateway: Gateway, streams: bool = False) -> None:
+    def __init__(self, gateway: HasUrl, streams: bool = False) -> None:
         self.url = f"{gateway.url}/v1/chat/completions"
         self.streams = streams
         self.failures: list[str] = []

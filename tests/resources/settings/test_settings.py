@@ -243,7 +243,7 @@ def test_a_file_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_few_lines_that_stand_for_millions_are_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
     """To look for variables in all that they stand for would take the server's memory and its day."""
-    with pytest.raises(BadConfiguration, match=r"config\.yaml is not valid YAML: with what its aliases") as caught:
+    with pytest.raises(BadConfiguration, match=r"config\.yaml is not valid YAML: with its aliases") as caught:
         load(tmp_path, BOMBS[bomb])
     assert "\n" not in str(caught.value)
 
@@ -315,6 +315,22 @@ def test_config_show_prints_the_settings_in_force(tmp_path: Path) -> None:
 def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, host: str) -> None:
     with pytest.raises(BadConfiguration, match="no sign-in"):
         Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DAGSTER_HOST": host})
+
+
+def test_dagster_may_listen_on_the_network_of_a_cluster(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "dagster: {host: 0.0.0.0}\nscheduler: {backend: kubernetes}")
+    assert loaded.dagster.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    "url", ["dagster:3000", "ftp://dagster", "http://", "http://a/dagster", "http://u:p@a", "http://a?b"]
+)
+def test_address_of_dagster_is_checked(tmp_path: Path, url: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"dagster.url': no address such as"):
+        load(tmp_path, HANZO_ML_DAGSTER_URL=url)
+    assert (
+        load(tmp_path, HANZO_ML_DAGSTER_URL="http://dagster-webserver:3000/").dagster.url == "http://dagster-webserver:3000"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import threading
+from functools import partial
 from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,6 +21,7 @@ from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials
 from resources.service_logs import configure_logs
 from resources.settings.settings import Settings
+from resources.stack.liveness import liveness_file, report_alive
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ def control(
     """Lead until leadership is lost or `stopped` is set."""
     connect_seconds = settings.database.connect_seconds
     lock_file = settings.home / "controller.lock"
-    with lead(settings.database_url, connect_seconds, lock_file, stopped) as database:
+    still_alive = partial(report_alive, liveness_file(settings.home, "controller"))
+    with lead(settings.database_url, connect_seconds, lock_file, stopped, waiting=still_alive) as database:
         log.info("leading")
         reconciler = Reconciler(cluster, view, settings.scheduler, database, ClusterCredentials(database))
         while not stopped.is_set():
@@ -45,6 +48,7 @@ def control(
             except (SQLAlchemyError, RowLocked) as problem:
                 log.warning("the database does not answer, will retry: %s", problem)
                 again = False
+            still_alive()
             stopped.wait(MIN_INTERVAL_SECONDS)
             if not again:
                 changed.wait(INTERVAL_SECONDS - MIN_INTERVAL_SECONDS)

@@ -1,6 +1,7 @@
 """When the objects of a job are created: once its earlier pods are gone, some jobs per pass, and again after a refusal."""
 
 import logging
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import BadConfiguration, Job
 from recipes.contracts.quantities import pluralize
 from resources.compute.base import Phase
-from resources.compute.kubernetes.cluster import Cluster, ClusterError, InvalidObject, Item
+from resources.compute.kubernetes.cluster import (
+    Cluster,
+    ClusterError,
+    InvalidObject,
+    Item,
+    QuotaExceeded,
+    RequestDenied,
+)
 from resources.compute.kubernetes.controller.requests import Requests
 from resources.compute.kubernetes.controller.token_secrets import TokenSecrets
 from resources.compute.kubernetes.job_manifest import render
@@ -19,6 +27,7 @@ from resources.compute.kubernetes.submission import Created, create_objects
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.cluster_jobs import ClusterJob, GenerationKey, JobState
+from resources.metadata.ownership import job_organization
 from resources.settings.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -34,6 +43,7 @@ class Creation:
     """Of one job: its rendered objects, its token, and its state where nothing prevents it."""
 
     job: ClusterJob
+    document: Job
     items: Sequence[Item]
     token: str
     state: JobState
@@ -46,6 +56,7 @@ class Creator:
         self._cluster = cluster
         self._view = view
         self._scheduler = scheduler
+        self._database = credentials.database
         self._tokens = TokenSecrets(credentials)
         self._requests = requests
         self._retry_at: dict[GenerationKey, float] = {}
@@ -73,10 +84,10 @@ class Creator:
         if self.is_exhausted:
             return decided
         try:
-            items = render(document, self._scheduler, job.generation, used_ms(snapshot) / 1000)
+            items = render(document, self._scheduler, job.generation, used_ms(snapshot) / 1000, job.namespace)
         except BadConfiguration as problem:
             return refuse(decided, problem)
-        self._planned.append(Creation(job, items, self._tokens.issue(key, document), decided))
+        self._planned.append(Creation(job, document, items, self._tokens.issue(key, document), decided))
         return None
 
     def create_planned(self) -> list[tuple[ClusterJob, JobState]]:
@@ -101,12 +112,24 @@ class Creator:
             # Of this job alone: a quota or a webhook that refuses one must not hold up those behind it.
             self._tokens.keep(key)
             self._retry_at[key] = time.monotonic() + RETRY_SECONDS
-            return replace(creation.state, detail=f"its objects cannot be created, will retry: {result}")
+            return replace(creation.state, detail=self._explain(creation, result))
         self._tokens.settle(key, is_used=not result.secret_existed)
         for item in result.items:
             self._view.add(item)
         log.info("%s %s: created generation %d in %s", job.program, job.job_id, job.generation, job.namespace)
         return creation.state
+
+    def _explain(self, creation: Creation, problem: ClusterError) -> str:
+        """Why a job waits for its objects, and who can change that."""
+        namespace = creation.job.namespace
+        words = f"its objects cannot be created, will retry: {problem}"
+        if isinstance(problem, QuotaExceeded):
+            return f"namespace {namespace} is full, starts when other jobs of the organization have ended: {problem}"
+        if not isinstance(problem, RequestDenied) or namespace == self._scheduler.namespace:
+            return words
+        organization = job_organization(self._database, creation.document)
+        command = shlex.join(["hanzo-ml", "tenant", "apply", organization])
+        return f"namespace {namespace} is not prepared: an administrator of the cluster runs `{command}`; {words}"
 
 
 def refuse(decided: JobState, problem: Exception) -> JobState:

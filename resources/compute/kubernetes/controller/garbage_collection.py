@@ -84,7 +84,7 @@ class GarbageCollector:
             return []
         if gang is not None:
             return [] if gang.deleting else [partial(delete_gang, self._cluster, gang, self._scheduler)]
-        if any(pod.generation == generation for pod in state.pods.get((job.namespace, job.name), ())):
+        if any(pod.generation == generation for pod in state.pods.get((key[0], job.name), ())):
             return []
         if generation == job.generation:
             # Only now: its pods saved a checkpoint until they were gone.

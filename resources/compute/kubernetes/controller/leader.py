@@ -1,4 +1,6 @@
-"""Leadership of the one controller that works: a lock in the database, held by the connection that writes its rows.
+"""Leadership of the one process that works: a lock in the database, held by the connection that writes its rows.
+
+The controller of jobs and Dagster's daemon have a lock each.
 
 A leader whose machine vanished must neither keep the lock nor write once another has it. On PostgreSQL both follow from one
 session: it holds an advisory lock, carries all of the leader's writes, and is ended by the server after 15 s without an
@@ -22,6 +24,7 @@ from resources.metadata.database import Database
 log = logging.getLogger(__name__)
 
 ADVISORY_LOCK = 57_000_002
+"""Of the controller."""
 SESSION_SECONDS = 15
 """How long the server waits for a leader that does not answer."""
 LOCK_SECONDS = 5
@@ -42,8 +45,9 @@ class RowLocked(Exception):
 class LeaderDatabase(Database):
     """The database through the one session that holds the lock. Used by one thread."""
 
-    def __init__(self, url: str, connect_seconds: int) -> None:
+    def __init__(self, url: str, connect_seconds: int, advisory_lock: int = ADVISORY_LOCK) -> None:
         super().__init__(url, connect_seconds)
+        self._advisory_lock = advisory_lock
         self._session: Connection | None = None
 
     def acquire(self) -> bool:
@@ -55,7 +59,8 @@ class LeaderDatabase(Database):
         session.execute(text("SET tcp_keepalives_count = 2"))
         session.execute(text(f"SET tcp_user_timeout = {SESSION_SECONDS * 1000}"))
         session.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
-        locked = bool(session.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}).scalar_one())
+        lock = {"lock": self._advisory_lock}
+        locked = bool(session.execute(text("SELECT pg_try_advisory_lock(:lock)"), lock).scalar_one())
         session.commit()
         if locked:
             self._session = session
@@ -91,24 +96,36 @@ class LeaderDatabase(Database):
 
 
 @contextmanager
-def lead(url: str, connect_seconds: int, lock_file: Path, stopped: threading.Event) -> Iterator[Database]:
+def lead(
+    url: str,
+    connect_seconds: int,
+    lock_file: Path,
+    stopped: threading.Event,
+    *,
+    advisory_lock: int = ADVISORY_LOCK,
+    waiting: Callable[[], object] = lambda: None,
+) -> Iterator[Database]:
     """Wait until this process leads. Yields the database to write through.
+
+    Args:
+        advisory_lock: PostgreSQL's number of the lock.
+        waiting: called before each attempt to lead, about once a second.
 
     Raises:
         LeadershipLost: `stopped` was set before; by the database in use, that its session has ended.
     """
     if make_url(url).get_backend_name() == "sqlite":
         with lock_file.open("w", encoding="utf-8") as file:
-            wait_for(lambda: lock(file), stopped)
+            wait_for(lambda: lock(file), stopped, waiting)
             database = Database(url, connect_seconds)
             try:
                 yield database
             finally:
                 database.close()
         return
-    leader = LeaderDatabase(url, connect_seconds)
+    leader = LeaderDatabase(url, connect_seconds, advisory_lock)
     try:
-        wait_for(leader.acquire, stopped)
+        wait_for(leader.acquire, stopped, waiting)
         yield leader
     finally:
         leader.close()
@@ -122,8 +139,9 @@ def lock(file: IO[str]) -> bool:
     return True
 
 
-def wait_for(acquire: Callable[[], bool], stopped: threading.Event) -> None:
+def wait_for(acquire: Callable[[], bool], stopped: threading.Event, waiting: Callable[[], object]) -> None:
     while not stopped.is_set():
+        waiting()
         try:
             if acquire():
                 return

@@ -1,22 +1,26 @@
 """`hanzo-ml cluster check`: what a cluster lacks for jobs, each with the command that mends it."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
-from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, open_cluster
+from resources.compute.kubernetes.cluster import Cluster, ClusterError, Item, RequestDenied, open_cluster
 from resources.compute.kubernetes.setup.facts import UNKNOWN, ClusterFacts, FactReader, gpu_count
+from resources.compute.kubernetes.setup.kubeconfig import find_kubeconfig
 from resources.compute.kubernetes.setup.permissions import SERVICE_ACCOUNT
 from resources.compute.kubernetes.setup.probe import probe_pods
 from resources.compute.kubernetes.setup.queues import GPU, render_queues
+from resources.compute.kubernetes.setup.tenants import find_missing, list_tenants
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.scheduler import CPU_FLAVOR, Scheduler
 from resources.settings.settings import Settings
 
 RENDER = "hanzo-ml cluster render | kubectl apply -f -"
+SET = f"hanzo-ml config show    # set it in config.yaml, then: {RENDER}"
 INSTALL = {
     "jobset.x-k8s.io/v1alpha2": "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
@@ -82,7 +86,7 @@ def check_queues(facts: ClusterFacts, scheduler: Scheduler) -> Iterator[Finding]
     try:
         wanted = render_queues(scheduler)
     except BadConfiguration as problem:
-        yield Finding("queues", str(problem), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER)
+        yield Finding("queues", str(problem), SET)
         return
     if facts.missing_apis:
         return  # without its API there is no queue either
@@ -189,6 +193,30 @@ def check_objects(facts: ClusterFacts) -> Iterator[Finding]:
     yield Finding("a job's objects", facts.refused and f"the API server refuses them: {facts.refused}", mend)
 
 
+def check_tenants(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
+    """Namespaces of organizations: of those that have one, or have a quota in the settings.
+
+    Raises ClusterError: the API server does not answer.
+    """
+    known: list[str] = []
+    if settings.scheduler.namespace_per_organization:
+        try:
+            known = [*list_tenants(cluster, settings), *settings.scheduler.quotas]
+        except RequestDenied:  # those of the settings then
+            known = [*settings.scheduler.quotas]
+    for organization in dict.fromkeys((DEFAULT_ORGANIZATION, *known)):
+        try:
+            missing = find_missing(cluster, settings, organization)
+        except BadConfiguration as refusal:
+            yield Finding(
+                "network policies", str(refusal), "hanzo-ml config show    # set it in config.yaml, then: " + RENDER
+            )
+            return
+        mend = RENDER if organization == DEFAULT_ORGANIZATION else shlex.join(["hanzo-ml", "tenant", "apply", organization])
+        problem = f"its namespace lacks {', '.join(missing)}" if missing else ""
+        yield Finding(f"organization {organization}", problem, mend)
+
+
 def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]) -> str:
     problems = [finding for finding in findings if finding.problem]
     lines = [f"Kubernetes {facts.version} at {address}"]
@@ -199,14 +227,6 @@ def format_report(address: str, facts: ClusterFacts, findings: Sequence[Finding]
     if facts.unreadable:
         lines.append(f"unknown  {', '.join(facts.unreadable)}: this identity may not read them")
     return "\n".join(lines)
-
-
-def find_kubeconfig(given: str | None, scheduler: Scheduler) -> str | None:
-    """File that names the cluster: as asked for, as in the settings, or kubectl's own; None in a pod."""
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
-
-    usual = Path(KUBE_CONFIG_DEFAULT_LOCATION).expanduser()
-    return given or scheduler.kubeconfig or (str(usual) if usual.is_file() else None)
 
 
 def check_cluster(cluster: Cluster, scheduler: Scheduler) -> tuple[ClusterFacts, list[Finding]]:
@@ -225,9 +245,11 @@ def main() -> None:
     parser.add_argument("--pods", action="store_true")
     options = parser.parse_args()
     try:
-        scheduler = Settings.load().scheduler
+        settings = Settings.load()
+        scheduler = settings.scheduler
         cluster = open_cluster(find_kubeconfig(options.kubeconfig, scheduler))
         facts, findings = check_cluster(cluster, scheduler)
+        findings += check_tenants(cluster, settings)
         if options.pods:
             findings.append(Finding("two pods that connect", *probe_pods(cluster, scheduler)))
     except (BadConfiguration, ClusterError) as problem:

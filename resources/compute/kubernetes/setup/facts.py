@@ -18,6 +18,7 @@ from resources.compute.kubernetes.cluster import (
     RequestDenied,
 )
 from resources.compute.kubernetes.job_manifest import render
+from resources.compute.kubernetes.setup.kinds import CLAIM, NAMESPACE, SECRET, setup_kind
 from resources.compute.kubernetes.setup.permissions import Permission, required_permissions
 from resources.settings.scheduler import Scheduler
 
@@ -28,15 +29,6 @@ API_VERSIONS = {
     "volcano": ("jobset.x-k8s.io/v1alpha2", "scheduling.volcano.sh/v1beta1"),
 }
 """What must be installed for each gang backend."""
-PLURALS = {
-    "ResourceFlavor": "resourceflavors",
-    "ClusterQueue": "clusterqueues",
-    "LocalQueue": "localqueues",
-    "WorkloadPriorityClass": "workloadpriorityclasses",
-    "PriorityClass": "priorityclasses",
-    "Queue": "queues",
-}
-
 UNKNOWN = "unknown"
 """Phase of a claim that may not be read."""
 
@@ -79,7 +71,7 @@ class FactReader:
             ClusterUnavailable: the API server does not answer.
         """
         version = str(self._cluster.request("GET", "/version")["gitVersion"])
-        namespace = self._find(Kind("v1", "Namespace", "namespaces", namespaced=False), self._scheduler.namespace)
+        namespace = self._find(NAMESPACE, self._scheduler.namespace)
         missing = tuple(each for each in API_VERSIONS[self._scheduler.gang_backend] if not self._serves(each))
         claims = self._read_claims()
         secrets = self._read_secrets()
@@ -114,8 +106,7 @@ class FactReader:
             return {}
 
     def _find_item(self, item: Item) -> Item | None:
-        kind = Kind(item["apiVersion"], item["kind"], PLURALS[item["kind"]], "namespace" in item["metadata"])
-        return self._find(kind, item["metadata"]["name"])
+        return self._find(setup_kind(item), item["metadata"]["name"])
 
     def _denied(self) -> list[tuple[Permission, str]]:
         return [
@@ -144,15 +135,13 @@ class FactReader:
             return None
 
     def _read_secrets(self) -> dict[str, bool]:
-        kind = Kind("v1", "Secret", "secrets")
         common = (self._scheduler.job_secret,) if self._scheduler.job_secret else ()
         names = dict.fromkeys((*common, *self._scheduler.image_pull_secrets, *self._scheduler.user_secrets))
-        return {name: self._find(kind, name) is not None for name in names}
+        return {name: self._find(SECRET, name) is not None for name in names}
 
     def _read_claims(self) -> dict[str, str]:
-        kind = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
         names = dict.fromkeys((*(volume.claim for volume in self._scheduler.volumes), *self._scheduler.user_claims))
-        found = {name: self._find(kind, name) for name in names}
+        found = {name: self._find(CLAIM, name) for name in names}
         return {name: "" if item is None else item.get("status", {}).get("phase", UNKNOWN) for name, item in found.items()}
 
     def _try_job(self) -> str:

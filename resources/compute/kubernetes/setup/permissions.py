@@ -14,7 +14,7 @@ from resources.compute.kubernetes.cluster import (
     WORKLOAD_PRIORITY_CLASS,
     Kind,
 )
-from resources.compute.kubernetes.submission import GANG_KINDS
+from resources.compute.kubernetes.submission import GANG_KINDS, created_kinds
 from resources.settings.scheduler import Scheduler
 
 ROLE = "hanzo-ml-scheduler"
@@ -49,7 +49,7 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
     watched = (gang[0], POD, CONFIG_MAP, NODE, *([WORKLOAD] if scheduler.gang_backend == "kueue" else []))
     return [
         *(permission(kind, "list", "watch", cluster_wide=True) for kind in watched),
-        *(permission(kind, "create", "get", "delete") for kind in (*gang, CONFIG_MAP)),
+        *(permission(kind, "create", "get", "delete") for kind in (*created_kinds(scheduler), CONFIG_MAP)),
         *([permission(WORKLOAD_PRIORITY_CLASS, "get", cluster_wide=True)] if scheduler.gang_backend == "kueue" else []),
         *([permission(JOB, "create")] if JOB not in gang else []),  # the dry run of a JobSet's Job
         permission(SECRET, "create", "delete"),
@@ -60,32 +60,34 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
     ]
 
 
-def render_roles(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
-    """Both namespaces, the service account of the control plane, and the two roles that it is bound to."""
-    needed = required_permissions(scheduler)
-    subject = {"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": control_namespace}
-    # Every pod of a job keeps to the restricted profile: no root, no privileges, no host network or paths (row X6).
-    restricted = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
-    objects: list[dict[str, Any]] = [
+def render_account(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
+    """The control plane's namespace and service account, and what that one may read in the whole cluster."""
+    return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": control_namespace}},
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": scheduler.namespace, "labels": restricted}},
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
             "metadata": {"name": SERVICE_ACCOUNT, "namespace": control_namespace},
         },
+        *role("ClusterRole", {"name": ROLE}, required_permissions(scheduler), control_namespace),
     ]
-    for kind, cluster_wide in (("ClusterRole", True), ("Role", False)):
-        metadata = {"name": ROLE} if cluster_wide else {"name": ROLE, "namespace": scheduler.namespace}
-        rules = [each.rule for each in needed if each.cluster_wide is cluster_wide]
-        objects.append({"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules})
-        objects.append(
-            {
-                "apiVersion": f"{RBAC}/v1",
-                "kind": f"{kind}Binding",
-                "metadata": metadata,
-                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": ROLE},
-                "subjects": [subject],
-            }
-        )
-    return objects
+
+
+def render_role(scheduler: Scheduler, namespace: str, control_namespace: str) -> list[dict[str, Any]]:
+    """What the control plane may do in a namespace of jobs."""
+    return role("Role", {"name": ROLE, "namespace": namespace}, required_permissions(scheduler), control_namespace)
+
+
+def role(kind: str, metadata: dict[str, str], needed: list[Permission], control_namespace: str) -> list[dict[str, Any]]:
+    """A role with the permissions of its kind, bound to the control plane's account."""
+    rules = [each.rule for each in needed if each.cluster_wide is (kind == "ClusterRole")]
+    return [
+        {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules},
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": f"{kind}Binding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": RBAC, "kind": kind, "name": ROLE},
+            "subjects": [{"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": control_namespace}],
+        },
+    ]

@@ -1,20 +1,16 @@
-"""Roles, queues, quotas and priorities of a cluster, rendered from the settings: `hanzo-ml cluster render`.
+"""Queues, quotas and priorities of a cluster, rendered from the settings.
 
 Kueue: one ClusterQueue whose quota is `scheduler.capacity`, one LocalQueue in the jobs' namespace, one ResourceFlavor for
 each type of GPU, and a WorkloadPriorityClass for each priority. Volcano: a queue with the same limits. Whoever installs the
 cluster applies them once.
 """
 
-import sys
 from typing import Any
 
 from recipes.contracts.job import BadConfiguration
 from recipes.contracts.quantities import parse_bytes
-from resources.compute.kubernetes.job_manifest import to_yaml
-from resources.compute.kubernetes.setup.permissions import render_roles
-from resources.orchestration.launcher_role import launcher_objects
+from resources.compute.kubernetes.gang import DOMAIN
 from resources.settings.scheduler import CPU_FLAVOR, Capacity, Scheduler
-from resources.settings.settings import Settings
 
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 GPU = "nvidia.com/gpu"
@@ -25,6 +21,8 @@ PREEMPTION = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Nev
 other, they can do so back and forth without either making progress (kueue #3779).
 """
 LABELS = {"app.kubernetes.io/part-of": "hanzo-ml"}
+INSTALLATION_LABEL = f"{DOMAIN}/installation"
+"""On each namespace of jobs, with `scheduler.namespace`: the queue admits jobs of these."""
 
 
 def render_queues(scheduler: Scheduler) -> list[dict[str, Any]]:
@@ -46,7 +44,8 @@ def render_queues(scheduler: Scheduler) -> list[dict[str, Any]]:
 def render_kueue(scheduler: Scheduler) -> list[dict[str, Any]]:
     capacity = require_capacity(scheduler)
     flavors = [resource_flavor(name, scheduler) for name in capacity]
-    return [*flavors, cluster_queue(capacity, scheduler), local_queue(scheduler), *workload_priorities(scheduler)]
+    queues = [cluster_queue(capacity, scheduler), local_queue(scheduler, scheduler.namespace)]
+    return [*flavors, *queues, *workload_priorities(scheduler)]
 
 
 def require_capacity(scheduler: Scheduler) -> dict[str, Capacity]:
@@ -70,7 +69,7 @@ def resource_flavor(name: str, scheduler: Scheduler) -> dict[str, Any]:
 def cluster_queue(capacity: dict[str, Capacity], scheduler: Scheduler) -> dict[str, Any]:
     quotas = {name: quota(each, scheduler.rdma_resource) for name, each in capacity.items()}
     spec = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scheduler.namespace}},
+        "namespaceSelector": {"matchLabels": {INSTALLATION_LABEL: scheduler.namespace}},
         "queueingStrategy": "BestEffortFIFO",
         "preemption": PREEMPTION,
         "flavorFungibility": {"whenCanPreempt": "TryNextFlavor"},
@@ -96,9 +95,9 @@ def quota(capacity: Capacity, rdma_resource: str | None) -> dict[str, str]:
     return amounts | ({rdma_resource: str(capacity.gpus)} if rdma_resource else {})
 
 
-def local_queue(scheduler: Scheduler) -> dict[str, Any]:
+def local_queue(scheduler: Scheduler, namespace: str) -> dict[str, Any]:
     item = cluster_object(KUEUE_API, "LocalQueue", scheduler.queue)
-    item["metadata"]["namespace"] = scheduler.namespace
+    item["metadata"]["namespace"] = namespace
     return item | {"spec": {"clusterQueue": scheduler.cluster_queue}}
 
 
@@ -133,18 +132,3 @@ def volcano_queue(scheduler: Scheduler) -> dict[str, Any]:
 
 def cluster_object(api_version: str, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "labels": dict(LABELS)}}
-
-
-def main() -> None:
-    try:
-        settings = Settings.load()
-        queues = render_queues(settings.scheduler)
-    except BadConfiguration as problem:
-        sys.exit(f"error: {problem}")
-    run_pods = settings.dagster.run_pods
-    roles = render_roles(settings.scheduler, run_pods.namespace)
-    print(to_yaml([*roles, *launcher_objects(run_pods), *queues]), end="")
-
-
-if __name__ == "__main__":
-    main()

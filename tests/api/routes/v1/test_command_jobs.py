@@ -281,7 +281,7 @@ def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, m
         asked = {"model": "theirs", "parameters": {"hardware": {"memory": memory}}}
     answer = http.post("/v1/jobs", json={"name": "mine", **asked})
     assert answer.status_code == 400, answer.text
-    assert f"memory '{memory}' is no quantity" in answer.json()["message"]
+    assert f"memory '{memory}' is not a quantity" in answer.json()["message"]
 
 
 def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
@@ -300,7 +300,7 @@ def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: 
     answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
     assert (answer.status_code, answer.json()["message"]) == (
         400,
-        f"schedule.{key} is {time}, which is no time: give some, such as 20m, or leave it out",
+        f"schedule.{key} is {time}, but must be positive: set a duration such as 20m, or remove the key",
     )
 
 
@@ -319,7 +319,7 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"name": ""}, ("name",)),
         ({"name": " \t"}, ("name", "blank")),
         ({"type": "inference"}, ("type", "training")),
-        ({"env": {"A B": "x"}}, ("env", "'A B' is no name of a variable")),
+        ({"env": {"A B": "x"}}, ("env", "'A B' is not a variable name")),
         ({"env": {"STEPS": 3}}, ("env.STEPS", "valid string")),
         ({"resources": {"gpu": 8}}, ("resources.gpu",)),
         ({"distributed": {"num_nodes": 0}}, ("distributed.num_nodes",)),
@@ -332,13 +332,13 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"files": {"../train.py": ""}}, ("files", "no path inside")),
         ({"files": {"/train.py": ""}}, ("files", "no path inside")),
         ({"files": {"a\\b.py": ""}}, ("files", "character")),
-        ({"files": {"a": "", "a/b.py": ""}}, ("files", "lies below 'a'")),
+        ({"files": {"a": "", "a/b.py": ""}}, ("files", "is below 'a'")),
         ({"files": {"manifest.json": ""}}, ("files", "another")),
         ({"files": {"train.py": "x" * (MAX_CODE_BYTES + 1)}}, ("files", "keep data in a dataset")),
         ({"source_tree": {"links": {"a": "/etc"}}}, ("source_tree", "leads out of the folder")),
         ({"source_tree": {"links": {"a/b/c": "../..", "z": "a/b/c/../x"}}}, ("source_tree", "leads out of the folder")),
         ({"source_tree": {"links": {"../a": "b"}}}, ("source_tree", "no path inside")),
-        ({"files": {"a/b": ""}, "source_tree": {"links": {"a": "c"}}}, ("source_tree", "'a' is no folder")),
+        ({"files": {"a/b": ""}, "source_tree": {"links": {"a": "c"}}}, ("source_tree", "'a' must be an empty folder")),
         ({"files": {"a": ""}, "source_tree": {"folders": ["a"]}}, ("source_tree", "'a' is there twice")),
         ({"source_tree": {"modes": {"a": 0o755}}}, ("source_tree", "no 'a'")),
         ({"files": {"a": ""}, "source_tree": {"modes": {"a": 0o4755}}}, ("source_tree", "modes.a", "511")),

@@ -39,7 +39,7 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"filter": {"min_length": 64}}, "count tokens: say which by tokenize.tokenizer"),
+        ({"filter": {"min_length": 64}}, "count tokens: set tokenize.tokenizer"),
         ({"filter": {"dedupe": True}}, "dedupe"),
         ({"name": "../x"}, "is not allowed"),
         ({"workers": 0}, "workers"),
@@ -52,10 +52,10 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"split": {"column": "fold"}}, "the column 'fold' of split.column"),
         ({"augment": {"oversample_minority": True, "class_column": "clas"}}, "'clas' of augment.class_column"),
         ({"tokenize": {"tokenizer": "recipe:nothing"}}, "tokenize.tokenizer: unknown recipe 'nothing': use one of"),
-        ({"filter": {"toxicity": {"words": ["bad", " "]}}}, "an empty word stands in every text: leave it out"),
+        ({"filter": {"toxicity": {"words": ["bad", " "]}}}, "an empty word is in every text: remove it"),
         (
             {"tokenize": {"tokenizer": "t"}, "filter": {"min_length": 65, "max_length": 64}},
-            "it is less than min_length, which is 65: no record could stay",
+            "it is less than min_length, which is 65: no record could be kept",
         ),
         ({"split": {"column": "text", "group_by": "text"}}, "leave one of them out"),
         ({"filter": {"toxicity": {"threshold": 0.9}}}, "filter.toxicity rejects nothing: give it words, a detector or both"),

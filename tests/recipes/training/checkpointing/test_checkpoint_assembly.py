@@ -370,7 +370,7 @@ def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
     assert {uri.removeprefix(f"{URI}/").split("/")[0] for uri in store.list(URI)} == {"4"}
     assert f"{URI}/4/of-an-objective/1/file" in store.list(URI)
     told = capsys.readouterr().out
-    assert "arrived of checkpoint 6 is deleted" in told and "arrived of checkpoint 8 is deleted" in told
+    assert "checkpoint 6 was deleted from the store" in told and "checkpoint 8 was deleted from the store" in told
 
 
 def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
@@ -386,7 +386,7 @@ def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
     monkeypatch.setattr(Store, "delete", refused)
     assert go_on(machines) == [of(4)] * 2
     told = capsys.readouterr().out
-    assert all(f"checkpoint {step}, whose rest is lost, was not deleted: PermissionError" in told for step in (6, 8))
+    assert all(f"checkpoint {step} lost its other parts, but was not deleted: PermissionError" in told for step in (6, 8))
 
 
 def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[CheckpointManager]) -> None:

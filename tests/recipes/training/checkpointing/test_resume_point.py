@@ -90,7 +90,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
         ({"method": "full", "dtype": "float32"}, "method was lora and is full, .*"),
         ({"optimizer": "adamw_8bit"}, "optimizer was adamw and is adamw_8bit"),
     ):
-        said = rf"^checkpoint 3 does not fit the recipe: {named}: go on with the recipe as it was, or submit a new job$"
+        said = rf"^checkpoint 3 does not fit the recipe: {named}: restore these values, or submit a new job$"
         with pytest.raises(BadConfiguration, match=said):
             place.train(work, **changed)
 

@@ -164,7 +164,7 @@ def test_an_adapter_of_another_size_is_refused(place: Place, tmp_path: Path) -> 
     adapted = [load_model(place.folder / "model", place.recipe.changed({"lora_rank": rank})) for rank in (4, 8)]
     adapted[0].save_pretrained(tmp_path)
     load_adapter(adapted[0], tmp_path)
-    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: base_model\.model\..* is another shape"):
+    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: base_model\.model\..* has another shape"):
         load_adapter(adapted[1], tmp_path)
     (tmp_path / "adapter_model.safetensors").unlink()
     with pytest.raises(BadConfiguration, match="does not fit the recipe"):

@@ -99,7 +99,7 @@ def test_a_step_is_broken_off_by_all_stages_and_done_anew(
     codes = train_asked(started, job, stages, asked, stop_in)
     log = log_of(job).read_text()
     assert codes[0] == EXIT_PREEMPTED and None not in codes, log
-    assert "asked to stop: step 6 is broken off: saving a checkpoint first" in log
+    assert "stop requested: step 6 aborted: saving a checkpoint first" in log
     assert int(begun_by(works[1], asked).read_text()) == stop_in, "nothing was computed after it"
     assert place.checkpoints(works[1]).local_steps()[0] == 5
     Path(job.work_dir, "exit.json").unlink()

@@ -262,7 +262,7 @@ def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
     wait_for_line(runs.compute, job, lambda line: "evaluating" in line)
     runs.compute.cancel(job)
     said, _ = runs.compute.read_lines(job, 0)
-    assert "asked to stop: the evaluation is broken off" in said and "eval loss" not in said, said
+    assert "stop requested: evaluation aborted" in said and "eval loss" not in said, said
     # Killed while it repeats the evaluation, then when the server has that, and no checkpoint has it.
     due = ["resuming from checkpoint 3", "evaluating", "step 3/6 eval loss", "step 6/6 loss", "evaluating", "checkpoint 3"]
 

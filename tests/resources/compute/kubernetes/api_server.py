@@ -18,6 +18,10 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes.client import ApiClient, Configuration
 
 from resources.compute.kubernetes.cluster import ALL_KINDS, Cluster, Kind, find_kind
+from resources.compute.kubernetes.setup.permissions import required_permissions
+from resources.compute.kubernetes.submission import GANG_KINDS
+from resources.settings.scheduler import Scheduler
+from tests.resources.compute.kubernetes.authorization import denied
 
 Item = dict[str, Any]
 PLURALS = {kind.plural for kind in ALL_KINDS}
@@ -218,6 +222,7 @@ def below(folder: str, path: str) -> bool:
 
 @contextmanager
 def serving() -> Iterator[ApiServer]:
+    """Fails at the end where something was asked that the controller's roles do not allow."""
     server = ApiServer()
     thread = threading.Thread(target=server.http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -226,3 +231,15 @@ def serving() -> Iterator[ApiServer]:
     finally:
         server.http.shutdown()
         server.http.server_close()
+    assert find_denied(server.requests) == []
+
+
+def find_denied(requests: list[str]) -> list[str]:
+    """Requests that the roles of no gang backend allow."""
+    by_backend = []
+    for backend in GANG_KINDS:
+        needed = required_permissions(Scheduler.model_validate({"gang_backend": backend}))
+        namespaced = [each.rule for each in needed if not each.cluster_wide]
+        cluster_wide = [each.rule for each in needed if each.cluster_wide]
+        by_backend.append(denied(requests, namespaced, cluster_wide))
+    return min(by_backend, key=len)

@@ -4,11 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipes.contracts.exit_reason import ExitReason
-from recipes.contracts.job import BadConfiguration, Hardware, Job, Result, StoreAddress
+from recipes.contracts.job import BadConfiguration, Hardware, Job, Program, Result, StoreAddress
 from recipes.storage import uris
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
@@ -17,6 +18,7 @@ from resources.compute.kubernetes.backend import KubernetesCompute
 from resources.compute.kubernetes.gang import base_name
 from resources.metadata.cluster_jobs import CANCEL, ClusterJobs, JobState
 from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import a_job
@@ -28,6 +30,7 @@ class Room:
     def __init__(self, database: Database, folder: Path) -> None:
         address = StoreAddress(root=folder.as_uri(), buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
         self.store = Store(address)
+        self.database = database
         self.jobs = ClusterJobs(database)
         self.compute = KubernetesCompute(database, self.store, Scheduler(), poll_seconds=0.01)
         self.job = a_job(store=address)
@@ -64,6 +67,40 @@ def test_submission_is_a_row_for_the_controller(room: Room) -> None:
     assert (row.name, row.namespace, row.generation) == (base_name(room.job), "hanzo-ml", 1)
     assert room.compute.observe(room.job) == Observation(Phase.PENDING, 0)
     assert room.compute.has_processes(room.job)
+
+
+def submit_record(room: Room, organization: str, id: str) -> None:
+    Jobs(room.database).submit(name="j", config={"dataset": "d@1"}, user="ann", organization=organization, id=id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "namespace"),
+    [
+        ({}, "hanzo-ml-acme"),
+        ({"id": "evaluate-job-of-acme", "program": Program.EVALUATE}, "hanzo-ml-acme"),
+        ({"id": "convert-job-of-rival", "program": Program.CONVERT}, "hanzo-ml-rival"),
+        (
+            {"id": "s", "program": Program.SPLIT, "outputs": {"splits": "s3://hanzo-ml/datasets/@rival/d/1"}},
+            "hanzo-ml-rival",
+        ),
+        ({"id": "s", "program": Program.SPLIT, "outputs": {"splits": "s3://hanzo-ml/datasets/d/1"}}, "hanzo-ml"),
+    ],
+)
+def test_job_runs_in_the_namespace_of_its_organization(room: Room, changed: dict[str, Any], namespace: str) -> None:
+    submit_record(room, "acme", "job-of-acme")
+    submit_record(room, "rival", "job-of-rival")
+    room.compute = KubernetesCompute(room.database, room.store, Scheduler(namespace_per_organization=True))
+    room.compute.submit(room.job.model_copy(update={"id": "job-of-acme", "inputs": {}, **changed}))
+    [row] = room.jobs.active()
+    assert row.namespace == namespace
+
+
+def test_program_named_after_a_job_of_another_organization_is_its_own(room: Room) -> None:
+    submit_record(room, "rival", "7")
+    submit_record(room, "acme", "train-7")
+    room.compute = KubernetesCompute(room.database, room.store, Scheduler(namespace_per_organization=True))
+    room.compute.submit(room.job.model_copy(update={"id": "train-7"}))
+    assert room.jobs.active()[0].namespace == "hanzo-ml-acme"
 
 
 def test_job_that_the_settings_cannot_run_is_refused_without_a_row(room: Room) -> None:

@@ -12,17 +12,29 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Distributed, Elastic, Hardware, Job, Schedule
 from recipes.contracts.pod_settings import PodSettings
 from resources.compute.base import Phase
-from resources.compute.kubernetes.cluster import CONFIG_MAP, JOB, JOB_SET, POD, SECRET, SERVICE, Cluster, Kind
+from resources.compute.kubernetes.cluster import (
+    CONFIG_MAP,
+    JOB,
+    JOB_SET,
+    NETWORK_POLICY,
+    POD,
+    SECRET,
+    SERVICE,
+    Cluster,
+    Kind,
+)
 from resources.compute.kubernetes.controller import creation, priority_classes
 from resources.compute.kubernetes.controller.garbage_collection import MAX_DELETIONS
 from resources.compute.kubernetes.controller.reconciler import Reconciler
 from resources.compute.kubernetes.gang import base_name
+from resources.compute.kubernetes.namespaces import organization_namespace
 from resources.compute.kubernetes.submission import delete_rest
 from resources.compute.kubernetes.view import ClusterView
 from resources.jobs.program_tokens import ClusterCredentials, find_program
 from resources.metadata.cluster_jobs import ClusterJob, ClusterJobs
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import Claim, JobAttempts
+from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import now_ms
 from resources.metadata.tables import cluster_jobs
 from resources.settings.scheduler import Scheduler
@@ -188,6 +200,49 @@ def test_secret_that_exists_keeps_its_token_alone(room: Room) -> None:
     room.start_controller()
     room.reconcile()
     assert room.server.names(JOB_SET) == [NAME] and count_tokens(room) == 1
+
+
+def test_job_waits_for_the_namespace_of_its_organization_and_says_who_makes_it(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation, "RETRY_SECONDS", 0.0)
+    room.scheduler = Scheduler(namespace_per_organization=True)
+    room.start_controller()
+    Jobs(room.database).submit(name="j", config={}, user="ann", organization="Acme Inc", id=TRAIN.id)
+    namespace = organization_namespace(room.scheduler, "Acme Inc")
+    room.jobs.submit(TRAIN, namespace, base_name(TRAIN))
+    room.server.refusal = (404, f'namespaces "{namespace}" not found')
+    row = room.reconcile()
+    assert row.phase is Phase.PENDING and row.detail.startswith(f"namespace {namespace} is not prepared")
+    assert "`hanzo-ml tenant apply 'Acme Inc'`" in row.detail
+    room.server.refusal = None
+    row = room.reconcile()
+    assert "tenant" not in row.detail and room.server.names(JOB_SET, namespace) == [NAME]
+    assert room.server.names(CONFIG_MAP) == []
+
+
+def test_gang_of_an_organization_leaves_nothing_in_its_namespace(room: Room) -> None:
+    room.scheduler = Scheduler(namespace_per_organization=True)
+    room.start_controller()
+    room.jobs.submit(TWO_NODES, "hanzo-ml-acme", base_name(TWO_NODES))
+    room.reconcile()
+    assert room.server.names(NETWORK_POLICY, "hanzo-ml-acme") == [NAME]
+    room.jobs.want_cancel(TWO_NODES)
+    for _ in range(3):
+        room.reconcile()
+    left = [path for path in room.server.items if "/namespaces/hanzo-ml-acme/" in path]
+    assert room.row.has_ended and left == []
+
+
+def test_job_waits_where_its_organization_has_as_many_objects_as_it_may(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "RETRY_SECONDS", 0.0)
+    room.server.refusals["ConfigMap"] = (403, "configmaps is forbidden: exceeded quota: hanzo-ml, used: 1001, limited: 1001")
+    room.submit()
+    row = room.reconcile()
+    assert row.phase is Phase.PENDING and "namespace hanzo-ml is full" in row.detail and "limited: 1001" in row.detail
+    room.server.refusals.clear()
+    room.reconcile()
+    assert room.server.names(JOB_SET) == [NAME]
 
 
 def test_job_whose_pods_the_api_server_would_refuse_fails_before_anything_is_created(room: Room) -> None:

@@ -1,5 +1,6 @@
 """Queues and roles of a cluster: objects that the API server accepts, with the quota and the verbs that jobs need."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from pydantic import ValidationError
 
 from recipes.contracts.job import BadConfiguration
 from resources.compute.kubernetes.job_manifest import render
-from resources.compute.kubernetes.setup.permissions import render_roles, required_permissions
-from resources.compute.kubernetes.setup.queues import main, render_queues
-from resources.compute.kubernetes.submission import GANG_KINDS
+from resources.compute.kubernetes.setup.permissions import render_account, render_role, required_permissions
+from resources.compute.kubernetes.setup.queues import render_queues
+from resources.compute.kubernetes.setup.render import main, render_cluster
+from resources.compute.kubernetes.setup.tenants import render_namespace
+from resources.compute.kubernetes.submission import created_kinds
 from resources.orchestration.launcher_role import launcher_objects
 from resources.settings.scheduler import Capacity, Scheduler
-from resources.settings.sections import RunPods
+from resources.settings.settings import Settings
 from tests.resources.compute.kubernetes.jobs import BACKENDS, DISTRIBUTED
 from tests.resources.compute.kubernetes.schemas import check
 
@@ -29,9 +32,10 @@ def named(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_api_server_accepts_queues_and_roles(backend: str) -> None:
+def test_api_server_accepts_all_that_a_cluster_needs(backend: str, tmp_path: Path) -> None:
     scheduler = Scheduler.model_validate({"gang_backend": backend, "capacity": CAPACITY})
-    for item in [*render_roles(scheduler, "hanzo"), *render_queues(scheduler)]:
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path)}).model_copy(update={"scheduler": scheduler})
+    for item in render_cluster(settings):
         if (item["kind"], item["apiVersion"]) != ("Queue", "scheduling.volcano.sh/v1beta1"):
             check(item)
 
@@ -101,15 +105,18 @@ def test_capacity_is_required_and_checked() -> None:
             Scheduler.model_validate({"capacity": capacity})
 
 
+@pytest.mark.parametrize("own_namespaces", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_roles_grant_what_the_controller_does_and_no_more(backend: str) -> None:
-    scheduler = Scheduler.model_validate({"gang_backend": backend, "capacity": CAPACITY})
-    objects = render_roles(scheduler, "hanzo")
+def test_roles_grant_what_the_controller_does_and_no_more(backend: str, own_namespaces: bool) -> None:
+    scheduler = Scheduler.model_validate(
+        {"gang_backend": backend, "capacity": CAPACITY, "namespace_per_organization": own_namespaces}
+    )
+    objects = [*render_account(scheduler, "hanzo"), *render_role(scheduler, "hanzo-ml", "hanzo")]
     rules = [rule for item in objects if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
     granted = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]}
     needed = {(each.group, each.resource, verb) for each in required_permissions(scheduler) for verb in each.verbs}
     assert granted == needed and not [grant for grant in granted if "*" in grant]
-    for kind in GANG_KINDS[backend]:
+    for kind in created_kinds(scheduler):
         group = kind.api_version.rpartition("/")[0]
         assert {(group, kind.plural, verb) for verb in ("create", "get", "delete")} <= granted
     assert not {("", "secrets", verb) for verb in ("get", "list", "watch")} & granted, "tokens of jobs are never read"
@@ -127,8 +134,13 @@ def test_command_prints_all_of_it_or_one_line_of_what_to_set(
     config.write_text("scheduler: {capacity: {cpu: {cpu: 4, memory: 8Gi}}}\n")
     main()
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
-    scheduler = Scheduler.model_validate(yaml.safe_load(config.read_text())["scheduler"])
-    assert printed == [*render_roles(scheduler, "hanzo"), *launcher_objects(RunPods()), *render_queues(scheduler)]
+    settings = Settings.load()
+    assert printed == [
+        *render_account(settings.scheduler, "hanzo"),
+        *render_namespace(settings),
+        *launcher_objects(settings.dagster.run_pods),
+        *render_queues(settings.scheduler),
+    ]
     config.write_text("scheduler: {}\n")
     with pytest.raises(SystemExit, match=r"error: scheduler\.capacity is empty"):
         main()

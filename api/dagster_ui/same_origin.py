@@ -1,0 +1,30 @@
+"""Tell requests of this server's own pages from those of other sites, which a browser sends with the same cookie."""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Whether the request is certainly of a page of this server. Ports count: `SameSite` cookies ignore them."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:  # by the browser itself, which no page can change
+        return site == "same-origin"
+    origin = headers.get("origin")
+    return origin is not None and authority(origin) == authority(f"{urlsplit(origin).scheme}://{headers.get('host', '')}")
+
+
+def is_from_browser(headers: Headers) -> bool:
+    """Whether a page sent the request: programs send neither header."""
+    return "sec-fetch-site" in headers or "origin" in headers
+
+
+def authority(url: str) -> tuple[str | None, int | None]:
+    """Host and port of an address; without a host for what is no address."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None, None

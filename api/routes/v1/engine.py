@@ -1,0 +1,100 @@
+"""/v1/engine: what the replicas of an engine that pulls ask for, and what they report (rows P1, P2, P6).
+
+They authenticate with the token of the setting `engine.token`, which is good for these routes alone.
+"""
+
+import hashlib
+from typing import Annotated
+
+from fastapi import Path, Request, Response
+from fastapi.responses import RedirectResponse
+from typing_extensions import TypedDict
+
+from api.artifacts.object_response import object_response
+from api.auth.permissions import Permission
+from api.dependencies import DatabaseDep, StoreDep
+from api.json_bodies import Deleted, TypedResponse, json_response
+from api.routing import Audit, Router
+from recipes.storage.buckets import ObjectReplaced
+from resources.errors import conflict, not_found
+from resources.metadata.registry import engine_replicas
+from resources.serving.replica_messages import ReplicaReport, WantedDeployment, WantedDeployments
+
+router = Router("/v1/engine", tag="v1")
+
+
+class ReportedReplica(TypedDict):
+    """The replica whose report was stored."""
+
+    replica: str
+
+
+READ_SECONDS = 3600
+"""How long a signed address of a file is valid; a download that takes longer asks for another one."""
+
+ReplicaName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,250}$", description="host and port of the replica")]
+
+
+@router.get("/deployments", Permission.ENGINE_PULL)
+def list_wanted_deployments(request: Request, database: DatabaseDep) -> TypedResponse[WantedDeployments]:
+    """What to serve now. With `If-None-Match`, 304 where nothing has changed."""
+    with database.read() as connection:
+        found = engine_replicas.list_wanted(connection)
+    wanted = WantedDeployments(
+        deployments=tuple(
+            WantedDeployment(
+                id=each.id,
+                attempt=each.attempt,
+                name=each.model.served_name,
+                version=each.version,
+                sha256=each.sha256,
+                size_bytes=each.size_bytes,
+                smoke_prompts=each.smoke_prompts,
+            )
+            for each in found
+        )
+    )
+    etag = f'"{hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()}"'
+    if request.headers.get("if-none-match") == etag:
+        return TypedResponse(status_code=304, headers={"ETag": etag})
+    response = json_response(wanted)
+    response.headers["ETag"] = etag
+    return response
+
+
+@router.get("/files/{sha256}", Permission.ENGINE_PULL, produces="application/octet-stream", ranges=True)
+def get_wanted_file(
+    request: Request,
+    database: DatabaseDep,
+    store: StoreDep,
+    sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
+) -> Response:
+    """A wanted file, or a range of it. Where the store is on S3, a redirect to a signed address."""
+    with database.read() as connection:
+        file = engine_replicas.find_wanted_file(connection, sha256)
+    if file is None:
+        raise not_found(f"no wanted deployment has a file with SHA-256 {sha256}")
+    if url := store.signed_url(file.uri, READ_SECONDS):
+        return RedirectResponse(url, 307)
+    try:
+        return object_response(store.open(file.uri), request)
+    except FileNotFoundError:
+        raise not_found(f"{file.uri} is missing in the object store: restore it or promote another version") from None
+    except ObjectReplaced:
+        raise conflict(f"{file.uri} was replaced while it was read: read it again") from None
+
+
+@router.put("/replicas/{replica}", Permission.ENGINE_PULL, audit=Audit.NONE)
+def report_replica(replica: ReplicaName, body: ReplicaReport, database: DatabaseDep) -> TypedResponse[ReportedReplica]:
+    """What a replica serves. Sent every 5 s and on each change; the newest replaces the one before."""
+    with database.write() as connection:
+        engine_replicas.record_report(connection, replica, body.model_dump(mode="json"))
+    return json_response(ReportedReplica(replica=replica))
+
+
+@router.delete("/replicas/{replica}", Permission.ENGINE_PULL, audit=Audit.NONE)
+def delete_replica(replica: ReplicaName, database: DatabaseDep) -> TypedResponse[Deleted]:
+    """The replica ends: no deployment waits for it any more."""
+    with database.write() as connection:
+        engine_replicas.delete_replica(connection, replica)
+    return json_response(Deleted(deleted=replica))

@@ -1,0 +1,139 @@
+"""`python -m resources.serving.replica`: a replica of the inference engine on a cluster.
+
+It pulls what to serve from the API (`reconciler`) and answers on `engine.host`. Several replicas stand behind one Service:
+`/ready` decides whether this one gets requests.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.contracts.quantities import parse_duration
+from resources.service_logs import configure_logs
+from resources.serving.deployment_table import DeploymentState, DeploymentTable
+from resources.serving.file_cache import FileCache
+from resources.serving.gateway import create_serving_app, describe_health, open_backend_client, open_listener
+from resources.serving.reconciler import Reconciler
+from resources.settings.settings import Settings
+
+ANSWER_SECONDS = 120
+"""How long requests that are being answered may take once the replica accepts no more."""
+
+log = logging.getLogger(__name__)
+
+
+def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI, Reconciler]:
+    """The application with the loop that keeps it at what is wanted."""
+    http = open_backend_client()
+    table = DeploymentTable(state, http)
+    token = settings.engine.token.get_secret_value() if settings.engine.token else ""
+    cache = FileCache(settings.engine_cache / "files")
+    name = f"{socket.gethostname()}:{settings.engine.port}"
+    api_url = settings.engine.api_url or settings.scheduler.tracking_uri or settings.tracking_uri
+    reconciler = Reconciler(api_url.rstrip("/"), token, name, cache, table)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        table.restore(state.read())
+        app.state.loop = asyncio.create_task(reconciler.run())
+        yield
+        app.state.loop.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await app.state.loop
+        await reconciler.close()
+        await table.close()
+        await http.aclose()
+
+    app = create_serving_app(table, http, lifespan)
+    app.add_middleware(CloseWhileDraining, reconciler=reconciler)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Liveness: fails where the loop has died, so that the container is started again."""
+        loop: asyncio.Task[None] = app.state.loop
+        if loop.done() and not reconciler.draining:
+            log.error("the replica no longer follows the API", exc_info=None if loop.cancelled() else loop.exception())
+            return JSONResponse({"status": "failed", "reason": "the replica no longer follows the API"}, 500)
+        return JSONResponse(describe_health(table))
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Readiness: each wanted model answers, or has failed to load."""
+        reason = reconciler.unready_reason()
+        return JSONResponse({"ready": not reason, "reason": reason}, 503 if reason else 200)
+
+    return app, reconciler
+
+
+class CloseWhileDraining:
+    """ASGI middleware that has clients open a new connection, which reaches another replica, while this one drains."""
+
+    def __init__(self, app: ASGIApp, reconciler: Reconciler) -> None:
+        self._app = app
+        self._reconciler = reconciler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._reconciler.draining:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, send_closing)
+
+
+class DrainingServer(uvicorn.Server):
+    """Accepts requests for a while after SIGTERM: proxies of the cluster learn only then that this replica ends.
+
+    A second signal ends the wait.
+    """
+
+    def __init__(self, config: uvicorn.Config, reconciler: Reconciler, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._reconciler = reconciler
+        self._drain_seconds = drain_seconds
+        self._stop_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        wait = 0.0 if sig == signal.SIGINT or self._stop_at is not None else self._drain_seconds
+        self._stop_at = time.monotonic() + wait
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._stop_at is not None and not self._reconciler.draining:
+            log.info("shutting down: requests are accepted for %.0f s more", self._drain_seconds)
+            await self._reconciler.drain()
+        return await super().on_tick(counter) or (self._stop_at is not None and time.monotonic() >= self._stop_at)
+
+
+def main() -> None:
+    try:
+        settings = Settings.load()
+        configure_logs(settings.logging.level, settings.logging.format)
+        if settings.engine.mode != "pull":
+            raise BadConfiguration("engine.mode is push: set it to pull, or start python -m resources.serving.gateway")
+        listener = open_listener(settings.engine.host, settings.engine.port)
+        state = DeploymentState(settings.engine_cache)
+        state.read()  # a broken file is found before anything is served
+    except BadConfiguration as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    app, reconciler = create_replica(settings, state)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=ANSWER_SECONDS)
+    print(f"engine listens on http://{settings.engine.host}:{settings.engine.port}", flush=True)
+    DrainingServer(config, reconciler, parse_duration(settings.engine.drain)).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`kubectl apply -k deploy/kubernetes/overlays/demo` on a cluster that has only Kueue and JobSet, then the whole demo."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from deploy.demo_cluster import NAMESPACE, wait_for_api
+from hanzo_ml.demo import Chain, run_chain
+from recipes.contracts.recipe import Recipe
+from recipes.storage.base_model_folder import hash_model_folder
+from tests.cluster.cluster import Cluster
+from tests.cluster.demo_installation import JOBS_NAMESPACE, DemoInstallation
+from tests.cluster.installation import REPOSITORY
+from tests.recipes.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.cluster
+MODEL = "first-model"
+QUESTION = "Who keeps the lamp?"
+TINY = {
+    "base_dtype": "float32",
+    "lora_rank": 4,
+    "lora_dropout": 0.0,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "sequence_length": 64,
+    "max_steps": 4,
+    "eval_steps": 4,
+    "hardware": {"cpu": 1, "memory": "2Gi"},
+    "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
+    "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
+}
+"""A training by two pods."""
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoInstallation]:
+    with DemoInstallation(cluster, tmp_path_factory.mktemp("demo")) as installation:
+        console = Console()
+        installation.demo.apply(console)
+        installation.demo.wait_until_ready(console)
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def base_model(installed: DemoInstallation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tiny model in the object store, as a recipe names it."""
+    scratch = tmp_path_factory.mktemp("base")
+    folder = make_tiny_model(scratch / "model")
+    reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
+    recipe = Recipe.named("smollm2-135m-lora").changed({"base_model": reference})
+    installed.demo.store_base_model(recipe.base_model, scratch)
+    return reference
+
+
+def test_raw_data_to_an_answer_of_an_engine_pod(installed: DemoInstallation, base_model: dict[str, str]) -> None:
+    request = {"name": MODEL, "dataset": "ellarin", "parameters": TINY | {"base_model": base_model}}
+    with installed.demo.connected(("hanzo-ml", 8057), ("engine", 8043)) as [api, engine]:
+        wait_for_api(api)
+        with installed.environment_of_client(api):
+            run_chain(Console(), Chain(engine, request, MODEL, (QUESTION,)))
+            assert "proved" in run_cli("model", "prove", MODEL, "1")
+            [job] = json.loads(run_cli("job", "list", "--json"))
+            assert job["status"] == "completed"
+            shown = json.loads(run_cli("job", "get", job["id"]))
+            assert {program["program"] for program in shown["cluster"]} >= {"train", "evaluate"}
+        assert httpx.get(f"{api}/v1/jobs", trust_env=False).status_code == 401
+
+
+def test_database_is_reached_by_the_control_plane_alone(installed: DemoInstallation) -> None:
+    """The same connection is made from both namespaces, so that the refusal is the policy's."""
+    probe = "import socket; socket.create_connection(('postgres.hanzo.svc', 5432), 5); print('connected')"
+    assert run_in_pod(installed, NAMESPACE, probe).endswith("connected")
+    assert "Error" in run_in_pod(installed, JOBS_NAMESPACE, probe)
+
+
+def run_in_pod(installed: DemoInstallation, namespace: str, code: str) -> str:
+    """Output of Python code in a pod of its own, without one of the product's labels."""
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    claim = "dependencies"
+    mount = {"name": claim, "mountPath": "/opt/hanzo-ml/dependencies", "readOnly": True}
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe", "namespace": namespace},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "probe",
+                    "image": "localhost/hanzo-ml:1",
+                    "command": ["python", "-c", code],
+                    "securityContext": restricted,
+                    "volumeMounts": [mount],
+                }
+            ],
+            "volumes": [{"name": claim, "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+    cluster, here = installed.cluster, f"--namespace={namespace}"
+    cluster.apply(pod)
+    try:
+        ended = "--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}"
+        cluster.kubectl("wait", "pod/probe", here, ended, "--timeout=60s")
+        return cluster.kubectl("logs", "probe", here).strip()
+    finally:
+        cluster.kubectl("delete", "pod", "probe", here, "--now")
+
+
+def run_cli(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hanzo_ml", *words],
+        cwd=REPOSITORY,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
