@@ -48,11 +48,11 @@ class Server(Section):
 
 
 class RunPods(Section):
-    """Pods of Dagster's runs on a cluster: each supervises a job, or records what one has made."""
+    """Pods of Dagster runs on a cluster: each supervises a job, or records what one has made."""
 
-    namespace: str = Field("hanzo", description="of the control plane, which runs Dagster's daemon")
+    namespace: str = Field("hanzo", description="namespace of run pods, that of the control plane")
     image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
-    service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
+    service_account: str = Field("hanzo-ml-run", description="service account of run pods; it needs no permission")
     config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
     secret: str | None = Field(
         "hanzo-ml-secrets", description="Secret with the keys database-url, storage-access-key and storage-secret-key"
@@ -63,15 +63,19 @@ class RunPods(Section):
     max_launched: int = Field(
         20,
         ge=1,
-        description="runs launched in the Dagster UI at a time: they wait for admission in their pods",
+        description="runs launched in the Dagster UI at a time, which wait for admission in their pods",
     )
 
 
 class Dagster(Section):
-    """Dagster's own processes, and its UI. `host` is checked in `Settings`, because it depends on the backend."""
+    """Dagster's own processes, and its UI."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(3000, ge=1, le=65535)
+    # Checked in `Settings`, because it depends on the backend.
+    host: str = Field(
+        "127.0.0.1",
+        description="address that its web server listens on; other than loopback only with scheduler.backend kubernetes",
+    )
+    port: int = Field(3000, ge=1, le=65535, description="port of the web server")
     url: str | None = Field(
         None,
         description="Dagster's web server as the API reaches it, started with --path-prefix /dagster: the API then serves "
@@ -80,10 +84,10 @@ class Dagster(Section):
     admin_organization: str = Field(
         "default",
         min_length=1,
-        description="whose ml-admins open Dagster's UI where there are several organizations: it shows the data of all",
+        description="with several organizations: the one whose ml-admins may open Dagster's UI, which shows the data of all",
     )
-    code_server_host: str = Field("127.0.0.1", description="where Dagster's processes reach their code server")
-    code_server_port: int = Field(3030, ge=1, le=65535)
+    code_server_host: str = Field("127.0.0.1", description="host of the code server, as Dagster's processes reach it")
+    code_server_port: int = Field(3030, ge=1, le=65535, description="port of the code server")
     run_pods: RunPods = RunPods()
 
     @field_validator("url")
