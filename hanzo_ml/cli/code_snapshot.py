@@ -21,7 +21,7 @@ from recipes.storage.folder_tree import FOLDER_MODE, default_code_mode, find_esc
 GENERATED_FOLDERS = {"__pycache__"}
 DEPENDENCY_FOLDERS = {"node_modules", "venv"}
 ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
-"""Files that mark a Python environment, whatever its folder is called."""
+"""Files that mark a Python environment under any folder name."""
 MAX_BINARY_SHARE = 0.3
 """Maximum share of non-ASCII bytes in a file that is not UTF-8, to count as text in another encoding."""
 TEXT_BYTES = frozenset((*range(0x20, 0x7F), *b"\b\t\n\v\f\r\x1b"))
@@ -33,7 +33,7 @@ MAX_LISTED = 20
 
 @dataclass
 class CodeSnapshot:
-    """Files, links and empty folders to send, by path relative to the folder, and what is left out, with the reason.
+    """What to send, by relative path, and what is left out, with the reason.
 
     Args:
         entries: `stat` of each of them, for modes and times; parent folders excluded.
@@ -47,7 +47,7 @@ class CodeSnapshot:
 
 
 def attach_code(config: Path, document: dict[str, Any]) -> None:
-    """Replace the key `code` of a job file with `files` and `source_tree`, relative to the job file."""
+    """Replace the key `code` of a job file with `files` and `source_tree`."""
     place = config.parent
     code = document.pop("code", None)
     if code is not None and not isinstance(code, str):
@@ -111,7 +111,7 @@ def read_named_files(place: Path, command: Any) -> CodeSnapshot:
 
 
 def replace_escaping_links(snapshot: CodeSnapshot, root: Path) -> None:
-    """Write links that lead inside by a way that only this machine's file system knows as they lead there at once."""
+    """Replace links that leave the folder and return to it with direct ones."""
     while (path := find_escaping_link(snapshot.links)) is not None:
         parent = (root / path).parent
         snapshot.links[path] = os.path.relpath(os.path.realpath(root / path), os.path.realpath(parent))
@@ -125,7 +125,7 @@ def add_named_file(snapshot: CodeSnapshot, path: str, file: Path) -> None:
 
 
 def add_folder(snapshot: CodeSnapshot, path: str, folder: Path, root: Path) -> None:
-    """Add what lies below a folder, whose own path is `path`, and the folder itself where nothing does.
+    """Add everything below the folder `path`, or the folder itself if it is empty.
 
     Raises:
         Refused: a link leaves `root`, or a file cannot be read.
@@ -177,7 +177,7 @@ def find_exclusion(entry: Path) -> str | None:
 
 
 def is_binary_file(file: Path) -> bool:
-    """Whether a file is no text, in UTF-8 or in another encoding that extends ASCII, by how it begins."""
+    """Whether the beginning of a file is not text in an encoding that extends ASCII."""
     with readable(file), file.open("rb") as opened:
         data = opened.read(SAMPLE_BYTES)
     try:
@@ -189,7 +189,7 @@ def is_binary_file(file: Path) -> bool:
 
 
 def read_source(file: Path) -> bytes:
-    """Raises Refused for a file that is too large for a request, or cannot be read."""
+    """Read a file. Raises Refused if it is unreadable or too large for a request."""
     with readable(file):
         if (size := file.stat().st_size) > MAX_CODE_BYTES:
             raise Refused(
@@ -207,7 +207,10 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def read_text(path: str, data: bytes) -> str | None:
-    """The text of a file for `files`, line ends kept. None if it is not UTF-8 or its name is reserved."""
+    """The text of a file for `files`, line ends kept.
+
+    None if it is not UTF-8 or its name is reserved.
+    """
     try:
         return data.decode() if path != MANIFEST_FILE else None
     except UnicodeDecodeError:

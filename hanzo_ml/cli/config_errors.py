@@ -78,19 +78,19 @@ def locate_refusal(document: Mapping[str, Any], file: Path | None) -> Iterator[N
 
 
 def rephrase_problem(problem: str) -> str:
-    """Rephrase a refusal of the API for the author of a file: add the remedy, drop hints for programs."""
+    """Rephrase a refusal of the API for the author of a file."""
     message = NOT_A_STRING.sub("it must be a text: put it in quotes", problem.removesuffix(MLFLOW_SUFFIX))
     return MISSING_VALUE.sub(r"'\1' is missing or empty: give it a value", message)
 
 
 def find_key(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Path of the key that a refusal is about: one that it quotes, else the first it names; empty if none."""
+    """Path of the key that a refusal quotes, else names first; empty if none."""
     for name in QUOTED_KEY.findall(problem):
         parts = tuple(name.split("."))
         for section, keys in iterate_sections(document):
             if parts[0] in keys:
                 return (*section, *parts)
-    # A problem of a recipe begins with the recipe's name: look at the keys that a section changes first.
+    # A problem of a recipe begins with the recipe's name: search the keys that a section changes first.
     for words in (RECIPE_PROBLEM.sub("", problem), problem):
         for section, keys in iterate_sections(document):
             if place := find_named_key(words, keys):

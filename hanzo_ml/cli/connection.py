@@ -37,7 +37,11 @@ def tracking_uri() -> str:
 
 
 def build_url(path: str) -> str:
-    """The whole URL. Raises Refused if an id in it is empty, because another route would answer."""
+    """The whole URL.
+
+    Raises:
+        Refused: an id in it is empty, so that another route would answer.
+    """
     if path.endswith("/") or "//" in path:
         raise Refused("the id or name is empty: use one that `list` shows")
     return tracking_uri() + path
@@ -75,7 +79,10 @@ def iterate_pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[di
 
 
 def stream_lines(path: str, **options: Any) -> Iterator[str]:
-    """The lines of a server-sent event stream, split at newlines only, not at form feeds or Unicode line separators."""
+    """The lines of a server-sent event stream, split at newlines only.
+
+    Form feeds and Unicode line separators are part of a line.
+    """
     url, headers = build_url(path), authorization_header()
     with httpx.stream("GET", url, timeout=None, trust_env=False, headers=headers, **options) as answer:
         if answer.is_error:
@@ -105,7 +112,7 @@ KeyOption = Annotated[
 
 
 def start_once(path: str, key: str | None, **options: Any) -> Any:
-    """Send a POST that starts work, retried with one idempotency key: the user's or a new one.
+    """Send a POST that starts work, retried with one idempotency key.
 
     Raises:
         Refused: as `call` does; or no answer came although the work may have started: the message names the key.

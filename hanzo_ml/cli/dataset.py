@@ -68,7 +68,10 @@ def create(
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a version from the files at --path or the rows of --sql. Equal content never makes a second version."""
+    """Create a version from the files at --path or the rows of --sql.
+
+    Equal content never makes a second version.
+    """
     if (path is None) == (sql is None) or (sql is None) != (database is None):
         raise Refused("no source: use --path, or --sql together with --database")
     if sql is not None and format is not None:
@@ -102,7 +105,7 @@ def create(
 
 
 def describe_ignored_fields(version: dict[str, Any], ignored: dict[str, Any]) -> str:
-    """Describe tags, metadata or format that an existing version did not adopt, and how to set them."""
+    """Describe what an existing version did not adopt, and how to set it."""
     reference = f"{version['name']}@{version['version']}"
     what = [f"{field} {ignored[field] if field == 'format' else ', '.join(ignored[field])}" for field in ignored]
     how = []
@@ -119,7 +122,10 @@ def list_versions(
     tag: Annotated[list[str] | None, typer.Option(help="Only versions with this tag; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List versions, newest last. `dataset check NAME@VERSION` shows why one is blocked, or what its problem is."""
+    """List versions, newest last.
+
+    `dataset check NAME@VERSION` shows why one is blocked, or what its problem is.
+    """
     found = list(iterate_versions(name, tag or ()))
     if as_json:
         print_json(found)
@@ -220,7 +226,7 @@ def download(
     rejected: Rejected = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print addresses from which anybody can download a version for one hour."""
+    """Print signed addresses from which a version can be downloaded for one hour."""
     found = download_links(find_version(reference), choose_content(records, split, rejected))
     if as_json:
         print_json(found)

@@ -84,7 +84,9 @@ def sibling_path(to: Path, ending: str) -> Path:
 
 @contextmanager
 def lock_folder(to: Path) -> Iterator[None]:
-    """Lock the folder `to`: two checkouts into one file would leave holes in what both have verified.
+    """Lock the folder `to`.
+
+    Two checkouts into one file would leave holes in what both have verified.
 
     Raises:
         CheckoutError: another checkout holds the lock.
@@ -115,7 +117,10 @@ def lock_folder(to: Path) -> Iterator[None]:
 def download_all(
     links: Callable[[], Sequence[RemoteFile]], folder: Path, progress: Callable[[int], None]
 ) -> Sequence[RemoteFile]:
-    """Download all files. Expired addresses are renewed without limit as long as each brings some bytes."""
+    """Download all files.
+
+    Expired addresses are renewed without limit as long as each brings some bytes.
+    """
     failures = 0
     while failures < MAX_TRIES:
         files, had_bytes = links(), folder_bytes(folder)
@@ -147,7 +152,7 @@ def download_file(client: httpx.Client, file: RemoteFile, target: Path, progress
 
 
 def download_single_part(client: httpx.Client, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
-    """Resume a file of one part after its last byte; restart it if the digest is wrong."""
+    """Resume a file of one part; restart it if the digest is wrong."""
     had_bytes = target.stat().st_size if target.exists() else 0
     digest = hashlib.sha256()
     with target.open("r+b" if had_bytes else "w+b") as out:
@@ -167,7 +172,7 @@ def download_single_part(client: httpx.Client, file: RemoteFile, target: Path, p
 
 
 def download_parts(client: httpx.Client, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
-    """Resume a file of many parts after the last correct one, several parts at a time."""
+    """Resume a file after its last correct part, several parts at a time."""
     digest = hashlib.sha256()
     with target.open("r+b" if target.exists() else "w+b") as out:
         done = 0
@@ -225,7 +230,7 @@ def stream_part(client: httpx.Client, part: FilePart, start: int) -> Iterator[by
 
 
 def broken_part_error(part: FilePart, found: str) -> CheckoutError:
-    return CheckoutError(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` tells what is broken")
+    return CheckoutError(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` shows what is broken")
 
 
 def download_verified(client: httpx.Client, part: FilePart) -> bytes:
@@ -244,7 +249,7 @@ def download_verified(client: httpx.Client, part: FilePart) -> bytes:
 
 
 def checked_path(path: str) -> PurePosixPath:
-    """A name of the server as one below the folder. Raises CheckoutError on one that could lie elsewhere."""
+    """A relative path from the server. Raises CheckoutError if it leaves the folder."""
     relative = PurePosixPath(path)
     if not relative.name or relative.is_absolute() or ".." in relative.parts:
         raise CheckoutError(f"the server names a file {path!r}, which could lie anywhere")

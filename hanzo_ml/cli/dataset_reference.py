@@ -13,7 +13,10 @@ Reference = Annotated[
 
 
 def find_version(reference: str) -> dict[str, Any]:
-    """Find a version. An incomplete reference, as from an unset shell variable, is refused: it could be deleted."""
+    """Find a version by NAME or NAME@VERSION.
+
+    An incomplete reference, as from an unset shell variable, is refused: the command may be a deletion.
+    """
     name, at, number = reference.partition("@")
     if not name or (at and not number.isdecimal()):
         raise Refused(f"'{reference}' is not a dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")

@@ -23,7 +23,11 @@ from recipes.records.sql_query import BadQuery, iterate_query_lines
 
 
 def continue_topic(address: str, version: Mapping[str, Any]) -> str:
-    """The topic's address from the end of a version on. Raises Refused if the version is of another topic."""
+    """The topic's address from the end of a version on.
+
+    Raises:
+        Refused: the version is of another topic.
+    """
     parts = urlsplit(address)
     if parts.scheme != "kafka" or "from" in parse_qs(parts.query):
         raise Refused("--since needs --path kafka://BROKER/TOPIC without from=: it sets where the messages begin")
@@ -48,7 +52,7 @@ ReportProgress = Callable[[int], None]
 
 
 class ProgressFile(io.RawIOBase):
-    """A file that reports read progress and is open only while read, because open files are limited."""
+    """A file that reports progress and is open only while it is read."""
 
     def __init__(self, path: Path, report: ReportProgress) -> None:
         self._path = path

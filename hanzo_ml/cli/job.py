@@ -92,7 +92,10 @@ def check_on_server(document: dict[str, Any]) -> str:
 
 
 def build_document(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
-    """Build the body of `POST /v1/jobs`. Raises Refused if the options do not describe a job."""
+    """Build the body of `POST /v1/jobs`.
+
+    Raises Refused if the options do not describe a job.
+    """
     document = read_config(config) if config else {}
     if config and "command" in document:
         return build_command_document(config, document, model, set_)
@@ -224,7 +227,7 @@ def resume(
 
 
 def format_time(milliseconds: int) -> str:
-    """A point in time in the user's time zone, as in job logs and both web UIs."""
+    """A point in time in the user's time zone, as in job logs."""
     return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -234,7 +237,10 @@ GIB = 1024**3
 
 
 def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: JsonOption = False) -> None:
-    """Estimate tokens, steps, memory, hours and dollars of a job. Refuses a job that cannot fit its memory."""
+    """Estimate tokens, steps, memory, hours and dollars of a job.
+
+    Refuses a job that cannot fit its memory.
+    """
     document = build_document(config, model, set_)
     with locate_refusal(document, None if model or set_ else config):
         found = call("POST", "/v1/jobs/estimate", json=document)
@@ -266,7 +272,10 @@ def describe_dataset(found: dict[str, Any]) -> str:
 
 
 def describe_scaling(found: dict[str, Any]) -> str:
-    """Tokens per parameter, with the compute-optimal number for training from scratch; there is no rule for fine-tuning."""
+    """Tokens per parameter, with the compute-optimal number for training from scratch.
+
+    There is no such rule for fine-tuning.
+    """
     if found["tokens_per_parameter"] is None:
         return "not known"
     which = "parameter" if found["method"] == "full" else "trained parameter"

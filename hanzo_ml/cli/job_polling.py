@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def poll_until(poll: Callable[[], T | None]) -> T:
-    """Poll until `poll` answers. Warn on standard error while no Dagster daemon is running, and keep waiting."""
+    """Poll until `poll` answers.
+
+    Warn on standard error while no Dagster daemon is running, and keep waiting.
+    """
     began = checked_at = time.monotonic()
     warned = False
     while (found := poll()) is None:
@@ -37,7 +40,7 @@ def print_note(note: str) -> None:
 
 
 def describe_silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
-    """Warning about a missing heartbeat of the sensors after `waited` seconds; empty while there is one."""
+    """Warning about a missing heartbeat after `waited` seconds; empty while there is one."""
     ago = next((each["seconds_ago"] for each in heartbeats if each["name"] == "sensors"), None)
     if min(waited, waited if ago is None else ago) <= SILENCE_SECONDS:
         return ""
@@ -56,7 +59,10 @@ def wait_for_end(job_id: str) -> dict[str, Any]:
 
 
 def wait_for_start(job_id: str) -> dict[str, Any]:
-    """Wait until a job is no longer queued. What it waits for is printed to standard error."""
+    """Wait until a job is no longer queued.
+
+    What it waits for is printed to standard error.
+    """
     last_reason = ""
 
     def poll() -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ def trace(
 
 
 def read_record_file(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a file: one JSON object over any number of lines, or one per line."""
+    """Read a file of one JSON object, or one per line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -139,7 +139,7 @@ def data(
     version: Annotated[int, typer.Argument(help="Number of the version.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what data a version was trained on, and what is known of personal data in it."""
+    """Show the training data of a version, and whether it holds personal data."""
     found = call("GET", f"/v1/models/{name}/versions/{version}/data")
     if as_json:
         print_json(found)

@@ -80,7 +80,10 @@ def reset(
 
 
 def run_module(name: str, *arguments: str, given: str | None = None) -> None:
-    """Run a module of the platform with `given` as its input. Exits with its code unless that is 0."""
+    """Run a module of the platform with `given` as its input.
+
+    Exits with its code unless that is 0.
+    """
     require_platform()
     code = subprocess.run(
         [sys.executable, "-P", "-c", RUN_MODULE_SCRIPT, name, *arguments],

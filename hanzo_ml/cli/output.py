@@ -73,7 +73,10 @@ def escape_json_controls(text: str) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
-    """Print rows as a table, or `empty` if there are none. `across` keeps columns side by side on a narrow console."""
+    """Print rows as a table, or `empty` if there are none.
+
+    `across` keeps columns side by side on a narrow console.
+    """
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     console = Console(highlight=False, markup=False, width=width)  # names may look like markup
     lines = [[sanitize_text(str(cell)) for cell in row] for row in rows]

@@ -67,7 +67,7 @@ def print_recipes(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def summarize_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Summarize a recipe; memory is in bytes on one GPU, or of the host without GPUs."""
+    """Summarize a recipe; memory is in bytes per GPU, or of the host."""
     shape = known_shape(recipe)
     found = check_fit(recipe, shape, host_memory=0) if shape else None
     return {
@@ -114,7 +114,7 @@ def check_recipe(name: str, as_json: bool) -> None:
 
 
 def locate_problem(name: str, problem: str) -> str:
-    """Prefix a problem with the recipe, or with file and line of the key that it names."""
+    """Prefix a problem with the recipe, or with file and line of its key."""
     if not is_recipe_file(name):
         return f"recipe '{name}': {problem}"
     text = Path(name).read_text(encoding="utf-8")

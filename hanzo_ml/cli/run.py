@@ -38,7 +38,9 @@ def list_experiments(as_json: JsonOption = False) -> None:
 
 
 def replay(run_id: RunId, key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """Train a finished run again and compare. Exits with 1 if a loss or the final weights differ.
+    """Train a finished run again and compare the two.
+
+    Exits with 1 if a loss or the final weights differ.
 
     The new run is trained like any job, and is neither evaluated nor registered.
     With the id of a replay, wait for that replay or show its verdict.
@@ -58,7 +60,7 @@ def replay(run_id: RunId, key: KeyOption = None, as_json: JsonOption = False) ->
 
 
 def is_replay(run_id: str) -> bool:
-    """Whether a run is a replay itself: after an interrupted wait, its verdict can still be read."""
+    """Whether a run is a replay itself, whose verdict can be read again."""
     try:
         return bool(call("GET", f"/v1/jobs/{run_id}")["config"].get("replay_of"))
     except Refused:  # submitting the replay reports what the run lacks
@@ -85,7 +87,7 @@ def environment_lines(differences: list[dict[str, str]]) -> list[str]:
 
 
 def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
-    """A heading and one line per recovery that only one of the runs had; empty if there is none."""
+    """A heading and one line per recovery that only one run had, if any."""
     if not unrepeated:
         return []
     other = {"run": "in the first run, not in the replay", "replay": "in the replay, not in the first run"}
@@ -166,7 +168,7 @@ def compare(
     metrics: Annotated[str, typer.Option(help="Metrics to show, separated by commas.")] = DEFAULT_METRICS,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare runs: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
+    """Compare runs: duration, GPU hours, differing params, epoch, newest metrics."""
     if len([run for ids in run_ids for run in ids.split(",") if run.strip()]) < 2:
         raise Refused("two or more runs are needed: `hanzo-ml run compare RUN RUN`, with ids that `hanzo-ml run list` shows")
     found = call("GET", "/v1/runs/compare", params={"ids": run_ids})

@@ -1,4 +1,4 @@
-"""The section `scheduler` of `config.yaml`: what runs jobs, how many, and what the pods of a cluster get."""
+"""The section `scheduler` of `config.yaml`: backend, limits and pods of jobs."""
 
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
@@ -40,7 +40,7 @@ class Capacity(Section):
 
 
 class Egress(Section):
-    """What pods of jobs may connect to besides the API, the object store, DNS and their own gang."""
+    """One more destination that job pods may connect to."""
 
     cidr: str | None = Field(None, description="addresses, such as 10.0.0.0/8")
     namespace: str | None = Field(None, description="namespace of the pods to reach, instead of addresses")
@@ -71,7 +71,7 @@ CPU_FLAVOR = "cpu"
 
 
 class Scheduler(Section):
-    """What runs jobs, how many at a time, and what their pods get on a cluster."""
+    """What runs jobs, how many at a time, and their pods."""
 
     backend: str = Field(
         "local", description="compute backend: `local`, `kubernetes`, or another folder of resources/compute"
@@ -93,7 +93,7 @@ class Scheduler(Section):
     )
     egress: tuple[Egress, ...] = Field(
         (),
-        description="what pods of jobs may connect to besides the API, storage.endpoint, DNS and their own gang: "
+        description="what job pods may connect to, in addition to the API, storage.endpoint, DNS and their own gang: "
         "{cidr, ports} or {namespace, pods, ports}",
     )
     default_image: str = Field(
@@ -156,7 +156,7 @@ class Scheduler(Section):
     )
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets to pull images with, for every job pod")
     volumes: tuple[VolumeClaim, ...] = Field(
-        (), description="volume claims that every job pod mounts, besides those of its job"
+        (), description="volume claims that every job pod mounts, in addition to those of its job"
     )
     spot_tolerations: tuple[Toleration, ...] = Field(
         (), description="tolerations of preemptible jobs, for the taints of spot nodes"
@@ -208,7 +208,10 @@ class Scheduler(Section):
     @field_validator("devices", mode="before")
     @classmethod
     def normalize_names(cls, value: Any) -> Any:
-        """As texts: YAML has numbers. What is named twice, or not at all, would be waited for for ever."""
+        """Device names as unique texts.
+
+        A job would wait forever for a device that is named twice or is empty.
+        """
         if not isinstance(value, list | tuple):
             return value
         return tuple(dict.fromkeys(name for each in value if (name := str(each).strip())))
