@@ -279,7 +279,8 @@ def restore_on_nodes(states: SnapshotStore, nodes: NodeGroup, cache: Path, check
     Return the files that belong to other nodes. Files that exist on this node alone do not count.
 
     Raises:
-        Restart: not all nodes came, or a file is corrupt. The snapshot is then deleted, and the next start uses the one before.
+        Restart: not all nodes came, or a file is corrupt. The snapshot is then deleted, and the next start uses an older
+        one.
     """
     uri = nodes.rendezvous(lambda: found.uri if (found := states.newest() or states.store.find(states.location)) else None)
     if uri is None:
