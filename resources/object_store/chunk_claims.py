@@ -64,9 +64,9 @@ class ChunkClaims:
             raise conflict("the upload made no progress for a day, and what it had sent was removed: send it again")
 
     def claim_for_deletion(self, connection: Connection, version: str, place: str) -> None:
-        """Within the transaction that deletes a version.
+        """Mark the files at a version's place for removal with its chunks.
 
-        Mark the files at its place for removal with its chunks.
+        Called within the transaction that deletes the version.
         """
         row = {"id": version, "organization": self._organization, "place": place, "updated_at": now_ms()}
         holder = insert_into(connection, holders).values(**row)
@@ -95,9 +95,9 @@ class ChunkClaims:
             self._release(store, place, holder)
 
     def check_not_being_deleted(self, connection: Connection, place: str) -> None:
-        """Within the transaction that creates a version.
+        """Check that no earlier version at a place is being deleted.
 
-        Check that no earlier one at its place is being deleted.
+        Called within the transaction that creates a version there.
 
         Raises:
             HanzoError: 409 if it is: the removal would also delete the new version's files.
