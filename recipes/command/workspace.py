@@ -108,16 +108,11 @@ def build_environment(
 ) -> dict[str, str]:
     """Return the variables of the command: those it sets itself, overridden by the job's."""
     assert job.tracking is not None
-<<<<<<< HEAD
     # This program moves the command's data: the command needs no key of a store that this one signs in to.
     keys = STORE_KEYS if job.store.root.startswith(("http://", "https://")) else frozenset()
     kept = {name: value for name, value in inherited.items() if name not in keys}
     env = {**kept, "PYTHONUNBUFFERED": "1", **script.env}
-    if VISIBLE_GPUS in inherited and env[VISIBLE_GPUS] not in NO_GPU:  # others are other jobs'
-=======
-    env = {**inherited, "PYTHONUNBUFFERED": "1", **script.env}
     if VISIBLE_GPUS in inherited and env[VISIBLE_GPUS] not in NO_GPU:  # other GPUs belong to other jobs
->>>>>>> prose
         env[VISIBLE_GPUS] = inherited[VISIBLE_GPUS]
     env |= {
         "HANZO_ML_TRACKING_URI": job.tracking.uri,

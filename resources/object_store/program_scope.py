@@ -110,18 +110,10 @@ def program_scope(job: Job) -> ProgramScope:
 
 
 def runs_user_code(job: Job) -> bool:
-<<<<<<< HEAD
-    """Whether its user can have a program run code of their own: a command, an image, or through variables and volumes."""
+    """Return whether the user can run their own code: by a command, an image, variables or volumes."""
     recipe = job.parameters.get("recipe")
     image = isinstance(recipe, dict) and recipe.get("image")
     return job.program is Program.COMMAND or bool(image) or bool(job.env) or bool(job.pod.volumes)
-=======
-    """Return whether the user can run their own code in the program.
-
-    A command, or through variables or volumes.
-    """
-    return job.program is Program.COMMAND or bool(job.env) or bool(job.pod.volumes)
->>>>>>> prose
 
 
 class ProgramScopes:
