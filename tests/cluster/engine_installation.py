@@ -99,6 +99,16 @@ class EngineInstallation(Installation):
     def ready_pods(self) -> set[str]:
         return {each["metadata"]["name"] for each in self.engine_pods() if is_ready(each)}
 
+    def restart_container(self, name: str) -> None:
+        """Ask the program of a pod to end, and wait until its container runs again."""
+        where = f"--namespace={self.name}"
+        self.cluster.kubectl("exec", name, where, "--", "python", "-c", "import os; os.kill(1, 15)")
+
+        def restarts() -> int:
+            return sum(each["restartCount"] for each in self.cluster.get("pod", name, where)["status"]["containerStatuses"])
+
+        wait_until(lambda: restarts() == 1, ENDS_WITHIN, self.describe_engine)
+
     def wait_ready(self, *gone: str) -> None:
         """Wait until all replicas are ready and report, without those that were deleted."""
 
