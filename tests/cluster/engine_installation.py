@@ -14,7 +14,8 @@ PORT = 8043
 TOKEN = "the-token-that-replicas-share-0123456789"
 REPLICAS = 2
 
-# Each request opens a connection of its own, so that the Service chooses a replica for each.
+# Each request opens a connection of its own, so that the Service chooses a replica for each. Before the first answer, the
+# pod's node may not know the Service's endpoints yet.
 LOAD = """
 import json, sys, threading, time, urllib.error, urllib.request
 body = json.dumps({"model": "keeper", "prompt": "The lamp", "max_tokens": 8}).encode()
@@ -27,7 +28,9 @@ def ask():
                 json.load(answer)["choices"]
                 found = answer.headers["X-Hanzo-Model-Version"]
         except Exception as error:
-            print(json.dumps({"failure": repr(error), "at": time.time()}), flush=True)
+            with lock:
+                if counts:
+                    print(json.dumps({"failure": repr(error), "at": time.time()}), flush=True)
             time.sleep(0.2)
             continue
         with lock:
