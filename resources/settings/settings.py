@@ -182,7 +182,7 @@ class Settings(Section):
 
     @property
     def dagster_url(self) -> str:
-        """Address of Dagster's web server on this machine, with the prefix that it has behind the API."""
+        """Address of Dagster's web server on this machine, with its path prefix."""
         return f"http://{self.dagster.host}:{self.dagster.port}{DAGSTER_PREFIX if self.dagster.url else ''}"
 
     @property
