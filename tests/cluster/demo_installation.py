@@ -40,6 +40,7 @@ class DemoInstallation:
             for node in self.cluster.nodes.values():
                 node.import_image(image)
         for namespace in (NAMESPACE, JOBS_NAMESPACE):
+            self.cluster.delete_namespace(namespace)  # of a test run that was killed
             self.cluster.create_namespace(namespace)
         label = f"{self.write_overlay().settings.scheduler.gpu_type_label}={GPU_TYPE}"
         self.cluster.kubectl("label", "nodes", "--all", label, "--overwrite")
