@@ -28,12 +28,12 @@ CAPACITY = {"cpu": {"cpu": 32, "memory": "64Gi"}, GPU_TYPE: {"gpus": 8, "cpu": 3
 class DemoInstallation:
     """Makes the namespaces with their claims, and removes everything at the end. One at a time fits on a cluster."""
 
-    def __init__(self, cluster: Cluster, home: Path, overlay: Path = OVERLAY) -> None:
+    def __init__(self, cluster: Cluster, home: Path, overlay: Path = OVERLAY, keys: Mapping[str, str] | None = None) -> None:
         self.cluster = cluster
         self.home = home
         self.folder = home / "overlay"
         self._overlay = overlay
-        self.demo = DemoCluster(cluster.kubectl_command(), self.folder, self.folder / "config.yaml")
+        self.demo = DemoCluster(cluster.kubectl_command(), self.folder, self.folder / "config.yaml", keys or {})
 
     def __enter__(self) -> Self:
         for image in demo_images(self.cluster.cache):
