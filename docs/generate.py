@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -47,6 +47,8 @@ TYPE_NAMES: dict[Any, str] = {
     SecretStr: "text, secret",
     Path: "path",
 }
+KEY_SUFFIXES: dict[Any, str] = {dict: ".NAME", tuple: "[]"}
+"""How a key below a mapping or a list is written."""
 
 
 def main() -> None:
@@ -151,8 +153,7 @@ def nested_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     """The model that a key holds, and how a key below it is written: `.NAME` in a mapping, `[]` in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
-    suffixes = {dict: ".NAME", tuple: "[]"}
-    if suffix := suffixes.get(get_origin(annotation) or object):
+    if suffix := KEY_SUFFIXES.get(get_origin(annotation)):
         for argument in get_args(annotation):
             if isinstance(argument, type) and issubclass(argument, BaseModel):
                 return argument, suffix
@@ -191,7 +192,7 @@ def describe_default(field: FieldInfo) -> str:
     return f"`{value}`"
 
 
-def render_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def render_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join(f"| {' | '.join(map(escape_cell, line))} |" for line in lines)
 

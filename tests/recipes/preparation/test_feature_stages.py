@@ -210,7 +210,7 @@ def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
             {"columns": {"a": {"encode": "one_hot"}, "a=b": {"normalize": "min_max"}}},
             "has the same name as a category's feature: rename",
         ),
-        ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "beyond 64-bit"),
+        ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "exceeds 64-bit"),
     ],
     ids=["none", "many", "name", "sum"],
 )
