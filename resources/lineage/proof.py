@@ -207,7 +207,7 @@ def prove_version(
 ) -> Proof:
     """Prove a version.
 
-    `served_file` returns the file served under a name (None if it is on other machines), and the hash that the engine loaded.
+    `served_file` returns the file served under a name (None if on other machines), and the hash that the engine loaded.
     """
     prover = Prover(connection, store)
     root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")

@@ -148,7 +148,7 @@ class Cluster:
 
     def delete_namespace(self, name: str) -> None:
         self.kubectl("delete", "namespace", name, "--timeout=120s", "--ignore-not-found")
-        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
+        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}", "--ignore-not-found")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
     def load_product_images(self, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
