@@ -47,6 +47,8 @@ class ExternalInstallation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self.demo.overlay.exists():
+            return
         self.delete()
         for item in yaml.safe_load_all(self.demo.render_queues()):
             if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):

@@ -165,7 +165,8 @@ class Node:
         return done.stdout
 
     def mount(self, source: Path, target: Path) -> None:
-        """Show a folder of the machine, read-only, at another place of the node."""
+        """Show a folder of the machine, read-only, at another place of the node, instead of what was shown there before."""
+        self.run("sh", "-c", 'while umount --lazy "$0" 2> /dev/null; do :; done', target)
         self.run("mount", "--bind", source, target)
         self.run("mount", "-o", "remount,bind,ro", target)
 
