@@ -123,8 +123,13 @@ class Node:
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
-        """Have one image more."""
+        """Have one image more. What had its name before goes, with all that has no name: 1.3 GB for each product image."""
         self._ctr("import", archive)
+        images = [line.split() for line in self._ctr("list").splitlines()[1:]]
+        named = {digest for name, _, digest, *_ in images if not name.startswith("sha256:")}
+        unnamed = [name for name, _, digest, *_ in images if name.startswith("sha256:") and digest not in named]
+        if unnamed:
+            self._ctr("remove", *unnamed)
 
     def tag_image(self, image: str, name: str) -> None:
         """Have an image under another name as well."""
@@ -137,9 +142,9 @@ class Node:
         network.detach_node(self._cluster, self.namespace, self.number)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _ctr(self, *arguments: str | Path) -> None:
+    def _ctr(self, *arguments: str | Path) -> str:
         socket = self.folder / "containerd.sock"
-        self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", *arguments)
+        return self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", *arguments)
 
     def start_program(self, name: str) -> None:
         """Start containerd, kubelet, kube-proxy or kube-router."""
@@ -165,7 +170,8 @@ class Node:
         return done.stdout
 
     def mount(self, source: Path, target: Path) -> None:
-        """Show a folder of the machine, read-only, at another place of the node."""
+        """Show a folder of the machine, read-only, at another place of the node, instead of what was shown there before."""
+        self.run("sh", "-c", 'while umount --lazy "$0" 2> /dev/null; do :; done', target)
         self.run("mount", "--bind", source, target)
         self.run("mount", "-o", "remount,bind,ro", target)
 
