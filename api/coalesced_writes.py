@@ -1,4 +1,4 @@
-"""Send response head and body in one system call, and take websockets at one path only.
+"""Send response head and body in one system call; accept websockets at one path.
 
 uvicorn writes them separately and uvloop flushes each write, which costs a second packet and wakes the client twice, for a
 two-byte body where a metric is logged.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -27,13 +28,14 @@ from rich.console import Console
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.demo import MODEL, Chain, run_chain
 from recipes.contracts.recipe import Recipe
-from recipes.contracts.recipe_references import BaseModelRef
 from recipes.export.base_model import resolve_base_model
 from recipes.storage.artifact_store import Store
 from resources.settings.settings import Settings
 
 OVERLAY = Path(__file__).resolve().parent / "kubernetes" / "overlays" / "demo"
 NAMESPACE = "hanzo"
+RECIPE = "smollm2-135m-lora"
+"""Of the demo's model."""
 SECRET, SIGN_IN, SIGN_IN_KEY = "hanzo-ml-secrets", "demo-sign-in", "demo-sign-in-key"
 DEPLOYMENTS = (
     "postgres", "s3", "hanzo-ml", "code-server", "dagster-daemon", "dagster-webserver", "controller", "engine",
@@ -107,15 +109,15 @@ class DemoCluster:
         }
         return jwt.encode(claims, pem, algorithm="ES256", headers={"kid": "demo"})
 
-    def store_base_model(self, reference: BaseModelRef, scratch: Path) -> None:
-        """Put a base model into the object store: pods of jobs have no way to the internet."""
+    @contextmanager
+    def object_store(self) -> Iterator[Store]:
+        """The installation's object store, as long as the block runs."""
         keys = {
             "AWS_ACCESS_KEY_ID": self._read_secret(SECRET, "storage-access-key"),
             "AWS_SECRET_ACCESS_KEY": self._read_secret(SECRET, "storage-secret-key"),
         }
         with self.connected(("s3", 7070)) as [endpoint]:
-            address = self.settings.store.model_copy(update={"root": endpoint})
-            resolve_base_model(reference, Store(address, keys), scratch)
+            yield Store(self.settings.store.model_copy(update={"root": endpoint}), keys)
 
     @property
     def settings(self) -> Settings:
@@ -253,8 +255,13 @@ def up(cluster: DemoCluster, console: Console) -> None:
     console.rule("1  the installation")
     cluster.apply(console)
     cluster.wait_until_ready(console)
-    with console.status("putting the base model into the object store"):
-        cluster.store_base_model(Recipe.named("smollm2-135m-lora").base_model, Path())
+    # Pods of jobs have no way to the internet.
+    with (
+        console.status("putting the base model into the object store"),
+        TemporaryDirectory() as scratch,
+        cluster.object_store() as store,
+    ):
+        resolve_base_model(Recipe.named(RECIPE).base_model, store, Path(scratch))
     with cluster.connected(("hanzo-ml", 8057), ("engine", 8043)) as [api, engine]:
         wait_for_api(api)
         with environment(cluster.client_environment(api)):

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -33,8 +33,8 @@ This page is made from the code (`make docs`).
 Settings are the sections of `config.yaml`. The file is the one that `HANZO_ML_CONFIG` names, else `config.yaml` in the state
 folder (`HANZO_ML_HOME`, default `.hanzo-ml`), else `/etc/hanzo-ml/config.yaml`.
 
-- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which wins over the file. Commas separate list items.
-  Of keys with more dots, only `storage.buckets.*` has one.
+- Each key `section.key` is also the variable `HANZO_ML_SECTION_KEY`, which overrides the file. Commas separate the items of
+  a list. Of keys with more dots, only `storage.buckets.*` has a variable.
 - `${VAR}` in a value of the file is replaced by an environment variable.
 - An unknown key is an error.
 - `hanzo-ml config show` prints what is in force, with secrets masked.
@@ -47,6 +47,8 @@ TYPE_NAMES: dict[Any, str] = {
     SecretStr: "text, secret",
     Path: "path",
 }
+KEY_SUFFIXES: dict[Any, str] = {dict: ".NAME", tuple: "[]"}
+"""How a key below a mapping or a list is written."""
 
 
 def main() -> None:
@@ -82,9 +84,10 @@ def first_line(command: Any) -> str:
 
 def render_command(path: tuple[str, ...], command: Any) -> str:
     arguments = [parameter for parameter in command.params if not is_option(parameter)]
-    usage = " ".join([*path, "[OPTIONS]", *(f"{name_argument(each)}{'...' * (each.nargs != 1)}" for each in arguments)])
-    parts = [f"## {' '.join(path)}", inspect.cleandoc(command.help or ""), f"```text\n{usage}\n```"]
     rows = [render_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    options = ["[OPTIONS]"] if len(rows) > len(arguments) else []
+    usage = " ".join([*path, *options, *(f"{name_argument(each)}{'...' * (each.nargs != 1)}" for each in arguments)])
+    parts = [f"## {' '.join(path)}", inspect.cleandoc(command.help or ""), f"```text\n{usage}\n```"]
     if rows:
         parts.append(render_table(("argument or option", "values", "default", "what it does"), rows))
     return "\n\n".join(parts)
@@ -150,8 +153,7 @@ def nested_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     """The model that a key holds, and how a key below it is written: `.NAME` in a mapping, `[]` in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
-    suffixes = {dict: ".NAME", tuple: "[]"}
-    if suffix := suffixes.get(get_origin(annotation) or object):
+    if suffix := KEY_SUFFIXES.get(get_origin(annotation)):
         for argument in get_args(annotation):
             if isinstance(argument, type) and issubclass(argument, BaseModel):
                 return argument, suffix
@@ -190,7 +192,7 @@ def describe_default(field: FieldInfo) -> str:
     return f"`{value}`"
 
 
-def render_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def render_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join(f"| {' | '.join(map(escape_cell, line))} |" for line in lines)
 

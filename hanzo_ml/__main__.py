@@ -1,13 +1,13 @@
-"""The `hanzo-ml` command, and the same as `python -m hanzo_ml` where the environment is on no PATH."""
+"""The `hanzo-ml` command, also as `python -m hanzo_ml` without a PATH entry."""
 
 import sys
 
 INTERRUPTED_EXIT_CODE = 130
-"""What a shell says of a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, as shells define it."""
 
 
 def main() -> None:
-    """Run a command. Ctrl-C prints no traceback also in the second in which all commands are imported."""
+    """Run a command. Ctrl-C prints no traceback, not even while commands are being imported."""
     try:
         from hanzo_ml.cli import main as run
 

@@ -26,7 +26,10 @@ FAILURE_EVENTS = ("job.failed", "evaluation.failed", "deployment.failed")
 
 @dataclass
 class EventWatch:
-    """The event log as seen from now on, and how long each phase took. When `job` fails, nobody waits any longer."""
+    """Follow the event log from now on and time each phase.
+
+    Waiting ends when `job` fails.
+    """
 
     console: Console
     after: int = 0
@@ -41,7 +44,10 @@ class EventWatch:
         return watch
 
     def wait_for(self, *types: str, key: str) -> dict[str, Any]:
-        """The next event of one of these types about `key`. Raises Refused when the job failed instead."""
+        """Wait for the next event of one of these types about `key`.
+
+        Raises Refused if the job failed instead.
+        """
         while True:
             for event in call("GET", "/v1/events", params={"after": self.after, "limit": 1000})["events"]:
                 self.after = event["seq"]
@@ -90,11 +96,11 @@ def demo() -> None:
     console.print(
         f"  Dagster   {addresses['dagster']}\n  Tracking  {addresses['tracking']}\n  Engine    {addresses['engine']}"
     )
-    console.print("  The stack goes on running: `make down` ends it, `make up` starts it again with everything still there.")
+    console.print("  The stack keeps running: `make down` ends it, `make up` starts it again with everything still there.")
 
 
 def run_chain(console: Console, chain: Chain) -> EventWatch:
-    """Dataset, training, evaluation, gate, promotion, answers and proof, on the installation that the client is set to.
+    """Run the whole chain on the installation that the client is set to.
 
     Raises:
         Refused: a step failed, the gate did not accept the model, or its proof is broken.
@@ -162,7 +168,7 @@ def print_command(console: Console, text: str) -> None:
 
 
 def follow_training(watch: EventWatch, job: str) -> None:
-    """A progress bar by the run's own metrics, until the job has ended; then the loss curve."""
+    """Show progress by the run's metrics until the job ends, then the loss curve."""
     started = time.monotonic()
     columns = (TextColumn("  training"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=watch.console, transient=True) as progress:

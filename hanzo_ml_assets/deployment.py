@@ -20,7 +20,7 @@ from resources.metadata.registry import deployments, engine_replicas
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.tables import events
 from resources.serving.client import EngineClient
-from resources.serving.replicated_engine import ReplicatedEngine
+from resources.serving.replicated_engine import ReplicatedEngine, list_states
 
 PROMOTED_EVENT = "model.promoted"
 ENGINE_TIMEOUT_SECONDS = 60.0
@@ -59,12 +59,20 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "version": version.version,
                 "sha256": served.sha256,
                 "url": dg.MetadataValue.url(served.url),
+                **describe_replicas(served, control_plane),
                 "export_digest": choose_served_export(version, model.deployment.quantization).digest,
             },
             data_version=dg.DataVersion(served.sha256),
         )
 
     return deployment
+
+
+def describe_replicas(row: deployments.Deployment, control_plane: ControlPlane) -> dict[str, dg.MetadataValue]:
+    """The state of a deployment in each replica; empty in push mode."""
+    with control_plane.database.read() as connection:
+        states = list_states(engine_replicas.list_live_replicas(connection), row.id)
+    return {"replicas": dg.MetadataValue.json({each.replica: each.status for each in states})} if states else {}
 
 
 def find_last_promotion(connection: Connection, version: ModelVersion) -> Event | None:
@@ -140,7 +148,7 @@ def record_pulled_file(
     export: Artifact,
     control_plane: ControlPlane,
 ) -> int:
-    """Have replicas that pull serve a deployment from now on. Returns the number of the attempt, 0 where nothing pulls."""
+    """Have replicas serve a deployment. Returns the attempt's number, 0 in push mode."""
     if control_plane.settings.engine.mode != "pull":
         return 0
     attempt = 0

@@ -1,8 +1,8 @@
-"""What a killed writer leaves of an upload: nobody sees it, but it takes space, so it is removed after a day.
+"""Remove leftovers of interrupted uploads after a day: they are invisible, but take space.
 
-`python -m recipes.abandoned_uploads ADDRESS` does it in a process of its own, because boto3 takes 30 MB that a server would
-keep. It is there because obstore cannot list uploads that are not complete; a lifecycle rule of the bucket
-(AbortIncompleteMultipartUpload) does the same.
+`python -m recipes.abandoned_uploads ADDRESS` runs in its own process, because boto3 takes 30 MB that a server would keep. It
+is needed because obstore cannot list incomplete uploads; a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) has
+the same effect.
 """
 
 import os
@@ -19,9 +19,9 @@ ABANDONED_AFTER_SECONDS = 24 * 3600.0
 
 
 def remove_abandoned_uploads(address: StoreAddress) -> int:
-    """Remove the beginnings of objects that are a day old. Returns how many there were.
+    """Remove unfinished uploads that are a day old, and return their number.
 
-    What is younger may be another process' upload on its way.
+    Younger ones may be in progress in another process.
     """
     root = local_store_root(address)
     cutoff = time.time() - ABANDONED_AFTER_SECONDS
@@ -40,7 +40,7 @@ def remove_unfinished_files(root: Path, cutoff: float) -> int:
 
 
 def abort_multipart_uploads(address: StoreAddress, cutoff: float) -> int:
-    import boto3  # type: ignore[import-untyped]  # slow to import, and only this needs it
+    import boto3  # type: ignore[import-untyped]  # slow to import, and only needed here
 
     client = boto3.client("s3", endpoint_url=address.root, region_name=os.environ.get("AWS_REGION", "us-east-1"))
     removed = 0
@@ -48,7 +48,7 @@ def abort_multipart_uploads(address: StoreAddress, cutoff: float) -> int:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
             for upload in page.get("Uploads", []):
                 if upload["Initiated"].timestamp() < cutoff:
-                    with suppress(client.exceptions.NoSuchUpload):  # another process of the server was faster
+                    with suppress(client.exceptions.NoSuchUpload):  # another process removed it
                         client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                         removed += 1
     return removed

@@ -1,6 +1,6 @@
-"""The program `convert`: adapter and base, or weights -> merged safetensors -> GGUF, each with what it was made from.
+"""The program convert: merge an adapter, or take full weights, and export safetensors and GGUF.
 
-Running it again, after a kill at any moment too, gives the same digests: time stands in the result's facts alone.
+Running it again gives the same digests, even after a kill at any moment: times are in the result's facts only.
 """
 
 import shutil
@@ -35,8 +35,8 @@ def convert(job: Job, store: Store, work: Path) -> Result:
     Inputs: `base`, and `adapter` or `weights`. Outputs: `merged`, `gguf`.
 
     Raises:
-        BadConfiguration: an input, output or parameter is missing or wrong, or the merged model does not compute.
-        BrokenArtifact: an input does not have the checksums of its manifest.
+        BadConfiguration: an input, output or parameter is missing or wrong, or the merged model's logits deviate.
+        BrokenArtifact: an input does not match the checksums in its manifest.
     """
     parameters = read_parameters(job)
     role = find_trained_role(job.inputs)
@@ -73,14 +73,14 @@ def convert(job: Job, store: Store, work: Path) -> Result:
 def publish_gguf(
     job: Job, store: Store, work: Path, merged: Artifact, parameters: ConvertParameters
 ) -> tuple[Artifact, list[str]]:
-    """Export the merged folder to the only file of its own artifact. Returns what users should know of it, too.
+    """Export the merged folder as a GGUF artifact. Returns it with notes for users.
 
     Raises:
-        BadConfiguration: it cannot be exported, or the engine would tokenize or render otherwise than training did.
+        BadConfiguration: it cannot be exported, or the engine would tokenize or render differently from training.
     """
     folder = work / "gguf"
     if folder.exists():
-        shutil.rmtree(folder)  # what a killed run left
+        shutil.rmtree(folder)  # left by a killed run
     prompt, arguments = parameters.recipe.system_prompt, parameters.template_arguments
     export_gguf(work / "merged", folder / GGUF_FILE, parameters.quantization, prompt, arguments)
     log_line("comparing the engine's tokens and chat templates with those of training")
@@ -102,7 +102,7 @@ def publish_gguf(
 
 
 def read_parameters(job: Job) -> ConvertParameters:
-    """The checked parameters of a job that has the inputs and outputs of this program."""
+    """Check a job's inputs and outputs, and return its parameters."""
     for kind, roles, provided in (("input", ("base",), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
         for role in roles:
             if role not in provided:

@@ -1,8 +1,8 @@
-"""Recipes tried without weights: `python -m recipes.dry_run NAME_OR_FILE...` prints a JSON list of what was found.
+"""Dry-run recipes without weights: `python -m recipes.dry_run NAME_OR_FILE...` prints reports as JSON.
 
-The base model's shape is built on PyTorch's meta device, where tensors have a size and no bytes, the adapter is put on it,
-and one micro-batch runs through it. So module names, parameter counts and activations are those of the libraries that train,
-at the real size, in seconds on any machine. Weights in NF4 are built in the type that they compute in: shapes are the same.
+The base model is built on PyTorch's meta device, where tensors have a size but no data, adapters are added, and one
+micro-batch is run. So module names, parameter counts and activations are those of the training libraries at full size,
+within seconds on any machine. NF4 weights are built in their compute dtype: shapes are the same.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from recipes.training.token_loss import use_token_losses
 
 
 class DryRunStage(FrozenModel):
-    """What one GPU has of a model in stages, and the bytes that it needs by the memory budget."""
+    """Contents of a GPU in a pipelined model, and its estimated memory."""
 
     parameters: int
     parameters_expected: int
@@ -43,10 +43,10 @@ class DryRunStage(FrozenModel):
 
 
 class DryRunReport(FrozenModel):
-    """What a dry run found; counts are numbers of elements, sizes bytes.
+    """Results of a dry run; counts are numbers of elements, sizes are in bytes.
 
-    `kept` and `kept_expected` are the activations of a micro-batch, as autograd kept them and as the memory budget says.
-    They are none without checkpointing: on the meta device attention is not fused, and keeps what no real run keeps.
+    `kept` and `kept_expected` are the activations of a micro-batch, as stored by autograd and as estimated by the memory
+    budget. None without checkpointing: attention is not fused on the meta device, and stores more than in a real run.
     """
 
     recipe: str
@@ -63,10 +63,10 @@ class DryRunReport(FrozenModel):
 
 
 def dry_run(recipe: Recipe) -> DryRunReport:
-    """Build, adapt, run one micro-batch.
+    """Build the model, add adapters and run one micro-batch.
 
     Raises:
-        BadConfiguration: the base model's shape is not known, or a target is no module of it.
+        BadConfiguration: the base model's shape is unknown, or it lacks a target module.
     """
     shape = resolve_shape(recipe)
     expected = sum(tensors.total for tensors in trained_tensors(recipe, shape))
@@ -92,7 +92,7 @@ def dry_run(recipe: Recipe) -> DryRunReport:
 
 
 def describe_stages(model: Any, recipe: Recipe, shape: Architecture) -> Iterator[DryRunStage]:
-    """By the rule that says of each weight which stage reads it."""
+    """Yield the contents of each pipeline stage, assigned as in training."""
     each = zip(stage_shapes(recipe, shape), estimate_stages(recipe, shape), strict=True)
     for rank, (expected, budget) in enumerate(each):
         stage = assign_stage(rank, recipe.stages, shape.num_hidden_layers, tied=shape.tie_word_embeddings)
@@ -107,7 +107,7 @@ def describe_stages(model: Any, recipe: Recipe, shape: Architecture) -> Iterator
 
 
 def build_meta_model(recipe: Recipe, shape: Architecture) -> Any:
-    """The base model on the meta device."""
+    """Build the base model on the meta device."""
     config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
     with torch.device("meta"):
         dtype = torch.float32 if uses_autocast(recipe) else getattr(torch, recipe.computing_dtype)
@@ -117,12 +117,15 @@ def build_meta_model(recipe: Recipe, shape: Architecture) -> Any:
 
 
 def measure_activation_bytes(model: Any, recipe: Recipe) -> int:
-    """What autograd keeps of one micro-batch with its loss, with checkpointing. Each storage counts once, weights do not."""
+    """Return the bytes that autograd stores for a checkpointed micro-batch with its loss, without weights.
+
+    Each storage counts once.
+    """
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
     own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being given to others
+    kept: dict[int, torch.UntypedStorage] = {}  # references keep addresses from being reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

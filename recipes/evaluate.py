@@ -1,6 +1,7 @@
-"""The program evaluate: score the base, the tuned and the last accepted model on the same held-out records.
+"""The program evaluate.
 
-What is measured is `recipes.evaluation.scoring`. What the scores mean for the model is the gate's business.
+Score the base, the tuned and the last accepted model on the same records. Scoring is in `recipes.evaluation.scoring`; the
+gate decides what scores mean.
 """
 
 import json
@@ -32,10 +33,10 @@ from recipes.training.precision import log_dtype_fallback, select_compute_device
 
 
 def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel:
-    """A whole model in the type that the recipe computes in, on the GPU where there is one.
+    """Load a whole model in the recipe's compute dtype, on GPUs if there are any.
 
-    It is spread over all GPUs, and over the machine's memory where they are too small: what was trained in NF4 or in shards
-    is whole here, and need not fit on one.
+    It is spread over all GPUs, and host memory if they are too small: a model trained in NF4 or in shards is complete here,
+    and may not fit on one GPU.
     """
     device = select_compute_device()
     dtype = select_compute_dtype(recipe.computing_dtype, device)
@@ -44,14 +45,18 @@ def load_model(folder: Path, recipe: Recipe) -> PreTrainedModel:
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number as JSON knows it: infinity and NaN become null, which the gate refuses."""
+    """Return a number, or None if it is not finite.
+
+    JSON has null instead, which the gate rejects.
+    """
     return value if math.isfinite(value) else None
 
 
 def evaluate(job: Job, store: Store, work: Path) -> Result:
-    """Score. Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) when a version was accepted before.
+    """Score the models.
 
-    Records that the chat template refuses are left out, as they were in training: what was trained would be lost for them.
+    Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) if there is one. Records that the chat template
+    rejects are left out, as in training: otherwise they would end the evaluation.
 
     Raises:
         BadConfiguration: no record of the test split is left.
@@ -67,7 +72,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     if refused:
         log_line(f"{len(refused)} of {pluralize(len(test_records), 'test record')} left out: the first {refused[0]}")
     if not records:
-        raise BadConfiguration(f"no record of the test split can be asked{f': the first {refused[0]}' if refused else ''}")
+        raise BadConfiguration(f"no record of the test split can be used{f': the first {refused[0]}' if refused else ''}")
     model = load_model(folder, parameters.recipe)
     scores = {"base": score_model("base", model, tokenizer, records, parameters, job.rendering)}
     tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[find_trained_role(job.inputs)]}
@@ -109,7 +114,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
 def build_report(
     records: Sequence[Record], scores: dict[str, Scores], parameters: EvaluateParameters
 ) -> dict[str, JsonValue]:
-    """Scores by model, and every asked question with each model's answer."""
+    """Build the report: scores by model, and each question with all models' answers."""
     samples: list[JsonValue] = []
     for index, record in enumerate(records):
         answers: dict[str, JsonValue] = {name: scored.answers[index] for name, scored in scores.items()}

@@ -1,4 +1,4 @@
-"""Optional dependencies of the `hanzo-ml` package: which of them are not installed here, and how to install them."""
+"""Optional dependencies of the `hanzo-ml` package: find missing ones and name the install command."""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, requires
@@ -7,13 +7,13 @@ from packaging.requirements import Requirement
 
 PACKAGE = "hanzo-ml"
 TRAIN = "train"
-"""PyTorch and what stands on it: each package of it is imported by its own name."""
+"""Extra with PyTorch and dependent packages; each is imported under its own name."""
 SERVE = "serve"
-"""What the inference engine of one machine runs with."""
+"""Extra with the inference engine of a single machine."""
 
 
 def lacking(what: str, extra: str) -> str | None:
-    """Why `what` cannot run here, with the command that changes it; None where it can."""
+    """Return why `what` cannot run here, with the install command, or None."""
     missing = missing_here(extra)
     if not missing:
         return None
@@ -22,7 +22,10 @@ def lacking(what: str, extra: str) -> str | None:
 
 
 def failed_import(error: ModuleNotFoundError, what: str) -> str | None:
-    """The same, of an import that found no module of the extra `train`; None where it was another module."""
+    """Like `lacking`, for a failed import of a package in the extra `train`.
+
+    None for other modules.
+    """
     name = (error.name or "").partition(".")[0]
     return lacking(what, TRAIN) if name in missing_here(TRAIN) else None
 
@@ -30,12 +33,12 @@ def failed_import(error: ModuleNotFoundError, what: str) -> str | None:
 def missing_here(extra: str) -> list[str]:
     try:
         return missing_packages(requires(PACKAGE) or (), extra)
-    except PackageNotFoundError:  # modules without their package, as in a user's own image
+    except PackageNotFoundError:  # modules without package metadata, as in a user's own image
         return []
 
 
 def missing_packages(requirements: Iterable[str], extra: str) -> list[str]:
-    """Packages that only `extra` requires and that are not installed, in any version."""
+    """Return packages that only `extra` requires and that are not installed in any version."""
     found = map(Requirement, requirements)
     wanted = [each.name for each in found if each.marker and each.marker.evaluate({"extra": extra})]
     return [name for name in wanted if not is_installed(name)]

@@ -1,7 +1,7 @@
-"""The program find_leaks: does a test split stand in what models were trained on? Against each ancestor (row D4).
+"""The program find_leaks: search the training data of all ancestors for a test split's records.
 
-All leaks are in the artifact `leaks`, one JSON line each; the result names the first few. The test split is fetched, whose
-records are read again and again; what was trained on, which may be large, is read once where it lies.
+All leaks are in the artifact `leaks`, as JSON lines; the result lists the first few. The test split is downloaded, because
+it is read repeatedly; training data, which may be large, is streamed once.
 """
 
 from collections import Counter
@@ -21,7 +21,10 @@ MATCH_STRENGTHS = ("none", "near", "exact")
 
 
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
-    """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
+    """Find leaks. Inputs: `test`, and each ancestor's training records.
+
+    Output: `leaks`. The facts are `Leaks`.
+    """
     parameters = FindLeaksParameters.model_validate(job.parameters)
     test, place = job.inputs[TEST_INPUT], store.fetch(job.inputs[TEST_INPUT], Path(job.cache_dir))
     tested_files = sorted(place / file.path for file in store.manifest(test).files if file.path.endswith(".jsonl"))
@@ -34,7 +37,7 @@ def find_leaks(job: Job, store: Store, work: Path) -> Result:
         HeldOutIndex(tested_files, parameters.near) as tested,
         (folder / "leaks.jsonl").open("w", encoding="utf-8") as out,
     ):
-        matches = bytearray(len(tested))  # of each test record the strongest
+        matches = bytearray(len(tested))  # the strongest match of each test record
         for role, source in ancestors.items():
             ancestor = parameters.names.get(role, role)
             for leak in tested.leaks(iterate_record_lines(store, source), ancestor):

@@ -1,8 +1,7 @@
-"""The processes of a command job, wherever they went: each carries the job's id in its environment, and is ended by that.
+"""Find and kill a command job's processes by the job's id in their environment.
 
-Of a job on several nodes those of one node are ended: two nodes may be on one machine, and see each other's processes.
-
-A process group is not enough: torchrun starts its workers in sessions of their own, and they outlive it when it is killed.
+For a job on several nodes, only those of one node are killed: two nodes may share a machine, and see each other's processes.
+A process group is not enough: torchrun starts its workers in their own sessions, and they outlive it if it is killed.
 """
 
 import os
@@ -11,22 +10,21 @@ import time
 from pathlib import Path
 
 JOB_ID_VARIABLE = "HANZO_ML_JOB_ID"
-"""The variable; children inherit it, and nobody else has it."""
+"""Environment variable with the job's id; inherited by children, and unique to the job."""
 NODE_RANK_VARIABLE = "PET_NODE_RANK"
-"""The variable that tells the nodes of a job apart, as torchrun has it; children inherit it too."""
+"""Environment variable that distinguishes the nodes of a job, named as in torchrun; inherited too."""
 PROC_FOLDER = Path("/proc")
 POLL_SECONDS = 0.02
 KILL_TIMEOUT_SECONDS = 30.0
-"""That a process may take to end. One in a call of the kernel that does not return, as of a network folder whose server is
-away, takes for ever: it runs nothing of its own any more, and is not waited for.
+"""How long to wait for processes to end. One in a system call that does not return, as on a network folder whose server is
+down, never ends: it no longer executes its own code and is not waited for.
 """
 
 
 def kill_job_processes(job_id: str, node: str | None = None) -> int:
-    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none, or for
-    `KILL_TIMEOUT_SECONDS`.
+    """Kill all processes of a job, or of one of its nodes; return their number.
 
-    Returns how many there were.
+    Repeats SIGKILL until there are none left, for at most `KILL_TIMEOUT_SECONDS`.
     """
     ended: set[int] = set()
     until = time.monotonic() + KILL_TIMEOUT_SECONDS
@@ -39,7 +37,10 @@ def kill_job_processes(job_id: str, node: str | None = None) -> int:
 
 
 def find_job_processes(job_id: str, node: str | None = None) -> list[int]:
-    """The ids of a job's processes, or of those on one of its nodes, this one not among them."""
+    """Return the ids of a job's processes, or of those on one node.
+
+    This process is excluded.
+    """
     ids = (int(entry.name) for entry in PROC_FOLDER.iterdir() if entry.name.isdigit())
     return [process_id for process_id in ids if process_id != os.getpid() and belongs_to_job(process_id, job_id, node)]
 
@@ -47,14 +48,14 @@ def find_job_processes(job_id: str, node: str | None = None) -> list[int]:
 def belongs_to_job(process_id: int, job_id: str, node: str | None = None) -> bool:
     try:
         variables = (PROC_FOLDER / str(process_id) / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return False
     is_same_job = f"{JOB_ID_VARIABLE}={job_id}".encode() in variables
     return is_same_job and (node is None or f"{NODE_RANK_VARIABLE}={node}".encode() in variables)
 
 
 def kill_process(process_id: int, job_id: str, node: str | None = None) -> None:
-    """End one process, and not another that got its number meanwhile."""
+    """Kill a process, but not another one that has reused its id."""
     try:
         handle = os.pidfd_open(process_id)
     except OSError:

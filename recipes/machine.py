@@ -1,4 +1,4 @@
-"""On what a program computes: read in the program's own process, since nobody else is there."""
+"""Describe the machine that a program runs on, from its own process."""
 
 import os
 import platform
@@ -21,13 +21,16 @@ COMPUTING_PACKAGES = (
     "triton",
     "trl",
 )
-"""The packages that compute a model, or decide what is computed."""
+"""Packages that compute a model, or affect the result."""
 CPUINFO = Path("/proc/cpuinfo")
 NVIDIA_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def read_machine() -> Machine:
-    """This process's machine. The threads are torch's where the program has loaded it, else one for each processor."""
+    """Describe this machine.
+
+    Threads are torch's if it is loaded, else one per processor.
+    """
     torch = sys.modules.get("torch")
     return Machine(
         python=platform.python_version(),
@@ -39,8 +42,10 @@ def read_machine() -> Machine:
 
 
 def usable_cores(requested: int | None) -> int:
-    """As many of this machine's cores as a job asked for, of none or 0 all. A job that asked for 9,999 got as many threads
-    on each core that there was, and an hour's work of everybody else stood still.
+    """Return the number of cores to use.
+
+    The requested ones up to all, or all for None and 0. A job that requested 9,999 once got as many threads on each core,
+    and stalled everyone's work for an hour.
     """
     available = os.cpu_count() or 1
     return min(requested or available, available)
@@ -54,7 +59,7 @@ def installed_version(name: str) -> str | None:
 
 
 def parse_processor(cpuinfo: str) -> str:
-    """The name that the kernel gives; on ARM, which has none there, the architecture."""
+    """Return the processor's name; on ARM, where the kernel reports none, the architecture."""
     return parse_field(cpuinfo, "model name") or platform.machine()
 
 
@@ -63,6 +68,6 @@ def parse_gpu(information: str) -> str:
 
 
 def parse_field(text: str, name: str) -> str:
-    """The value of the first line `NAME : VALUE`; empty where there is none."""
+    """Return the value of the first line `NAME : VALUE`, or an empty string."""
     lines = (line.partition(":") for line in text.splitlines())
     return next((" ".join(value.split()) for key, _, value in lines if key.strip() == name), "")

@@ -1,7 +1,7 @@
-"""Errors of the kernel, CUDA and libraries, recognized by number, class or text.
+"""Recognize errors of the kernel, CUDA and libraries by number, class or text.
 
-The only place that reads third-party text to classify why a program ended; what an object store answers is read where it is
-asked (`recipes.storage.buckets`). Does not import torch: preparation and validation run without it.
+The only place that parses third-party text to classify why a program ended; responses of object stores are parsed in
+`recipes.storage.buckets`. Does not import torch: preparation and validation run without it.
 """
 
 import errno
@@ -16,29 +16,29 @@ ALLOCATION_FAILED = re.compile(
     r"|Triton Error \[CUDA\]: out of memory",
     re.IGNORECASE,
 )
-"""PyTorch has an exception of its own for its caching allocator on GPUs alone. The CPU, the CUDA driver, NCCL, cuBLAS, cuDNN
-and Triton, and the allocator during compilation, raise others with these words. Of NCCL's messages PyTorch passes on only
-the last: since 2.20 the one with the error's number, or with the size of the allocation."""
+"""PyTorch has an exception class only for its caching allocator on GPUs. The CPU, the CUDA driver, NCCL, cuBLAS, cuDNN and
+Triton, and the allocator during compilation, raise others with these words. Of NCCL's messages PyTorch passes on only the
+last: since 2.20 the one with the error's number, or with the size of the allocation."""
 
 MENTIONS_MEMORY = re.compile("out of memory|OutOfMemory|MemoryError", re.IGNORECASE)
-"""Wider than what recovery acts on: how any library, or a user's script, reports it as the error that ended the program."""
+"""Broader than what recovery acts on: how any library, or a user's script, reports the error that ended the program."""
 
 PEER_LOST = re.compile(
     r"gloo/transport/|Connection closed by peer \[|ncclRemoteError|remote process exited or there was a network error"
     "|DistNetworkError|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and PyTorch's TCP store report when the process at the other end is gone: a consequence of what ended that
-one, which is often known later, or never. A job whose rank was killed ended for good when this was read as its own error."""
+"""Errors of gloo, NCCL and PyTorch's TCP store when a peer process is gone: a consequence of the peer's end, whose cause is
+known later or never. When this was taken as the rank's own error, a job with a killed rank failed for good."""
 
 NO_SPACE = re.compile(rf"\[Errno {errno.ENOSPC}\]|\(os error {errno.ENOSPC}\)|{os.strerror(errno.ENOSPC)}", re.IGNORECASE)
-"""How a language reports that a disk is full, in the error that ended its program."""
+"""How programs report a full disk in the error that ended them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TORCH_SAVE_TRUNCATED = re.compile("inline_container.* unexpected pos|iostream error")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: the same work in smaller parts may fit."""
+    """Return whether an allocation failed: the same work in smaller parts may fit."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or ALLOCATION_FAILED.search(str(error)) is not None
 
@@ -48,10 +48,10 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def has_errno(error: BaseException, *numbers: int) -> bool:
-    """Whether it is a kernel error with one of those numbers.
+    """Return whether it is a kernel error with one of these numbers.
 
-    Not all raise OSError: libraries in Rust (safetensors, obstore) and `shutil.copytree` put the number into their message,
-    torch.save the kernel's words.
+    Not all errors are OSError: libraries in Rust (safetensors, obstore) and `shutil.copytree` put the number into the
+    message, torch.save the kernel's text.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in numbers
@@ -60,7 +60,7 @@ def has_errno(error: BaseException, *numbers: int) -> bool:
 
 
 def classify_error(error: BaseException) -> ExitReason:
-    """The exit reason of a program that ends with an error which it did not expect."""
+    """Return the exit reason for an unexpected error of a program."""
     if is_disk_full(error):
         return ExitReason.STORAGE_FULL
     if has_errno(error, errno.EROFS):
@@ -69,7 +69,7 @@ def classify_error(error: BaseException) -> ExitReason:
 
 
 def classify_output(text: str) -> ExitReason:
-    """The exit reason of somebody else's script that failed with this last line."""
+    """Return the exit reason for a user's script, from its last line of output."""
     if NO_SPACE.search(text):
         return ExitReason.STORAGE_FULL
     if MENTIONS_MEMORY.search(text):

@@ -1,8 +1,8 @@
-"""The program prepare: a dataset version -> another, filtered, masked, tokenized, split and shuffled (rows C1-C4, C7, D5).
+"""The program prepare: derive a dataset version by filtering, masking, tokenizing, splitting and shuffling.
 
-The same version and parameters give the same bytes on any number of processes (`hardware.cpu` of the job), and of pods that
-share nothing but the object store (`pods` of the job; each is told its number behind the job file). What was done before a
-kill is not done again.
+Equal version and parameters give equal bytes on any number of processes (`hardware.cpu` of the job), and of pods (`pods` of
+the job) that share only the object store. A pod's number follows the job file on the command line. Work that was done before
+a kill is not repeated.
 """
 
 import shutil
@@ -37,9 +37,9 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact, FileRecord
 
 TABLES_VERSION = 4
-"""Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
+"""Version of the intermediate tables: work that an earlier release began in another format starts again.
 
-Ranges that it had read, and others that were read now, would be put together into what neither of the two makes.
+Ranges in different formats must not be combined.
 """
 
 
@@ -54,24 +54,24 @@ def prepare(
     fan: int = MERGE_FAN_IN,
     held_bytes: int = BUFFER_BYTES,
 ) -> Result | None:
-    """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
+    """Prepare. Input: `dataset`. Outputs: `dataset` (all records), the splits, `rejected` and `features`.
 
-    A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
-    Arrow files with the columns of `recipes.preparation.tokenization.record_tokenizer.TOKEN_FIELDS`. It lies below the
-    dataset's, whose files are the JSON lines of all splits: each record is stored once.
+    A split's folder holds its records as JSON lines and, if they are tokenized, the same records in the same order as Arrow
+    files with the columns `recipes.preparation.tokenization.record_tokenizer.TOKEN_FIELDS`. It is below the dataset's
+    folder, whose files are the JSON lines of all splits: each record is stored once.
 
     Args:
-        rank: which of the job's pods this is, from 0, whose result it is; none: this process does all of it.
+        rank: number of this pod, from 0, which has the result; None if this process does all work.
 
     Raises:
-        BadConfiguration: no such tokenizer, or no records are left, or too few to split; or it was begun in another way.
+        BadConfiguration: the tokenizer is unknown, too few records are left, or an earlier release began the job.
     """
     refuse_other_rendering(job, store)
     parameters = PrepareParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     count = 1 if rank is None else job.pods
-    # Another job's files in the same folder, or those of another number of pods, are no half-done work of this one.
+    # The name excludes work of other jobs, and of other numbers of pods, in the same folder.
     name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}-{TABLES_VERSION}"
     exchange_uri = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}-{TABLES_VERSION}"
     has_ended = partial(has_result, job, store)
@@ -85,7 +85,7 @@ def prepare(
         work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes, fan=fan, held_bytes=held_bytes
     )
     if parameters.tokenize is not None:
-        with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
+        with Workers(1) as loader:  # in its own process, which frees the loaded libraries before the work begins
             list(
                 loader.run(
                     export_without_torch,
@@ -114,24 +114,26 @@ def prepare(
 
 
 def refuse_other_rendering(job: Job, store: Store) -> None:
-    """Raises BadConfiguration: an earlier release began the job, and would have made something else of its records."""
+    """Raise BadConfiguration if an earlier release began the job and would render its records differently."""
     columns = store.manifest(job.inputs["dataset"]).facts.get("columns")
     if job.rendering is Rendering.AS_STORED and not (isinstance(columns, dict) and not depends_on_rendering(columns)):
         raise BadConfiguration(
-            f"job {job.id} was begun by an earlier release, which read and rendered its records in another way: submit the "
-            "preparation again"
+            f"job {job.id} was begun by an earlier release, which rendered records differently: submit the preparation again"
         )
 
 
 def list_feature_files(store: Store, artifacts: Mapping[str, Artifact]) -> Sequence[FileRecord]:
-    """The files that a version's features are served by: other ones make another version of the same records."""
+    """Return the files that features are served from.
+
+    Different ones make a different version of equal records.
+    """
     return store.manifest(artifacts["features"]).files if "features" in artifacts else ()
 
 
 def wait_for_result(job: Job, store: Store, exchange_uri: str) -> None:
-    """End of a pod that has not the result: once that is there, nobody needs any more what the pods gave each other.
+    """Wait for the result in another pod, then delete the exchanged files.
 
-    Each removes it: one that was started again as the result was stored has given some after the others had removed it.
+    Each pod deletes them: a pod that restarted when the result was stored may have published files after the deletion.
     """
     if not has_result(job, store):
         log_line("this pod's part is done: waiting for the first pod's result")
@@ -148,7 +150,7 @@ def has_result(job: Job, store: Store) -> bool:
 
 
 def describe_prepared(prepared: PreparationSummary) -> str:
-    """One line for people."""
+    """Summarize a preparation in one line for users."""
     kept = ", ".join(f"{name} {count}" for name, count in prepared.records.items())
     gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
     hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
@@ -173,32 +175,32 @@ def build_facts(prepared: PreparationSummary) -> dict[str, JsonValue]:
 def publish_artifacts(
     job: Job, store: Store, plan: Plan, prepared: PreparationSummary, delivery: VersionPublisher
 ) -> dict[str, Artifact]:
-    """The parts of each split, all records as one dataset, and the rejects; each says what it was made from, and how.
+    """Publish the splits, all records as a dataset, and the rejects, with their lineage.
 
-    A tokenized record is there as JSON and as tokens. Training reads these where they lie; preview, diff, trace, checks and
-    whoever downloads a version read the JSON, which no tokens give back: what stood behind `max_length`, and all columns but
-    the texts. It was 103 MB of the 238 of 136,482 records of instructions (tokens 124, index 11), and would be as many as a
-    column beside the tokens, where every reader of lines would have to know Arrow.
+    Tokenized records are stored as JSON and as tokens. Training memory-maps the tokens; preview, diff, trace, checks and
+    downloads read the JSON, which tokens cannot replace: they lack what is after `max_length`, and all columns except texts.
+    JSON was 103 of 238 MB for 136,482 instruction records (tokens 124, index 11). As a column next to the tokens it would
+    need the same space, and every reader of lines would have to read Arrow.
 
-    They lie as files, and not in chunks as what was uploaded does (`recipes.storage.locations`): a shuffle puts each changed
-    record somewhere else, so that hardly a chunk stays as it was. Of 40,000 records of 730 bytes, 1 % replaced in one place
-    made 100 % of all chunks of 1 MiB new, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; another split or no
-    masking 100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains
-    from a folder would have to put a copy together first, instead of reading the files where they lie.
+    They are stored as files, not in chunks like uploads (`recipes.storage.locations`): a shuffle moves each changed record,
+    so that hardly any chunk stays the same. For 40,000 records of 730 bytes, replacing 1 % in one place changed 100 % of
+    chunks of 1 MiB, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; a different split or no masking changed 100 %
+    of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. With chunks, training from a folder
+    would need a copy first, instead of reading the files in place.
     """
-    # Where they lie makes the same, prepared under two names, two artifacts: of two with one digest lineage knew one place,
-    # and with the version at that place went what the other one, and its models, are proved by.
+    # The location is a fact, so that equal data prepared under two names are two artifacts. With equal digests, lineage knew
+    # only one location, and deleting that version removed the other one's proof, and that of its models.
     place = job.outputs[DATASET_ROLE]
     facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json"), "place": place}
     if plan.parameters.tokenize is not None:
         facts["tokenizer"] = read_frozen_tokenizer(plan.work / TOKENIZER_FOLDER).fingerprint
-        facts["truncated"] = prepared.truncated  # of all splits: told where they are trained on
+        facts["truncated"] = prepared.truncated  # of all splits; logged by training
     artifacts = {}
     for name in SPLITS:
         numbers = {"num_records": prepared.records[name], "leaked": prepared.leaked}
         artifacts[name] = delivery.publish(name, "split", {**facts, "split": name, **numbers})
         log_line(f"{name}: {pluralize(prepared.records[name], 'record')}")
-    # In the manifest, which nobody can edit: it answers whether a model was trained on personal data.
+    # In the manifest, which is immutable: it answers whether a model was trained on personal data.
     masked: dict[str, JsonValue] = {"masked": dict(prepared.masked)} if plan.parameters.augment.mask_pii else {}
     total = sum(prepared.records.values())
     artifacts[DATASET_ROLE] = delivery.publish(DATASET_ROLE, "dataset", {**facts, "num_records": total, **masked})

@@ -1,8 +1,8 @@
-"""How every program starts and ends: job file in, result into the object store, exit reason to the supervisor.
+"""Start and end of every program.
 
-A program that ends by itself without a result writes its exit reason to `exit.json`; one that is killed cannot, and the
-supervisor does it instead. The exit code follows from the reason: 0 with a result, 78 bad configuration (never restarted),
-143 preempted after a checkpoint, 75 for other reasons to restart, 1 for any other error.
+Read the job, store the result, report the exit reason. A program that ends by itself without a result writes its exit reason
+to `exit.json`; if it is killed, the supervisor does that. The exit code follows from the reason: 0 with a result, 78 bad
+configuration (never restarted), 143 preempted after a checkpoint, 75 for other reasons to restart, 1 for any other error.
 """
 
 import atexit
@@ -29,32 +29,32 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.buckets import NO_SPACE_SUFFIX, StoreFull, StoreRefuses, StoreUnavailable, find_unmounted_bucket
 
 ProgramFunction = Callable[[Job, Store, Path], Result | None]
-"""A program; of the processes of a distributed one, only the leader has the result."""
+"""A program; in a distributed job only the leader returns the result."""
 
 RESTARTING = "starting again"
 STORE_FAILED = f"{RESTARTING}: the object store"
 STDERR = 2
 EXIT_SECONDS = 120
-"""How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
+"""How long the interpreter may take to exit: threads of libraries have kept finished programs alive."""
 RESERVE_FILE, RESERVE_BYTES = "exit.reserve", 16_384
 DISK_MESSAGES = {
     ExitReason.STORAGE_FULL: "no space left for {}: free some space",
     ExitReason.STORAGE_READ_ONLY: (
-        "the file system of {} is read-only, as the kernel makes one whose disk has errors: mount it for writing"
+        "the file system of {} is read-only, perhaps because of disk errors: check the disk and remount it"
     ),
 }
-"""What kept a program from writing, and what to do about it; `{}` is the path."""
+"""Why a program could not write, and what to do; `{}` is the path."""
 
 ANSI_COLOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Preempted(Exception):
-    """The program was asked to stop, has saved what it had, and can go on from there."""
+    """The program received a stop request and saved its state; it can resume."""
 
 
 class Restart(Exception):
-    """The program is to be started again: it has recorded what it will do differently, or what it ran was killed."""
+    """Restart the program: it has recorded how to proceed differently, or its child was killed."""
 
     def __init__(self, message: str, reason: ExitReason = ExitReason.RESTART_REQUESTED) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class Restart(Exception):
 
 
 class ProgramFailed(Exception):
-    """What the program was to run failed by itself; a restart would not help."""
+    """What the program ran has failed by itself; a restart would not help."""
 
     def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
         super().__init__(message)
@@ -70,18 +70,19 @@ class ProgramFailed(Exception):
 
 
 def log_line(message: str) -> None:
-    """One line of the job's log, with the time of day."""
+    """Write a line to the job's log, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
 
 
 def clean_line(message: str) -> str:
-    """A message without colours, and without what no database holds or a terminal acts on."""
+    """Clean a message of colours, and of characters that databases cannot store or terminals interpret."""
     return CONTROL_CHARACTERS.sub("\ufffd", " ".join(ANSI_COLOR.sub("", message).split()))
 
 
 def main(program: ProgramFunction) -> None:
     """Run `program` on the job file named on the command line, then exit."""
-    faulthandler.register(signal.SIGUSR1, file=STDERR)  # the launcher asks for stacks before it ends a program that hangs
+    # the launcher requests stack dumps before it ends a program that hangs
+    faulthandler.register(signal.SIGUSR1, file=STDERR)
     enable_garbage_collection()
     job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
     work = Path(job.work_dir)
@@ -90,9 +91,10 @@ def main(program: ProgramFunction) -> None:
     reserve = reserve_exit_space(work)
 
     def fail(message: str, reason: ExitReason) -> NoReturn:
-        """Exit with a reason: in `exit.json` for the supervisor, and as the last line of the log for people.
+        """Exit with a reason.
 
-        While the store is away, a program does not find what it reads there, and reports that in its own words.
+        In `exit.json` for the supervisor, and as the last log line for users. During an outage of the store, a program may
+        report it as a missing file.
         """
         if not reason.restarts and find_unmounted_bucket(job.store):
             message, reason = f"{STORE_FAILED} is away: {message}", ExitReason.STORAGE_UNAVAILABLE
@@ -119,7 +121,7 @@ def main(program: ProgramFunction) -> None:
         fail(f"{STORE_FAILED} refuses: {error}", ExitReason.STORAGE_DENIED)
     except StoreUnavailable as error:
         traceback.print_exc()
-        fail(f"{STORE_FAILED} gives no answer, or refuses: {error}", ExitReason.STORAGE_UNAVAILABLE)
+        fail(f"{STORE_FAILED} does not answer, or refuses: {error}", ExitReason.STORAGE_UNAVAILABLE)
     except StoreFull as error:
         reason, place = ExitReason.STORAGE_FULL, str(error).removesuffix(NO_SPACE_SUFFIX)
     except SystemExit as error:
@@ -136,12 +138,12 @@ def main(program: ProgramFunction) -> None:
     else:
         reserve.unlink(missing_ok=True)
         exit_process(0)
-    # Only after the error is gone: its frames hold the half-written file open, and with it the space for `exit.json`.
+    # Only now: the error's frames keep a half-written file open, and with it the space for `exit.json`.
     fail(f"{DISK_MESSAGES[reason].format(place)}, then retry; nothing saved so far is lost", reason)
 
 
 def reserve_exit_space(work: Path) -> Path:
-    """Take the space that the exit document needs, so that a disk which the program fills has room for it."""
+    """Reserve disk space for the exit document, in case the program fills the disk."""
     reserve = work / RESERVE_FILE
     with suppress(OSError):  # it is full already
         reserve.write_bytes(bytes(RESERVE_BYTES))
@@ -149,10 +151,10 @@ def reserve_exit_space(work: Path) -> Path:
 
 
 def write_exit(path: Path, document: ExitDocument) -> None:
-    """Write the exit document atomically; of several processes the first one's stays, since the others fail because of it.
+    """Write the exit document atomically.
 
-    The disk may be full, and then a file gets a name but no content. Such an empty file is kept: it shows that the program
-    ended by itself and was not killed.
+    The first of several processes wins, as the others fail because of it. On a full disk a file may be created without
+    content. The empty file is kept: it shows that the program ended by itself instead of being killed.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -165,7 +167,7 @@ def write_exit(path: Path, document: ExitDocument) -> None:
         except FileExistsError:
             if not path.stat().st_size:
                 os.replace(scratch, path)
-        except OSError:  # of a file system without links
+        except OSError:  # the file system does not support links
             os.replace(scratch, path)
     except OSError:
         with suppress(OSError):
@@ -176,23 +178,24 @@ def write_exit(path: Path, document: ExitDocument) -> None:
 
 
 def enable_garbage_collection() -> None:
-    """From here on, and never in what was imported: it stays, and going through it again and again takes half a second."""
+    """Enable garbage collection, excluding imported objects: scanning them repeatedly takes half a second."""
     gc.freeze()
     gc.enable()
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit as multiprocessing's children do: what waits for threads or has files to delete does so, and the interpreter is
-    not taken apart. A thread that is in native code then, as those of gloo are that have just done the last exchange, wants
-    it back, and the process was aborted: a node of a run that had ended well seemed to have crashed, and the others waited.
+    """Exit like multiprocessing's children: join threads and run atexit, but skip the interpreter's finalization.
 
-    Nothing keeps a program alive that has done its work, and with it its lock: whoever follows it would wait for ever. Its
-    result, or `exit.json`, counts more than the code that it is ended with; the log has what its threads were at.
+    During finalization a thread in native code, such as gloo's after its last collective, that returns to Python aborts the
+    process: a node of a successful run appeared to have crashed, and the others waited for it.
+
+    A watchdog ends a program that does not exit, because it would keep its lock, and its successor would wait forever. Its
+    result or `exit.json` counts more than its exit code; the log contains the stacks of its threads.
     """
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # whoever read them is gone, or the disk is full
+        with suppress(OSError):  # the reader is gone, or the disk is full
             stream.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
-"""The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
+"""The program split: divide a dataset version into train, validation and test without leaks.
 
-With `group_by`, every group is spread over the splits as evenly as its size allows. A split is no copy: it says of which
-lines of the version it consists, in their order there (`recipes.storage.line_selection`). A dataset may be larger than
-memory and disk: it is read twice, some lines at a time, from where it lies.
+Deterministic. With `group_by`, each group is spread over the splits as evenly as its size allows. A split is no copy: it
+selects lines of the version in their order (`recipes.storage.line_selection`). The dataset may exceed memory and disk: it is
+streamed twice from the store.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from recipes.storage.manifest import Artifact, FileRecord, LineSelection, Manife
 
 READ_BYTES = 1 << 20
 BATCH_ROWS = 1 << 16
-"""Rows whose numbers Python holds."""
+"""Rows held as Python objects at a time."""
 QUESTION_ROW = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
 QuestionRow: TypeAlias = tuple[int, int, bool, int]
 Files: TypeAlias = dict[str, list[FileRecord]]
@@ -50,17 +50,19 @@ Files: TypeAlias = dict[str, list[FileRecord]]
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Of each record, in their order, the place of its split in `SPLITS`; and how many held-out ones leaked."""
+    """Index in `SPLITS` of each record's split, and the number of leaked held-out records."""
 
     splits: SpilledColumn
     leaked: int
 
 
 def split_rows(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, scratch: Scratch) -> SplitRows:
-    """The same rows and parameters give the same splits everywhere. Rows are seen once, and not kept.
+    """Assign rows to splits in a single pass.
+
+    Equal rows and parameters give equal splits everywhere.
 
     Raises:
-        BadConfiguration: a split would be empty, or a record has no layout or names no split.
+        BadConfiguration: a split would be empty, or a record has no layout or no valid split name.
     """
     with scratch.partitions("asked", QUESTION_ROW, 0) as all_asked:
         total, is_grouped, counts = 0, False, np.zeros(len(SPLITS), np.int64)
@@ -83,7 +85,7 @@ def split_rows(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, s
 
 
 def hash_questions(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Iterator[QuestionRow]:
-    """Of each row what `QUESTION_ROW` has of it."""
+    """Yield each row's values for `QUESTION_ROW`."""
     for line, (row, layout) in enumerate(require_one_layout(rows), start=1):
         place, group = TRAIN, None
         if parameters.column:
@@ -93,7 +95,7 @@ def hash_questions(rows: Iterable[Mapping[str, Any]], parameters: SplitParameter
         elif parameters.group_by:
             group = row.get(parameters.group_by, "")
         drawn = draw_rank(normalize_text(read_question(row, layout)), parameters.seed)
-        # Records without a value are a group too; only if all are is the column one that nobody has.
+        # Records without a value form a group; if all records lack one, the column does not exist.
         yield drawn, hash_key(str(group)), group not in ("", None), place
 
 
@@ -103,14 +105,17 @@ def batch_rows(asked: Iterator[QuestionRow]) -> Iterator[Rows]:
 
 
 def read_line_batches(source: Source, path: str) -> Iterator[list[bytes]]:
-    """The lines of a file, some at a time."""
+    """Yield a file's lines in batches."""
     with source.open(path) as opened:
         yield from iterate_line_batches(iter(lambda: opened.read(READ_BYTES), b""))
 
 
 @dataclass
 class SplitPart:
-    """What a split has of one file, while that is read: a bit in memory for each of the file's records."""
+    """A split's selection of one file while it is read.
+
+    Holds one bit per record in memory.
+    """
 
     records: int = 0
     chosen: int = 0
@@ -135,7 +140,7 @@ class SplitPart:
 
 
 def build_parts(source: Source, path: str, chosen: ColumnReader) -> dict[str, SplitPart]:
-    """What each split has of a file, whose records are the next of which `chosen` tells the splits."""
+    """Select each split's lines of a file; `chosen` continues with the splits of its records."""
     parts = {name: SplitPart() for name in SPLITS}
     for lines in read_line_batches(source, path):
         splits = chosen.take(len(lines))
@@ -147,7 +152,10 @@ def build_parts(source: Source, path: str, chosen: ColumnReader) -> dict[str, Sp
 def store_selections(
     store: Store, version: Artifact, source: Source, chosen: ColumnReader, places: Mapping[str, str]
 ) -> Files:
-    """The files of each split, whose bitmaps are stored: one for each file of the version that has a record in the split."""
+    """Store the splits' bitmaps and return their files.
+
+    One per source file with a record in the split.
+    """
     found: Files = {name: [] for name in SPLITS}
     before = 0
     for number, path in enumerate(source.files):
@@ -174,7 +182,7 @@ def store_selections(
 
 
 def leave_out_context(row: dict[str, Any]) -> dict[str, Any]:
-    """A record as it was split before other columns were part of the question."""
+    """Return a record without columns that a later release added to the question."""
     if not row.keys() >= {*LAYOUT_KEYS[Layout.INSTRUCTION]}:
         return row
     return {key: value for key, value in row.items() if key not in OPTIONAL_KEYS[Layout.INSTRUCTION]}

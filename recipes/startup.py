@@ -1,4 +1,4 @@
-"""How a program takes up the libraries that it stands on. What is called here is called before they are imported."""
+"""Prepare the import of heavy libraries: call these functions before importing them."""
 
 import gc
 import logging
@@ -6,22 +6,23 @@ import os
 import warnings
 
 SILENCED_MESSAGES = ("gemm_4bit_forward", "Setting accelerator to CPU", "Gradient accumulation steps mismatch")
-"""bitsandbytes names a package that it would fetch code with from the internet, DeepSpeed a processor that was asked for,
-and accelerate that DeepSpeed counts the micro-batches of a step, as it was told to (`recipes.planning.parallel_layout`).
+"""bitsandbytes suggests a package that would download code, DeepSpeed logs a processor that was requested, and accelerate
+that DeepSpeed counts a step's micro-batches, as configured (`recipes.planning.parallel_layout`).
 """
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables that torch reads as it is imported; the second is an older name."""
+"""Variables that torch reads at import; the second is an older name."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
-"""Micro-batches have logits for as many tokens as they teach, each another number: without this, what is free of a GPU's
-memory ends up in pieces that are too small for the next one.
+"""Micro-batches have logits for different numbers of tokens: without this, free GPU memory is fragmented into pieces that
+are too small.
 """
 
 
 def prepare_imports() -> None:
-    """Nothing dies of what imports make, and the search for cycles in it is a third of the start: `runner` begins it again.
+    """Disable garbage collection during imports, set the CUDA allocator, and silence warnings.
 
-    A job's log begins with what the job does, instead of advice that nobody who reads it can heed.
+    Imports create no garbage, and collecting cycles is a third of the start; `runner` enables it again. Warnings that
+    readers of a job's log cannot act on are filtered.
     """
     gc.disable()
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):

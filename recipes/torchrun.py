@@ -1,9 +1,9 @@
-"""torch's launcher, made to say how its processes ended: `python -m recipes.torchrun OPTIONS -m recipes.train job.json`.
+"""torchrun with meaningful exit codes: `python -m recipes.torchrun OPTIONS -m recipes.train job.json`.
 
-torchrun exits with 1 whatever its processes exit with. Here their code is told on, so that 78 (bad configuration) ends the
-job at once and 143 (saved and left) is seen. A process that was killed makes the others fail for want of it: what they said
-of themselves in `exit.json` is taken back, because the job was killed, and can go on. Whom torchrun itself ends because
-another has failed was not killed: a configuration that is bad was tried twelve times.
+torchrun itself exits with 1 for any exit code of its processes. Here the code is passed on, so that 78 (bad configuration)
+fails the job at once and 143 (preempted) is recognized. If a process was killed, the others fail as a consequence: their
+`exit.json` is removed, because the job was killed and can resume. Processes that torchrun terminates because another one
+failed do not count as killed: otherwise a bad configuration was retried twelve times.
 """
 
 import gc
@@ -27,23 +27,26 @@ from torch.distributed.run import main as torchrun
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_RESTART, Job
 
 SAME_FAILURE_SECONDS = 1
-"""Processes that end within this ended by themselves; one that does not heed torchrun's SIGTERM is killed much later."""
+"""Processes that end within this time ended by themselves; one that ignores torchrun's SIGTERM is killed much later."""
 
 
 def first_exit_codes(failures: Collection[ProcessFailure]) -> list[int]:
-    """The exit codes of those that ended first, negative where a signal ended one."""
+    """Return the exit codes of the processes that ended first, negative for signals."""
     first = min(failure.timestamp for failure in failures)
     return [failure.exitcode for failure in failures if failure.timestamp <= first + SAME_FAILURE_SECONDS]
 
 
 def find_kill_signals(codes: Sequence[int]) -> list[int]:
-    """The signals that killed processes, and with them the job. SIGTERM is torchrun's own, to those that are left."""
+    """Return the signals that killed processes, and thus the job.
+
+    SIGTERM is torchrun's own, for remaining processes.
+    """
     decisive = any(code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART) for code in codes)
     return [] if decisive else [-code for code in codes if code < 0 and code != -signal.SIGTERM]
 
 
 def choose_exit_code(codes: Sequence[int]) -> int:
-    """Of a job whose processes ended with these."""
+    """Return the exit code of a job whose processes ended with these codes."""
     if killed := find_kill_signals(codes):
         return 128 + killed[0]
     error_codes = [code for code in codes if code > 0]
@@ -52,9 +55,10 @@ def choose_exit_code(codes: Sequence[int]) -> int:
 
 
 def terminate_once(number: int, frame: FrameType | None, *, end: Callable[[int, FrameType | None], None]) -> None:
-    """What torchrun does when it is asked to end, the first time. Its processes know, and save what they have.
+    """Handle the first SIGTERM as torchrun does and ignore others.
 
-    Asked again while it waited for them, it waited anew, and once for minutes for one that had ended long ago.
+    The processes save and stop. A repeated signal restarted torchrun's wait, once for minutes for a process that had ended
+    long before.
     """
     signal.signal(number, signal.SIG_IGN)
     end(number, frame)

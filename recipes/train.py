@@ -1,8 +1,8 @@
-"""The program train: fine-tune a base model with a recipe, from wherever the run's last valid checkpoint is.
+"""The program train.
 
-Resuming is bit-exact: the same losses and the same final weights as a run that nobody killed. Everything that decides a
-number (weights, optimizer, schedule, random states, place in the data) is in the checkpoint; everything else is derived
-from the job.
+Fine-tune a base model with a recipe, resuming from the last valid checkpoint. Resuming is bit-exact: losses and final
+weights equal those of an uninterrupted run. Everything that affects a number (weights, optimizer, schedule, random states,
+data position) is in the checkpoint; everything else is derived from the job.
 """
 
 import time
@@ -61,22 +61,21 @@ from recipes.training.stopping import StopCallbacks, StopForReplay, StopOnSignal
 from recipes.training.training_arguments import training_arguments
 
 METRICS_GRACE_SECONDS = 60
-"""How long a finished run waits for a tracking server that is down, before its last points go with its result."""
+"""How long a finished run waits for an unavailable tracking server before storing its last points with the result."""
 STOPPED_GRACE_SECONDS = 30
-"""The same of a run that was stopped, and goes on later: its checkpoint holds what was not sent."""
+"""The same for a stopped run that will resume: its checkpoint contains unsent points."""
 
 
 def train(job: Job, store: Store, work: Path) -> Result | None:
-    """Fine-tune. Inputs: `run_training`, `train`, `validation`, and `start` where other weights than the base model's are
-    given.
+    """Fine-tune. Inputs: `train`, `validation`, and optionally `start` for initial weights.
 
-    Outputs: `checkpoints`, and `adapter` or `weights`. Of several processes (`Job.distributed`) the leader has the result.
+    Outputs: `checkpoints`, and `adapter` or `weights`. In a distributed job (`Job.distributed`) only the leader returns a
+    result.
 
     Raises:
-        BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
-        Preempted: SIGTERM came; a checkpoint was saved, where the job wants one then.
-        Restart: memory ran out, the loss diverged, an operation was refused, or a block was not to be compiled, and the run
-            can go on otherwise.
+        BadConfiguration: the recipe does not fit the model or the data, or is not supported.
+        Preempted: SIGTERM was received; a checkpoint was saved if the job's policy asks for one.
+        Restart: out of memory, divergence, a nondeterministic operation or a compile failure; the restarted run recovers.
     """
     began = time.monotonic()
     enable_determinism()
@@ -88,9 +87,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     torch.set_num_threads(max(1, usable_cores(job.hardware.cpu) // group.local_size))
     material = load_inputs(job, recipe, group, store)
     model = build_model(job, course, material, store)
-    group.all_gather(
-        None
-    )  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)
+    group.all_gather(None)  # barrier: files may arrive later in one process, and NCCL waits for at most ten minutes
     ends = StopCallbacks(
         StopOnSignal(group, saves=job.checkpoint.save_on_preempt),
         StopOnDivergence(recipe.divergence),
@@ -98,10 +95,11 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     )
     trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
-        set_seed(wrap_seed(recipe.seed + group.random_stream))  # other rows drop out others, on equal weights
+        # different dropout for different rows, after equal initialization
+        set_seed(wrap_seed(recipe.seed + group.random_stream))
     run_training(trainer, course, store, result_folder(job))
     trainer.meter.record_peaks(group.all_gather(peak_memory_bytes()))
-    if not group.is_leader:  # its node's part; the leader has use for the whole
+    if not group.is_leader:  # only the leader continues, to publish
         wait_for_uploads(course, resumes_later=True)
         if (found := ends.divergence.detected) and group.local_rank == 0:
             discard_local_checkpoints(course.checkpoints, found, course.repeats)
@@ -110,7 +108,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
 
 
 def build_model(job: Job, course: RunState, material: RunInputs, store: Store) -> Any:
-    """The base model with what is trained of it, as it is before the run's first step."""
+    """Load the base model with its adapter, before the run's first step."""
     set_seed(course.recipe.seed)
     model = load_model(material.folder, course.recipe)
     material.objective.begin(model)
@@ -129,7 +127,10 @@ def build_model(job: Job, course: RunState, material: RunInputs, store: Store) -
 def build_trainer(
     job: Job, course: RunState, material: RunInputs, model: Any, ends: StopCallbacks, store: Store, work: Path, began: float
 ) -> ObjectiveTrainer:
-    """What trains `model` from the checkpoint on that the run has come to, in a program that `began` then."""
+    """Create the trainer, set up to resume from the run's checkpoint.
+
+    `began` is the start time of the program.
+    """
     recipe, group, resume = course.recipe, course.group, course.resume
     evaluates_first = resume is not None and needs_evaluation(resume[1], recipe)
     repeated_steps = course.repeated_steps
@@ -137,7 +138,7 @@ def build_trainer(
         open_metric_buffer(job, resume, repeated_steps, evaluates_on_resume=evaluates_first) if group.is_leader else None
     )
     meter = UsageMeter(read_usage(store, result_folder(job)) if group.is_leader else Usage(), count_held_gpus(job), began)
-    # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
+    # Makes a resumed process recognizable in its log.
     begins = f"starting {pluralize(recipe.max_steps, 'step')}"
     log_line(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else begins)
     compiled = has_compiled_blocks(model)
@@ -191,17 +192,17 @@ def build_trainer(
 
 
 def run_training(trainer: ObjectiveTrainer, course: RunState, store: Store, folder: str) -> None:
-    """Train until the run is over or something ends it.
+    """Train until the run is finished or interrupted.
 
     Raises:
-        Restart: a step did not fit into memory, or came to what cannot be computed the same each time, or not be compiled.
+        Restart: a step ran out of memory, or used a nondeterministic operation or a block that cannot be compiled.
     """
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
         trainer.staging.close()
     except Exception as error:
         try:
-            if trainer.metrics:  # of what fails for good too: what it logged last, and that it has cost something
+            if trainer.metrics:  # also if the run fails for good: record its last metrics and its cost
                 trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
                 write_usage(store, folder, trainer.meter.read(trainer.state))
             step = trainer.state.global_step + 1
@@ -209,25 +210,28 @@ def run_training(trainer: ObjectiveTrainer, course: RunState, store: Store, fold
                 raise restart from error
             raise
         finally:
-            # What happened is written down by now: the other processes wait for this one, and end it after minutes. An
-            # upload that is cut off would be on this machine alone until the next start.
+            # The error is recorded by now. The other processes wait for this one and would be ended after minutes. An upload
+            # that is cut off would leave the checkpoint on this machine only until the next start.
             finish_checkpoint_writes(trainer, course)
             wait_for_uploads(course, resumes_later=True)
 
 
 def finish_checkpoint_writes(trainer: ObjectiveTrainer, course: RunState) -> None:
-    """The newest checkpoint of a run that has failed: what keeps it from being one must not stand for that."""
+    """Finish writing the newest checkpoint of a failed run.
+
+    Errors are only logged, to keep the original error.
+    """
     for finish in (trainer.staging.close, course.checkpoints.wait_for_commit):
         try:
             finish()
         except Exception as problem:
-            log_line(f"the newest checkpoint is not whole: {type(problem).__name__}: {' '.join(str(problem).split())}")
+            log_line(f"the newest checkpoint is incomplete: {type(problem).__name__}: {' '.join(str(problem).split())}")
 
 
 def publish_run(
     job: Job, course: RunState, material: RunInputs, trainer: ObjectiveTrainer, ends: StopCallbacks, store: Store, work: Path
 ) -> Result:
-    """Publish the weights of a run that has ended. Raises Preempted or Restart of one that goes on later."""
+    """Publish the weights of a finished run. Raises Preempted or Restart if it will resume."""
     recipe = course.recipe
     usage = trainer.meter.read(trainer.state)
     ends_early = ends.signal.is_requested or ends.divergence.detected
@@ -242,7 +246,7 @@ def publish_run(
         write_unsent_metrics(
             store, result_folder(job), (build_unsent_point(point, course.repeated_steps) for point in unsent)
         )
-        log_line(f"{pluralize(len(unsent), 'metric point')} went with the result: the tracking server did not answer")
+        log_line(f"{pluralize(len(unsent), 'metric point')} stored with the result: the tracking server did not answer")
     trained = publish_weights(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(trainer.state).gpu_seconds})
     return Result(
@@ -261,16 +265,16 @@ def publish_run(
 
 
 def build_unsent_point(point: Point, repeated_steps: Sequence[RepeatedSteps]) -> UnsentPoint:
-    """A point as it goes with the result of a run that did those steps `anew`."""
+    """Convert a metric point; marks those of repeated steps."""
     until = last_repeat_time(repeated_steps, point.step)
     return UnsentPoint(**vars(point), anew=until is not None, since=None if until == UNKNOWN_TIME else until)
 
 
 def wait_for_uploads(course: RunState, *, resumes_later: bool) -> None:
-    """A run that `resumes_later` later needs its checkpoints here alone; that its newest is no place else is said, not its
-    end.
+    """Wait for uploads.
 
-    Whatever kept it from there: it must not stand for the error that the run ends with, and its next start tries again.
+    Errors are only logged if the run resumes later, which needs local checkpoints only. An upload error must not replace the
+    error that ended the run; the next start uploads again.
     """
     course.checkpoints.wait_for_commit()
     try:
@@ -284,7 +288,7 @@ def wait_for_uploads(course: RunState, *, resumes_later: bool) -> None:
 
 
 def describe_newest_checkpoint(checkpoints: CheckpointManager) -> str:
-    """What this machine has of the newest checkpoint: of what several save together, each has its part."""
+    """Name this machine's newest checkpoint, or its part of one that several machines save."""
     steps = checkpoints.local_steps()
     part = part_in_folder(checkpoints.folder / str(steps[0])) if steps else None
     return f"part {part.number} of {part.of} of the newest checkpoint" if part else "the newest checkpoint"
@@ -293,25 +297,25 @@ def describe_newest_checkpoint(checkpoints: CheckpointManager) -> str:
 def choose_weights(
     course: RunState, trainer: ObjectiveTrainer, ends: StopCallbacks, store: Store
 ) -> tuple[int, Path] | None:
-    """The checkpoint whose weights the run leaves; None: those that training ended with."""
+    """Return the checkpoint whose weights the run publishes; None for the final weights."""
     recipe, state = course.recipe, trainer.state
     if found := ends.divergence.detected:
         return roll_back(store, course.uri, recipe, course.checkpoints, trainer.samples, found, course.repeats)
     if ends.signal.is_requested and not is_finished(state, recipe):
         raise Preempted(describe_resume_point(course, state.global_step))
     if ends.repeat.reached and not is_finished(state, recipe):
-        raise Restart(f"after step {state.global_step} the run that is repeated took smaller micro-batches")
+        raise Restart(f"after step {state.global_step} the replayed run used smaller micro-batches")
     course.checkpoints.require_complete_parts()
     return course.checkpoints.best() if recipe.publish == "best" else None
 
 
 def describe_resume_point(course: RunState, step: int) -> str:
-    """In words, of a run that was stopped after `step`."""
+    """Describe where a run that stopped after `step` will resume."""
     known = [*course.checkpoints.local_steps(), course.resume[0] if course.resume else 0]
     newest = max(saved for saved in known if saved <= step)
     if step and newest == step:
         return f"checkpoint {step} holds everything"
-    return f"stopped after step {step}: on from {f'checkpoint {newest}' if newest else 'the beginning'}"
+    return f"stopped after step {step}: resumes from {f'checkpoint {newest}' if newest else 'the beginning'}"
 
 
 if __name__ == "__main__":

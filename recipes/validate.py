@@ -1,6 +1,6 @@
-"""The program validate: a dataset version's records against its contract, and their statistics (specification row B13).
+"""The program validate: check a dataset version's records against its contract, and compute statistics.
 
-The statistics become an artifact beside the version. Input `reference` is another version's: the two are compared by them.
+The statistics are an artifact of the version. The input `reference` is another version's, for measuring drift.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,10 @@ from recipes.validation.record_blocks import iterate_blocks
 
 
 def validate(job: Job, store: Store, work: Path) -> Result:
-    """Validate. Inputs: `dataset`, perhaps `reference`. Output: `statistics`. The facts are `ValidationFacts`."""
+    """Validate. Inputs: `dataset`, optionally `reference`. Output: `statistics`.
+
+    The facts are `ValidationFacts`.
+    """
     parameters = ValidateParameters.model_validate(job.parameters)
     source = job.inputs["dataset"]
     records = store.manifest(source).facts.get("num_records")
@@ -45,7 +48,7 @@ def validate(job: Job, store: Store, work: Path) -> Result:
 def validate_records(
     lines: Iterable[bytes], parameters: ValidateParameters, records: int, scratch: Path
 ) -> tuple[Statistics, Violations]:
-    """One pass over all records."""
+    """Check and describe all records in one pass."""
     description = StatisticsCollector(parameters.measures, records, scratch)
     if not parameters.contract.has_rules:
         for block in iterate_blocks(lines):

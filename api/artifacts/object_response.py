@@ -1,4 +1,4 @@
-"""An object of the store as an HTTP response: whole, or a range of it (RFC 9110, section 14)."""
+"""An object of the store as an HTTP response, with ranges (RFC 9110, section 14)."""
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse

@@ -88,7 +88,10 @@ def begin_call(scope: Scope, match: Match | None) -> Call:
 
 
 def begin_websocket(scope: Scope, route: str) -> Call:
-    """Of a handshake, which is on record where it is refused: together with its equals, because browsers try again."""
+    """Describe a websocket's handshake, which is recorded if it is refused.
+
+    Refusals are counted together, because browsers retry.
+    """
     client = scope["client"][0] if scope.get("client") else ""
     return Call("WEBSOCKET", route, client, time.perf_counter(), audit=Audit.NOTED)
 

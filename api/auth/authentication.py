@@ -1,6 +1,4 @@
-"""Authenticate requests: by a token of the sign-in server in a header or in the web UI's cookie, by a job's own token, or by
-the engine's.
-"""
+"""Authenticate requests by a token of the sign-in server, of a job or of the engine."""
 
 import hmac
 from typing import TYPE_CHECKING
@@ -52,7 +50,7 @@ ENGINE_CALLER = Caller(user_id="engine", organization=DEFAULT_ORGANIZATION, role
 
 
 def is_engine_token(authorization: str | None, token: SecretStr | None) -> bool:
-    """Whether a header has the token that the engine's replicas share. The comparison takes the same time for all others."""
+    """Whether a header has the token that the engine's replicas share (compared in constant time)."""
     scheme, _, given = (authorization or "").partition(" ")
     if token is None or scheme.lower() != "bearer":
         return False

@@ -1,7 +1,8 @@
 """Decide who reaches Dagster's UI at all: it shows what all organizations have.
 
-Where one organization works, its roles hold (`policy`). Where several do, nobody but administrators of the organization
-that runs the installation (`dagster.admin_organization`).
+Where one organization works, its roles hold (`policy`). Where several do, it is open only to administrators of the
+organization that runs the installation (`dagster.admin_organization`). There are several as soon as the metadata database
+has data of others, or `scheduler.namespace_per_organization` is set.
 """
 
 import time
@@ -27,6 +28,7 @@ class DagsterAccess:
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._admin_organization = settings.dagster.admin_organization
+        self._is_made_for_several = settings.scheduler.namespace_per_organization
 
         self._database = database
         self._cached: dict[str, tuple[bool, float]] = {}
@@ -37,7 +39,7 @@ class DagsterAccess:
             return
         if caller.job is not None:
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for Dagster's UI")
-        if await self._shares_installation(caller.organization):
+        if self._is_made_for_several or await self._shares_installation(caller.organization):
             message = (
                 "Dagster's UI shows the data of all organizations: with several, it is open to the role ml-admin of "
                 f"{self._admin_organization} only (setting dagster.admin_organization)"

@@ -1,4 +1,4 @@
-"""Read GraphQL requests: which operations a document holds, and which mutations it runs with which arguments."""
+"""Parse GraphQL requests into operations, mutations and their arguments."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class GraphQLRequest:
-    """A request that was read completely. `content` is all that Dagster gets to see of it."""
+    """A parsed request. `content` is all that Dagster receives of it."""
 
     query: str
     variables: Arguments
@@ -71,7 +71,7 @@ class GraphQLRequest:
 
     @property
     def mutations(self) -> tuple[Mutation, ...]:
-        """All mutations of all operations: which one `operationName` selects does not matter to who may send it."""
+        """All mutations of all operations, whichever `operationName` selects."""
         return tuple(mutation for operation in self.operations for mutation in list_mutations(operation, self.variables))
 
 
@@ -166,7 +166,10 @@ def list_mutations(operation: Operation, variables: Arguments) -> Iterator[Mutat
 
 
 def values_by_key(value: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Every value below one of these keys in nested JSON. Iterative, because clients choose the depth."""
+    """Yield every value below one of these keys in nested JSON.
+
+    Iterative, because clients choose the depth.
+    """
     waiting = [value]
     while waiting:
         current = waiting.pop()

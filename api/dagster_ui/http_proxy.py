@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -40,8 +39,8 @@ OWN_RESPONSE_HEADERS = frozenset(
 )
 """Headers of Dagster's responses that hold for its own connection, or that this server sets."""
 UNAVAILABLE = (
-    "Dagster's web server does not answer, and the tracking server works without it: an operator should look at the "
-    "deployment dagster-webserver, and at the setting dagster.url"
+    "Dagster's web server does not answer, and the tracking server works without it: an operator should check the "
+    "deployment dagster-webserver and the setting dagster.url"
 )
 RUNS_QUERY = """
 query DescribeRuns($ids: [String], $limit: Int) {
@@ -103,7 +102,11 @@ class DagsterServer:
             raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, UNAVAILABLE) from None
 
     async def read_json(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON of Dagster's response to a POST. Raises HanzoError: 503 if there is none."""
+        """Return status and JSON of Dagster's response to a POST.
+
+        Raises:
+            HanzoError: 503 if Dagster's web server does not answer.
+        """
         import httpx
 
         response = await self.send("POST", path, Headers(), body=body, plain=True)
@@ -117,7 +120,11 @@ class DagsterServer:
             await response.aclose()
 
     async def describe_runs(self, run_ids: Sequence[str]) -> Mapping[str, DagsterRun]:
-        """What Dagster knows of some of its runs. Raises HanzoError: 503, and 400 for too many."""
+        """Read assets and jobs of Dagster runs; unknown ids are left out.
+
+        Raises:
+            HanzoError: 503 if Dagster's web server does not answer, 400 for too many ids.
+        """
         if not run_ids:
             return {}
         if len(run_ids) > MAX_DESCRIBED_RUNS:
@@ -136,6 +143,8 @@ class DagsterServer:
             await self._http.aclose()
 
     def _client(self) -> "httpx.AsyncClient":
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
         import httpx
 
         if self._http is None:
@@ -150,7 +159,10 @@ class DagsterServer:
 
 
 class ForwardedResponse(StreamingResponse):
-    """A response of Dagster's, chunk by chunk as it comes. Its connection is closed also when the client goes away."""
+    """Stream a response of Dagster.
+
+    Its connection is closed also when the client disconnects.
+    """
 
     def __init__(self, response: "httpx.Response") -> None:
         super().__init__(response_chunks(response), response.status_code, response_headers(response))

@@ -48,7 +48,9 @@ class DagsterRun:
 
 
 def refusal(caller: Caller, request: GraphQLRequest, *, allows_mutations: bool = True) -> str | None:
-    """Why the caller may not send a request, as far as the request alone tells; None if he may.
+    """Return why the caller may not send a request; None if allowed.
+
+    Decides by the request alone; `run_refusal` by the runs that it names.
 
     Args:
         allows_mutations: false for requests by GET and over a websocket.
@@ -87,7 +89,7 @@ def mutation_refusal(caller: Caller, mutation: Mutation) -> str | None:
 def run_refusal(
     caller: Caller, request: GraphQLRequest, runs: Mapping[str, DagsterRun], users: Mapping[str, str]
 ) -> str | None:
-    """Why the caller may not end or repeat the Dagster runs that a request names; None if he may.
+    """Return why the caller may not end or repeat Dagster runs; None if allowed.
 
     Args:
         users: who submitted each job, by the job's id.
@@ -127,12 +129,14 @@ def run_tags(mutation: Mutation) -> Iterator[tuple[str, str]]:
 
 
 def asset_selections(mutation: Mutation) -> Iterator[list[str] | None]:
-    """The keys of the assets in each launch of a mutation; None for a launch that selects nothing."""
+    """Yield the asset keys of each launch; None for a launch without a selection."""
     for name in LAUNCH_ARGUMENTS:
         launches = mutation.arguments.get(name)
         for launch in launches if isinstance(launches, list) else [launches]:
             if isinstance(launch, dict):
-                yield selected_assets(launch)
+                # A backfill with a selector is one of a whole job, and Dagster may ignore its asset selection.
+                is_job_backfill = name == "backfillParams" and launch.get("selector") is not None
+                yield None if is_job_backfill else selected_assets(launch)
 
 
 def selected_assets(launch: Mapping[str, Any]) -> list[str] | None:
@@ -146,7 +150,7 @@ def selected_assets(launch: Mapping[str, Any]) -> list[str] | None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A GraphQL input of a list type, where one item may stand for a list of one."""
+    """Return a GraphQL list input as a list, also a single item."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

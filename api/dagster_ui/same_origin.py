@@ -1,4 +1,4 @@
-"""Tell requests of this server's own pages from those of other sites, which a browser sends with the same cookie."""
+"""Detect cross-site requests, which a browser sends with the cookie of this server's own pages."""
 
 from urllib.parse import urlsplit
 
@@ -8,7 +8,10 @@ DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether the request is certainly of a page of this server. Ports count: `SameSite` cookies ignore them."""
+    """Whether a page of this server certainly sent the request.
+
+    Ports are compared too: `SameSite` cookies ignore them.
+    """
     site = headers.get("sec-fetch-site")
     if site is not None:  # by the browser itself, which no page can change
         return site == "same-origin"

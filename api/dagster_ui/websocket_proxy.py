@@ -176,7 +176,9 @@ def decode(text: str) -> Mapping[str, Any]:
 
 
 def read_message(document: Mapping[str, Any], caller: Caller) -> tuple[str | None, dict[str, Any]]:
-    """Why a message is refused, else None; and what is forwarded. Credentials in it (`connection_init`) are not.
+    """Return why a message is refused, or None, and the message to forward.
+
+    Credentials in `connection_init` are not forwarded.
 
     Raises:
         UnexpectedMessage: it is of no known kind.
@@ -200,6 +202,6 @@ def read_message(document: Mapping[str, Any], caller: Caller) -> tuple[str | Non
 
 
 def error_message(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """The refusal of one operation, as both subprotocols have it: one takes an error, the other a list."""
+    """The refusal of one operation: one subprotocol has an error, the other a list."""
     error = {"message": problem}
     return {"type": "error", "id": document.get("id"), "payload": error if document.get("type") == "start" else [error]}

@@ -122,7 +122,10 @@ class AccessControl:
             await self._with_sign_in(self._authenticator, match, declared, scope, receive, send)
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Authenticate the handshake, with the web UI's cookie too if a page of this server opens the websocket."""
+        """Authenticate the handshake of a websocket.
+
+        The web UI's cookie is accepted from pages of this server.
+        """
         headers, authenticator, endpoint = Headers(scope=scope), self._authenticator, self._websockets.get(scope["path"])
         call = begin_websocket(scope, scope["path"] if endpoint is not None else "")
 
@@ -134,6 +137,8 @@ class AccessControl:
         scope.setdefault("state", {})["authenticate"] = authenticate
         try:
             call.caller = await authenticate()
+            if not call.caller.may(Permission.SERVER_READ):
+                raise forbidden(call.caller, Permission.SERVER_READ)
             if endpoint is None:
                 raise no_such_route("websocket", scope["path"])
             if is_from_browser(headers) and not is_same_origin(headers):
@@ -219,7 +224,11 @@ class AccessControl:
     async def _authorize_program(
         self, call: Call, authenticator: Authenticator | None, match: Match, headers: Headers, scope: Scope
     ) -> None:
-        """Let the pods of the program in that the path names, or raise: 401 for nobody, 403 for everybody else."""
+        """Admit the pods of the program in the path.
+
+        Raises:
+            HanzoError: 401 without a token, 403 for every other caller.
+        """
         grant = await self._programs.find(authorization_header(headers))
         if grant is None:
             if authenticator is None:

@@ -1,4 +1,4 @@
-"""The `hanzo-ml` command line. One module for each noun; all of them speak HTTP to the API, and none knows a database."""
+"""The `hanzo-ml` command line: one module per noun, all speaking HTTP to the API."""
 
 import sys
 
@@ -40,7 +40,7 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run a command. A refusal is one line on standard error and exit code 1."""
+    """Run a command. A refusal is one line on standard error, with exit code 1."""
     adapt_streams()
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -48,7 +48,7 @@ def main() -> None:
     except (Refused, InvalidToken) as refusal:
         errors.print(sanitize_text(f"error: {refusal}"), markup=False)
         sys.exit(EXIT_REFUSED)
-    except OSError as error:  # of a file that cannot be read, or a disk that is full
+    except OSError as error:  # a file that cannot be read, or a full disk
         errors.print(f"error: {error.filename or 'this machine'}: {error.strerror or error}", markup=False)
         sys.exit(EXIT_REFUSED)
     except httpx.ConnectError:

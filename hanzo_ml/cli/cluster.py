@@ -1,4 +1,4 @@
-"""`hanzo-ml cluster` and `hanzo-ml tenant`: prepare a Kubernetes cluster for jobs, and find what it lacks."""
+"""`hanzo-ml cluster` and `hanzo-ml tenant`: prepare a Kubernetes cluster for jobs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Prepare a Kubernetes cluster for j
 tenant = typer.Typer(no_args_is_help=True, help="Namespaces of organizations on a Kubernetes cluster.")
 
 TENANTS = "resources.compute.kubernetes.setup.tenants"
-Organization = Annotated[str, typer.Argument(help="Id of the organization, as it stands in tokens.")]
+Organization = Annotated[str, typer.Argument(help="Id of the organization, as tokens name it.")]
 Administrator = Annotated[
     Path | None,
     typer.Option(help="Administrator's kubeconfig; kubectl's own when unset."),
@@ -21,7 +21,7 @@ Administrator = Annotated[
 
 @app.command()
 def render() -> None:
-    """Print what a cluster needs for jobs, as YAML for `kubectl apply -f -`.
+    """Print the objects that a cluster needs for jobs, as YAML for `kubectl apply -f -`.
 
     Namespaces, roles and network policies, and queues with the quota that the
     settings say in `scheduler.capacity`. Nothing is applied.
@@ -39,7 +39,7 @@ def check(
         bool, typer.Option("--pods", help="Also start two pods of the default image that connect to each other.")
     ] = False,
 ) -> None:
-    """List what a cluster lacks for jobs, each with the command that mends it.
+    """List what a cluster lacks for jobs, each with the command that adds it.
 
     Exits with 1 where something is missing.
     """

@@ -1,4 +1,4 @@
-"""Collect the source files that a command job takes along."""
+"""Collect the source files that are sent with a command job."""
 
 import base64
 import codecs
@@ -21,22 +21,22 @@ from recipes.storage.folder_tree import FOLDER_MODE, default_code_mode, find_esc
 GENERATED_FOLDERS = {"__pycache__"}
 DEPENDENCY_FOLDERS = {"node_modules", "venv"}
 ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
-"""What lies in an environment of Python, whatever its folder is called."""
+"""Files that mark a Python environment under any folder name."""
 MAX_BINARY_SHARE = 0.3
-"""Of bytes that are no ASCII text, in a file that is not UTF-8: with more of them it is no text in another encoding."""
+"""Maximum share of non-ASCII bytes in a file that is not UTF-8, to count as text in another encoding."""
 TEXT_BYTES = frozenset((*range(0x20, 0x7F), *b"\b\t\n\v\f\r\x1b"))
 SAMPLE_BYTES = 1 << 16
-"""Read of a file to decide whether it is text."""
+"""Bytes read from a file to decide whether it is text."""
 MAX_LISTED = 20
-"""Of paths with the same reason."""
+"""Maximum number of paths listed per reason."""
 
 
 @dataclass
 class CodeSnapshot:
-    """What goes along, by paths relative to the folder, and what is left out, with the reason.
+    """What to send, by relative path, and what is left out, with the reason.
 
     Args:
-        entries: all of it but the folders on the way to it, for modes and times.
+        entries: `stat` of each of them, for modes and times; parent folders excluded.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class CodeSnapshot:
 
 
 def attach_code(config: Path, document: dict[str, Any]) -> None:
-    """Replace the key `code` of a job file by `files` and `source_tree`, with paths relative to the file itself."""
+    """Replace the key `code` of a job file with `files` and `source_tree`."""
     place = config.parent
     code = document.pop("code", None)
     if code is not None and not isinstance(code, str):
@@ -81,10 +81,10 @@ def describe_tree(snapshot: CodeSnapshot, texts: dict[str, str]) -> dict[str, An
 
 
 def read_code(place: Path, code: str) -> CodeSnapshot:
-    """All of a folder by paths in it, or the one file by its name.
+    """Read a folder, or one file.
 
     Raises:
-        Refused: there is none, or a link leaves the folder.
+        Refused: it does not exist, or a link leaves the folder.
     """
     source = place / code
     snapshot = CodeSnapshot()
@@ -100,7 +100,7 @@ def read_code(place: Path, code: str) -> CodeSnapshot:
 
 
 def read_named_files(place: Path, command: Any) -> CodeSnapshot:
-    """Files next to the job file that a word of the command names."""
+    """Read the files next to the job file that the command names."""
     snapshot = CodeSnapshot()
     words = [word for word in command if isinstance(word, str) and word] if isinstance(command, list) else []
     for word in words:
@@ -111,7 +111,7 @@ def read_named_files(place: Path, command: Any) -> CodeSnapshot:
 
 
 def replace_escaping_links(snapshot: CodeSnapshot, root: Path) -> None:
-    """Write links that lead inside by a way that only this machine's file system knows as they lead there at once."""
+    """Replace links that leave the folder and return to it with direct ones."""
     while (path := find_escaping_link(snapshot.links)) is not None:
         parent = (root / path).parent
         snapshot.links[path] = os.path.relpath(os.path.realpath(root / path), os.path.realpath(parent))
@@ -125,7 +125,7 @@ def add_named_file(snapshot: CodeSnapshot, path: str, file: Path) -> None:
 
 
 def add_folder(snapshot: CodeSnapshot, path: str, folder: Path, root: Path) -> None:
-    """Add what lies below a folder, whose own path is `path`, and the folder itself where nothing does.
+    """Add everything below the folder `path`, or the folder itself if it is empty.
 
     Raises:
         Refused: a link leaves `root`, or a file cannot be read.
@@ -149,7 +149,7 @@ def add_folder(snapshot: CodeSnapshot, path: str, folder: Path, root: Path) -> N
 
 
 def read_link(link: Path, root: Path) -> str:
-    """The text of a link, or where that leads out of `root` and back, one that does not."""
+    """The target of a link, rewritten if it leaves `root` and comes back."""
     text = os.readlink(link)  # noqa: PTH115 - a Path would write it otherwise
     place, real = Path(os.path.realpath(link.parent)), Path(os.path.realpath(link.parent / text))
     if not real.is_relative_to(root):
@@ -162,7 +162,7 @@ def read_link(link: Path, root: Path) -> str:
 
 
 def find_exclusion(entry: Path) -> str | None:
-    """Why an entry does not go along, None where it does."""
+    """Why an entry is left out; None if it is sent."""
     if entry.name.startswith("."):
         return "hidden"
     if entry.name in GENERATED_FOLDERS:
@@ -177,7 +177,7 @@ def find_exclusion(entry: Path) -> str | None:
 
 
 def is_binary_file(file: Path) -> bool:
-    """Whether a file is no text, in UTF-8 or in another encoding that extends ASCII, by how it begins."""
+    """Whether the beginning of a file is not text in an encoding that extends ASCII."""
     with readable(file), file.open("rb") as opened:
         data = opened.read(SAMPLE_BYTES)
     try:
@@ -189,7 +189,7 @@ def is_binary_file(file: Path) -> bool:
 
 
 def read_source(file: Path) -> bytes:
-    """Raises Refused for a file that is too large for a request, or cannot be read."""
+    """Read a file. Raises Refused if it is unreadable or too large for a request."""
     with readable(file):
         if (size := file.stat().st_size) > MAX_CODE_BYTES:
             raise Refused(
@@ -207,7 +207,10 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def read_text(path: str, data: bytes) -> str | None:
-    """The text of a file for `files`, with its line ends. None where it is no UTF-8, or its name is reserved there."""
+    """The text of a file for `files`, line ends kept.
+
+    None if it is not UTF-8 or its name is reserved.
+    """
     try:
         return data.decode() if path != MANIFEST_FILE else None
     except UnicodeDecodeError:
@@ -215,7 +218,7 @@ def read_text(path: str, data: bytes) -> str | None:
 
 
 def report_left_out(code: str, left_out: dict[str, str]) -> None:
-    """Print what does not go along, to stderr."""
+    """Print what is left out to stderr."""
     if left_out:
         for line in left_out_lines(code, left_out):
             print(sanitize_text(line), file=sys.stderr)
@@ -230,7 +233,7 @@ def left_out_lines(code: str, left_out: dict[str, str]) -> Iterator[str]:
 
 
 def read_git_commit(folder: Path) -> str:
-    """The commit of the checkout that a folder lies in; empty where it lies in none."""
+    """The commit of the Git checkout around a folder; empty if there is none."""
     try:
         done = subprocess.run(["git", "-C", folder, "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True)
     except FileNotFoundError:

@@ -12,11 +12,11 @@ from typing import Any
 from hanzo_ml.cli.connection import Refused
 from recipes.contracts.yaml_reader import find_line, find_named_key
 
-# What YAML knows and JSON does not: a date, infinity.
+# Values that YAML has and JSON does not: dates, infinity.
 
 
 def check_json(document: Mapping[str, Any], file: Path | None) -> None:
-    """Raises Refused where a value cannot be sent: with its key, its line where there is a file, and what to do."""
+    """Raises Refused for a value that JSON cannot represent, naming file, line, key and remedy."""
     for key, value in document.items():
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -30,7 +30,7 @@ def check_json(document: Mapping[str, Any], file: Path | None) -> None:
 
 
 def find_invalid_values(value: Any, where: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The values below a place that are no JSON, each with its own place and what to do about it."""
+    """Find values that JSON cannot represent, each with its path and a remedy."""
     if isinstance(value, date):
         yield where, "is read by YAML as a date, which JSON does not have: put it in quotes"
     elif isinstance(value, float) and not math.isfinite(value):
@@ -44,10 +44,10 @@ def find_invalid_values(value: Any, where: tuple[str | int, ...]) -> Iterator[tu
 
 
 SECTIONS = ("parameters", "base_config", "search_space")
-"""Mappings of a file whose keys a refusal may name without them."""
+"""Sections whose keys a refusal may name without the section."""
 RECIPE_PROBLEM = re.compile(r"^recipe '[^']*'")
 MLFLOW_SUFFIX = " See the API docs for more information about request parameters."
-"""What every error of MLflow's API ends with; who has written a file has none."""
+"""End of every error of MLflow's API, meaningless to the author of a file."""
 MISSING_VALUE = re.compile(r"Missing value for required parameter '([^']+)'\.?")
 NOT_A_STRING = re.compile(r"Input should be a valid string\. Hint: Value was of type '(?:int|float|bool)'\.")
 QUOTED_KEY = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
@@ -55,10 +55,12 @@ QUOTED_KEY = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 @contextmanager
 def locate_refusal(document: Mapping[str, Any], file: Path | None) -> Iterator[None]:
-    """Around a call with what stands in `file`; in none, where other options have changed it.
+    """Add file and line to refusals of a call that sends the document of `file`.
+
+    `file` is None if other options have changed the document.
 
     Raises:
-        Refused: as the API says it, after the file and the line of the key that it names, where the file has that.
+        Refused: the message of the API, after the file and the line of the key that it names.
     """
     try:
         yield
@@ -76,19 +78,19 @@ def locate_refusal(document: Mapping[str, Any], file: Path | None) -> Iterator[N
 
 
 def rephrase_problem(problem: str) -> str:
-    """A refusal of the API as one of a file: with what to do, and without what is said to programs."""
+    """Rephrase a refusal of the API for the author of a file."""
     message = NOT_A_STRING.sub("it must be a text: put it in quotes", problem.removesuffix(MLFLOW_SUFFIX))
     return MISSING_VALUE.sub(r"'\1' is missing or empty: give it a value", message)
 
 
 def find_key(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key in the document that a refusal is about: one that it quotes, else the first that it names; empty: none."""
+    """Path of the key that a refusal quotes, else names first; empty if none."""
     for name in QUOTED_KEY.findall(problem):
         parts = tuple(name.split("."))
         for section, keys in iterate_sections(document):
             if parts[0] in keys:
                 return (*section, *parts)
-    # What is wrong with a recipe begins with its name, and is what a section changes of it, if any does.
+    # A problem of a recipe begins with the recipe's name: search the keys that a section changes first.
     for words in (RECIPE_PROBLEM.sub("", problem), problem):
         for section, keys in iterate_sections(document):
             if place := find_named_key(words, keys):

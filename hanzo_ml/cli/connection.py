@@ -17,11 +17,11 @@ TIMEOUT_SECONDS = 600.0
 
 
 class Refused(Exception):
-    """The server or the command line says no; the message says what to do."""
+    """The server or the command line refuses the command; the message says what to do."""
 
 
 def tracking_uri() -> str:
-    """`HANZO_ML_TRACKING_URI`, else the embedded stack's address. Raises Refused when it is none."""
+    """`HANZO_ML_TRACKING_URI`, else the embedded stack's address. Raises Refused if it is not a valid URL."""
     port = os.environ.get("HANZO_ML_SERVER_PORT")
     default = f"http://127.0.0.1:{port}" if port else DEFAULT_URI
     uri = os.environ.get("HANZO_ML_TRACKING_URI", default).rstrip("/")
@@ -37,7 +37,11 @@ def tracking_uri() -> str:
 
 
 def build_url(path: str) -> str:
-    """The whole address. Raises Refused where an id in it is empty: another route would answer, as if nobody listened."""
+    """The whole URL.
+
+    Raises:
+        Refused: an id in it is empty, so that another route would answer.
+    """
     if path.endswith("/") or "//" in path:
         raise Refused("the id or name is empty: use one that `list` shows")
     return tracking_uri() + path
@@ -50,7 +54,7 @@ def call(method: str, path: str, **options: Any) -> Any:
         Refused: the API answered with an error, or an id in the path is empty.
     """
     url, headers = build_url(path), authorization_header() | options.pop("headers", {})
-    # To verify is to read every root certificate first, 33 ms of processor time at each call; a plain address has none.
+    # Loading root certificates for verification costs 33 ms of CPU time per call, and plain HTTP needs none.
     options = {"timeout": TIMEOUT_SECONDS, "verify": url.startswith("https:"), **options}
     answer = httpx.request(method, url, trust_env=False, headers=headers, **options)
     if answer.is_error:
@@ -64,7 +68,7 @@ def call(method: str, path: str, **options: Any) -> Any:
 
 
 def iterate_pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Everything that a listing has under `key`, page after page. Raises Refused as `call` does."""
+    """All entries of a listing under `key`, page by page. Raises Refused as `call` does."""
     following: dict[str, Any] = {}
     while True:
         page = call("GET", path, params={**params, **following})
@@ -75,7 +79,10 @@ def iterate_pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[di
 
 
 def stream_lines(path: str, **options: Any) -> Iterator[str]:
-    """The lines of a server-sent event stream: a form feed, or a line separator of Unicode, ends none of them."""
+    """The lines of a server-sent event stream, split at newlines only.
+
+    Form feeds and Unicode line separators are part of a line.
+    """
     url, headers = build_url(path), authorization_header()
     with httpx.stream("GET", url, timeout=None, trust_env=False, headers=headers, **options) as answer:
         if answer.is_error:
@@ -95,7 +102,7 @@ def error_message(answer: httpx.Response) -> str:
 
 
 MAX_ATTEMPTS = 8
-"""With the pauses between them, a server that is started anew is waited for."""
+"""Enough, with the pauses between attempts, to wait for a server that restarts."""
 CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout)
 
 KeyOption = Annotated[
@@ -105,10 +112,10 @@ KeyOption = Annotated[
 
 
 def start_once(path: str, key: str | None, **options: Any) -> Any:
-    """The answer to a POST that starts work, by the user's own key or a new one.
+    """Send a POST that starts work, retried with one idempotency key.
 
     Raises:
-        Refused: as `call` does; or no answer came, and what was asked for may have been started: the message has its key.
+        Refused: as `call` does; or no answer came although the work may have started: the message names the key.
     """
     if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
         raise Refused(f"--key {key!r} is not a valid key: use letters and digits")

@@ -68,7 +68,10 @@ def create(
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a version from the files at --path or the rows of --sql. Equal content never makes a second version."""
+    """Create a version from the files at --path or the rows of --sql.
+
+    Equal content never makes a second version.
+    """
     if (path is None) == (sql is None) or (sql is None) != (database is None):
         raise Refused("no source: use --path, or --sql together with --database")
     if sql is not None and format is not None:
@@ -102,7 +105,7 @@ def create(
 
 
 def describe_ignored_fields(version: dict[str, Any], ignored: dict[str, Any]) -> str:
-    """What a version that was there already does not say of what was said here, and how it would."""
+    """Describe what an existing version did not adopt, and how to set it."""
     reference = f"{version['name']}@{version['version']}"
     what = [f"{field} {ignored[field] if field == 'format' else ', '.join(ignored[field])}" for field in ignored]
     how = []
@@ -119,7 +122,10 @@ def list_versions(
     tag: Annotated[list[str] | None, typer.Option(help="Only versions with this tag; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List versions, newest last. `dataset check NAME@VERSION` shows why one is blocked, or what its problem is."""
+    """List versions, newest last.
+
+    `dataset check NAME@VERSION` shows why one is blocked, or what its problem is.
+    """
     found = list(iterate_versions(name, tag or ()))
     if as_json:
         print_json(found)
@@ -159,8 +165,8 @@ def preview(
 
 @app.command()
 def diff(
-    old: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
-    new: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
+    old: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version to compare with.")],
+    new: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version that is compared.")],
     key: Annotated[str | None, typer.Option(help="Column that identifies a record in both versions.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -220,7 +226,7 @@ def download(
     rejected: Rejected = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print addresses from which anybody can download a version for one hour."""
+    """Print signed addresses from which a version can be downloaded for one hour."""
     found = download_links(find_version(reference), choose_content(records, split, rejected))
     if as_json:
         print_json(found)
@@ -273,7 +279,7 @@ def delete(
 
 
 def choose_content(records: bool, split: str | None, rejected: bool) -> str:
-    """What of a version is fetched, in the API's words."""
+    """Which content of a version to fetch, as the API names it."""
     wanted = [word for word, asked in (("records", records), (split, split), ("rejected", rejected)) if asked and word]
     if len(wanted) > 1:
         raise Refused("--records, --split and --rejected exclude each other: use one of them")

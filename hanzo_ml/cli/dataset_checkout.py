@@ -14,8 +14,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
 CONCURRENT_PARTS = 8
-"""Parts that are fetched together: with their size, which is a few megabytes where there is more than one, the memory of a
-checkout."""
+"""Parts downloaded at a time. Times the part size, a few megabytes, this is the memory of a checkout."""
 BLOCK_BYTES = 1 << 20
 MAX_TRIES = 3
 TIMEOUT_SECONDS = 120.0
@@ -23,11 +22,11 @@ IDENTITY_HEADERS = {"Accept-Encoding": "identity"}
 
 
 class CheckoutError(Exception):
-    """What came is not what the version's manifest says; the message is one line."""
+    """A downloaded file does not match the version's manifest; the message is one line."""
 
 
 class UrlExpired(Exception):
-    """The addresses do not hold any more."""
+    """The signed addresses have expired."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file whose bytes are those of its parts, one behind the other."""
+    """A file, as the concatenation of its parts."""
 
     path: str
     sha256: str
@@ -55,14 +54,14 @@ class RemoteFile:
 def checkout_files(
     links: Callable[[], Sequence[RemoteFile]], to: Path, mark: str, progress: Callable[[int], None] = lambda size: None
 ) -> int:
-    """Make the folder `to` of a version's files. Returns how many bytes it has.
+    """Download a version's files into the folder `to`. Returns its size in bytes.
 
     Args:
-        links: asks for the files with addresses that hold; asked again when they have expired.
-        mark: tells the unfinished folder of one version from that of another.
+        links: returns the files with fresh signed addresses; called again after they expire.
+        mark: distinguishes the partial folders of different versions.
 
     Raises:
-        CheckoutError: bytes are not the recorded ones, or the folder is there already.
+        CheckoutError: bytes do not match the manifest, or the folder is not empty.
     """
     with lock_folder(to):
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
@@ -85,23 +84,25 @@ def sibling_path(to: Path, ending: str) -> Path:
 
 @contextmanager
 def lock_folder(to: Path) -> Iterator[None]:
-    """Nobody else makes the folder `to` meanwhile: two that write one file leave holes in what both have verified.
+    """Lock the folder `to`.
+
+    Two checkouts into one file would leave holes in what both have verified.
 
     Raises:
-        CheckoutError: somebody does.
+        CheckoutError: another checkout holds the lock.
     """
-    from fcntl import LOCK_EX, LOCK_NB, flock  # which Windows has not: the other commands need none of it
+    from fcntl import LOCK_EX, LOCK_NB, flock  # missing on Windows, where the other commands work
 
     path = sibling_path(to, "lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:  # a file stands where the folder would: said as every other command says it
+    except FileExistsError:  # a file is in the way: report it like every other command
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
     with path.open("w", encoding="utf-8") as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
             is_ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
-        except (BlockingIOError, FileNotFoundError):  # or whoever had it has ended in this moment, and removed it
+        except (BlockingIOError, FileNotFoundError):  # or its owner has just ended and removed it
             is_ours = False
         if not is_ours:
             raise CheckoutError(
@@ -116,11 +117,14 @@ def lock_folder(to: Path) -> Iterator[None]:
 def download_all(
     links: Callable[[], Sequence[RemoteFile]], folder: Path, progress: Callable[[int], None]
 ) -> Sequence[RemoteFile]:
-    """However often addresses expire: only those that brought nothing are asked for no more than a few times."""
+    """Download all files.
+
+    Expired addresses are renewed without limit as long as each brings some bytes.
+    """
     failures = 0
     while failures < MAX_TRIES:
         files, had_bytes = links(), folder_bytes(folder)
-        # One for all of them: to open one takes 30 ms, in which it reads root certificates that a plain address has not.
+        # One client for all files: opening one loads root certificates, 30 ms, which plain HTTP does not need.
         is_secure = any(part.url.startswith("https:") for file in files for part in file.parts)
         try:
             with httpx.Client(
@@ -129,7 +133,7 @@ def download_all(
                 for file in files:
                     download_file(client, file, folder / checked_path(file.path), progress)
             return files
-        except UrlExpired:  # it took longer than the addresses hold: what is there is kept
+        except UrlExpired:  # keep what was downloaded before the addresses expired
             failures = 0 if folder_bytes(folder) > had_bytes else failures + 1
     raise CheckoutError("the signed addresses of the files are refused: check the clocks of this machine and of the server")
 
@@ -139,7 +143,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def download_file(client: httpx.Client, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
-    """Fetch what `target` has not got yet."""
+    """Download the bytes that `target` lacks."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if len(file.parts) == 1:
         download_single_part(client, file, target, progress)
@@ -148,7 +152,7 @@ def download_file(client: httpx.Client, file: RemoteFile, target: Path, progress
 
 
 def download_single_part(client: httpx.Client, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
-    """Go on with a file of one part, of any size, behind the last byte that is there; from the first where one is wrong."""
+    """Resume a file of one part; restart it if the digest is wrong."""
     had_bytes = target.stat().st_size if target.exists() else 0
     digest = hashlib.sha256()
     with target.open("r+b" if had_bytes else "w+b") as out:
@@ -168,7 +172,7 @@ def download_single_part(client: httpx.Client, file: RemoteFile, target: Path, p
 
 
 def download_parts(client: httpx.Client, file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
-    """Go on with a file of small parts behind the last one that is there and right, several of them at a time."""
+    """Resume a file after its last correct part, several parts at a time."""
     digest = hashlib.sha256()
     with target.open("r+b" if target.exists() else "w+b") as out:
         done = 0
@@ -202,7 +206,7 @@ def download_concurrently(client: httpx.Client, parts: Sequence[FilePart]) -> It
 
 
 def stream_part(client: httpx.Client, part: FilePart, start: int) -> Iterator[bytes]:
-    """The bytes of a part from `start` on, which is asked for again from where it breaks off."""
+    """Stream a part from byte `start` on, resuming where the connection breaks."""
     tries = 0
     while start < part.size:
         before = start
@@ -226,7 +230,7 @@ def stream_part(client: httpx.Client, part: FilePart, start: int) -> Iterator[by
 
 
 def broken_part_error(part: FilePart, found: str) -> CheckoutError:
-    return CheckoutError(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` tells what is broken")
+    return CheckoutError(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` shows what is broken")
 
 
 def download_verified(client: httpx.Client, part: FilePart) -> bytes:
@@ -245,7 +249,7 @@ def download_verified(client: httpx.Client, part: FilePart) -> bytes:
 
 
 def checked_path(path: str) -> PurePosixPath:
-    """A name of the server as one below the folder. Raises CheckoutError on one that could lie elsewhere."""
+    """A relative path from the server. Raises CheckoutError if it leaves the folder."""
     relative = PurePosixPath(path)
     if not relative.name or relative.is_absolute() or ".." in relative.parts:
         raise CheckoutError(f"the server names a file {path!r}, which could lie anywhere")

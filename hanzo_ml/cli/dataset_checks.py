@@ -23,7 +23,10 @@ def check(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the version was checked.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the checks of a version. Exits with 1 if one blocks it, or if it could not be checked or split."""
+    """Show the checks of a version.
+
+    Exits with 1 if one blocks it, or if it could not be checked or split.
+    """
     path = f"/v1/datasets/{find_version(reference)['id']}/checks"
     before = read_attempt_times(call("GET", path)) if again else (None, None)
     if again:

@@ -15,7 +15,7 @@ from hanzo_ml.cli.job_polling import wait_for_end
 from hanzo_ml.cli.output import JsonOption, print_json
 from recipes.contracts.quantities import pluralize
 
-# `hanzo-ml dataset features`: the numbers that a version's records have, of a key or of rows of one's own.
+# `hanzo-ml dataset features`: features of a key, or of new rows.
 
 
 def features(
@@ -41,7 +41,7 @@ def features(
 
 
 def read_rows(path: Path) -> list[Any]:
-    """Raises Refused for a line that is no JSON."""
+    """Raises Refused for a line that is not JSON."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         try:
@@ -80,7 +80,7 @@ def prepare(
 
 
 def describe_result(job: dict[str, Any]) -> str:
-    """The version that a job made, in words; of content that was there before it made none."""
+    """Describe the version that a job made; it makes none if the content existed before."""
     name, digest = job["config"]["name"], job["artifacts"]["dataset"]["digest"]
     for version in iterate_versions(name):
         if version["artifact"]["digest"] == digest:

@@ -13,7 +13,10 @@ Reference = Annotated[
 
 
 def find_version(reference: str) -> dict[str, Any]:
-    """The version that is meant. Half a reference, as of a variable that is not set, is none: it might be deleted."""
+    """Find a version by NAME or NAME@VERSION.
+
+    An incomplete reference, as from an unset shell variable, is refused: the command may be a deletion.
+    """
     name, at, number = reference.partition("@")
     if not name or (at and not number.isdecimal()):
         raise Refused(f"'{reference}' is not a dataset: write NAME or NAME@VERSION, such as {name or 'my-data'}@1")
@@ -24,6 +27,6 @@ def find_version(reference: str) -> dict[str, Any]:
 
 
 def iterate_versions(name: str | None, tags: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """All versions of a name, or of all names, that have the tags; newest last."""
+    """All versions of a dataset, or of all datasets, that have the tags; newest last."""
     params: dict[str, Any] = {"tags": list(tags)} | ({"name": name} if name else {})
     return iterate_pages("/v1/datasets", "datasets", params)

@@ -19,11 +19,15 @@ from hanzo_ml.cli.connection import Refused, call
 from recipes.contracts.dataset_formats import ENDINGS, MixedSplits, detect_formats, is_hidden, select_files, walk_files
 from recipes.records.sql_query import BadQuery, iterate_query_lines
 
-# `--since`: a topic's address that goes on where a version's messages ended.
+# `--since`: continue a topic where a version's messages ended.
 
 
 def continue_topic(address: str, version: Mapping[str, Any]) -> str:
-    """The address, from behind the messages of a version on. Raises Refused where that is not of the same topic."""
+    """The topic's address from the end of a version on.
+
+    Raises:
+        Refused: the version is of another topic.
+    """
     parts = urlsplit(address)
     if parts.scheme != "kafka" or "from" in parse_qs(parts.query):
         raise Refused("--since needs --path kafka://BROKER/TOPIC without from=: it sets where the messages begin")
@@ -40,15 +44,15 @@ def continue_topic(address: str, version: Mapping[str, Any]) -> str:
 # server.
 
 SOURCE_PREFIXES = ("s3://", "file://", "kafka://")
-"""How those begin that the server fetches."""
+"""Schemes of sources that the server fetches."""
 UPLOAD_TIMEOUT = httpx.Timeout(30.0, read=None, write=600.0)
-"""How long the server may take to check what it got: as long as that takes."""
+"""No read timeout: the server answers after it has checked all records."""
 DATASETS_ROUTE = "/v1/datasets"
 ReportProgress = Callable[[int], None]
 
 
 class ProgressFile(io.RawIOBase):
-    """A file that tells how much of it was read, and is open only while it is: a process may not have thousands open."""
+    """A file that reports progress and is open only while it is read."""
 
     def __init__(self, path: Path, report: ReportProgress) -> None:
         self._path = path
@@ -73,7 +77,7 @@ class ProgressFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """What is sent before a file is its length, which whoever sends it finds so."""
+        """Support the seek by which the HTTP library finds the file's length."""
         self._close_file()
         self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         return self._position
@@ -128,7 +132,7 @@ def send_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
 
 
 def request_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
-    """Have the server ask a database that its settings name."""
+    """Have the server query a database that its settings name."""
     return call("POST", DATASETS_ROUTE, data={**fields, "sql": statement, "database": database}, timeout=UPLOAD_TIMEOUT)
 
 
@@ -138,9 +142,9 @@ def send_address(address: str, fields: dict[str, Any]) -> Any:
 
 
 def detect_format(path: str) -> str:
-    """The format that the files' endings say, for whoever gives none: JSON lines where they say nothing.
+    """Detect the format from file names; JSON lines if they say nothing.
 
-    Text is taken where it is asked for: anything can be read as that, JSON lines in a `.txt` too.
+    Text is never detected, because anything can be read as text, also JSON lines in a `.txt`.
     """
     if path.startswith("kafka://"):  # the name of a topic may end as anything
         return "jsonl"
@@ -181,7 +185,7 @@ def list_local_files(path: Path, format: str, name: str = "NAME") -> tuple[Seque
 
 
 def parse_metadata(pairs: Sequence[str]) -> str:
-    """`key=value` pairs as a JSON object; a value that is JSON is taken as that."""
+    """`key=value` pairs as a JSON object; a value that is valid JSON is parsed."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -196,7 +200,7 @@ def parse_metadata(pairs: Sequence[str]) -> str:
 
 @contextmanager
 def show_progress(what: str, total: int | None) -> Iterator[ReportProgress]:
-    """One line on the terminal, gone when it is over; nothing where nobody looks."""
+    """Show a transient progress bar on a terminal; nothing elsewhere."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(what, total=total)

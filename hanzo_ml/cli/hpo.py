@@ -19,8 +19,7 @@ from hanzo_ml.cli.job import format_time, read_config
 from hanzo_ml.cli.output import JsonOption, print_json, print_table, sanitize_text
 from recipes.contracts.quantities import pluralize
 
-# A sweep as a study of Optuna's own, for its dashboard, its plots and its importances. Optuna is imported when it is
-# asked for: a training script has none.
+# Export of a sweep as an Optuna study. Optuna is imported on demand, because the client package does not install it.
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 HISTORY_PATH = "/api/2.0/mlflow/metrics/get-history"
 MAX_DOUBLE = 1.7976931348623157e308
-"""What the server says for an infinity, as MLflow does."""
+"""How the server encodes infinity, as MLflow does."""
 TRIAL_ATTRIBUTES = ("run_id", "status", "reason", "generation", "member", "start_from")
-"""What Optuna has no word for: attributes of each trial."""
+"""Values without a field in Optuna, stored as user attributes of each trial."""
 
 
 def export_study(sweep: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], storage: str) -> "Study":
-    """Write a study of the sweep as it stands into a database. One of the same sweep that is there already is replaced.
+    """Write the sweep as a study into a database, replacing an earlier export.
 
     Args:
         storage: an address as SQLAlchemy has them, `sqlite:///study.db`, or the path of a SQLite file.
@@ -69,7 +68,7 @@ def export_study(sweep: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], 
 
 
 def read_evaluations(run_id: str, metric: str) -> dict[int, float]:
-    """The objective by step; of a step that was logged twice the later value."""
+    """The objective by step; the later value of a step that was logged twice."""
     points = iterate_pages(HISTORY_PATH, "metrics", {"run_id": run_id, "metric_key": metric})
     values = {int(point["step"]): float(point["value"]) for point in points}
     return {step: math.copysign(math.inf, value) if abs(value) >= MAX_DOUBLE else value for step, value in values.items()}
@@ -78,8 +77,9 @@ def read_evaluations(run_id: str, metric: str) -> dict[int, float]:
 def make_trial(
     trial: Mapping[str, Any], distributions: Mapping[str, "BaseDistribution"], values_by_step: Mapping[int, float]
 ) -> "FrozenTrial":
-    """A trial in Optuna's words, which has one for all that failed or was cancelled, and one for all that has not ended. Of
-    one that was stopped early, what it logged until its processes were gone is left out.
+    """Convert a trial. Failed and cancelled trials become FAIL, trials that have not ended RUNNING.
+
+    What a trial logged after its early stop is left out.
     """
     from optuna.trial import FrozenTrial, TrialState
 
@@ -105,12 +105,12 @@ def make_trial(
 
 
 def to_local_time(milliseconds: int) -> datetime:
-    """As Optuna has times: this machine's, without a zone."""
+    """Local time without a zone, as Optuna stores it."""
     return datetime.fromtimestamp(milliseconds / 1000)
 
 
 def to_category(value: Any) -> Any:
-    """A hyperparameter in Optuna's words, which has none for a list: that is JSON."""
+    """A value that Optuna can store; it has no lists, so those become JSON."""
     return json.dumps(value) if isinstance(value, list) else value
 
 
@@ -124,7 +124,7 @@ def make_distribution(dimension: Mapping[str, Any]) -> "BaseDistribution":
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 EXPLAINED_STATUSES = ("failed", "queued", "running")
-"""Trials that failed, or wait for something: a sweep whose store is away seems to do nothing."""
+"""Statuses whose reason is shown, so that a sweep that waits for its store says so."""
 ID_PATTERN = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
 SweepId = Annotated[str, typer.Argument(help="Id of the sweep, as `hpo list` shows it.")]
 SWEEP_FILE_HELP = "Sweep file (YAML) with experiment, base_config, search_space, strategy, objective."
@@ -174,15 +174,16 @@ def results(
 
 
 def describe_sweep(sweep: dict[str, Any]) -> str:
-    """How many trials have come how far, and why it ended."""
+    """Count trials by status, and say why the sweep ended."""
     counts = ", ".join(f"{count} {status}" for status, count in sorted(sweep["trials"].items()))
     line = f"{sweep['id']} {sweep['status']}: {counts or 'no trial'} of {sweep['max_trials']} by {sweep['strategy']}"
     return f"{line}: {sweep['reason']}" if sweep["reason"] else line
 
 
 def summarize_reasons(trials: list[dict[str, Any]]) -> list[str]:
-    """Why trials failed, or wait, what most of them say first. Of those whose words differ by the ids of their runs alone,
-    the newest says it for all.
+    """Reasons why trials failed or wait, most frequent first.
+
+    Reasons that differ only in run ids are counted as one.
     """
     by_reason: dict[tuple[str, str], list[str]] = {}
     for trial in trials:
@@ -193,13 +194,13 @@ def summarize_reasons(trials: list[dict[str, Any]]) -> list[str]:
 
 
 def rank_trials(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:
-    """The trials whose value counts, the best first."""
+    """Completed and pruned trials with a value, best first."""
     valued = [trial for trial in trials if trial["value"] is not None and trial["status"] in ("completed", "pruned")]
     return sorted(valued, key=lambda trial: trial["value"], reverse=direction == "maximize")
 
 
 def format_value(value: Any) -> str:
-    """As YAML has it in one line, which is how it was written."""
+    """Format a value as one line of YAML."""
     if isinstance(value, list):
         return f"[{', '.join(map(format_number, value))}]"
     return "null" if value is None else format_number(value)

@@ -76,7 +76,7 @@ def submit(
 
 
 def check_on_server(document: dict[str, Any]) -> str:
-    """A line for people: whether the server has checked the job as it checks one that is submitted.
+    """One line that says whether the server has checked the job.
 
     Raises:
         Refused: the server would refuse it.
@@ -92,7 +92,10 @@ def check_on_server(document: dict[str, Any]) -> str:
 
 
 def build_document(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
-    """The body of `POST /v1/jobs` from the options of a command. Raises Refused where it is none."""
+    """Build the body of `POST /v1/jobs`.
+
+    Raises Refused if the options do not describe a job.
+    """
     document = read_config(config) if config else {}
     if config and "command" in document:
         return build_command_document(config, document, model, set_)
@@ -114,7 +117,7 @@ def build_document(config: Path | None, model: str | None, set_: list[str] | Non
 def build_command_document(
     config: Path, document: dict[str, Any], model: str | None, set_: list[str] | None
 ) -> dict[str, Any]:
-    """The body for a file with a command, whose source files it takes along."""
+    """Build the body for a job file with a command, source files included."""
     if model or set_:
         raise Refused(f"{config} has a `command:`, which accepts neither --model nor --set: put arguments into the command")
     attach_code(config, document)
@@ -123,7 +126,7 @@ def build_command_document(
 
 
 def set_keep_failed(document: dict[str, Any]) -> None:
-    """Have the pods of a failed job stay, beside what its section `pod:` says."""
+    """Set `pod.keep_failed`, keeping the other keys of `pod:`."""
     pod = document.get("pod") or {}
     if not isinstance(pod, dict):
         raise Refused("`pod:` must be a mapping, such as {keep_failed: true}")
@@ -131,7 +134,7 @@ def set_keep_failed(document: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML file of one mapping. Raises Refused where it is none."""
+    """Read a YAML file that holds one mapping. Raises Refused otherwise."""
     if path.is_dir():
         raise Refused(f"{path} is a folder: use a file in it")
     if not path.is_file():
@@ -224,17 +227,20 @@ def resume(
 
 
 def format_time(milliseconds: int) -> str:
-    """A point in time where the user is: as the logs of jobs and both web UIs tell it."""
+    """A point in time in the user's time zone, as in job logs."""
     return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
-# `hanzo-ml job estimate`: what a job would need, before it is launched.
+# `hanzo-ml job estimate`
 
 GIB = 1024**3
 
 
 def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: JsonOption = False) -> None:
-    """Estimate tokens, steps, memory, hours and dollars of a job. Refuses a job that cannot fit its memory."""
+    """Estimate tokens, steps, memory, hours and dollars of a job.
+
+    Refuses a job that cannot fit its memory.
+    """
     document = build_document(config, model, set_)
     with locate_refusal(document, None if model or set_ else config):
         found = call("POST", "/v1/jobs/estimate", json=document)
@@ -266,7 +272,10 @@ def describe_dataset(found: dict[str, Any]) -> str:
 
 
 def describe_scaling(found: dict[str, Any]) -> str:
-    """Beside what training from nothing would need: fine-tuning needs less, and nobody has a rule for it."""
+    """Tokens per parameter, with the compute-optimal number for training from scratch.
+
+    There is no such rule for fine-tuning.
+    """
     if found["tokens_per_parameter"] is None:
         return "not known"
     which = "parameter" if found["method"] == "full" else "trained parameter"
@@ -287,7 +296,7 @@ def format_range(found: dict[str, float] | None, words: Any) -> str:
 
 
 def format_hours(value: float) -> str:
-    """In the unit that people would say it in."""
+    """Format a duration in seconds, minutes, hours or days."""
     if value < 2 / 60:
         return f"{value * 3600:.0f} s"
     if value < 2:

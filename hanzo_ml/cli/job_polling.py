@@ -12,13 +12,15 @@ from hanzo_ml.cli.output import sanitize_text
 ENDED_STATUSES = ("completed", "failed", "cancelled")
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
-"""Of silence: Dagster's daemon looks at its sensors every five."""
+"""Without a heartbeat, until a warning. Dagster's daemon runs sensors every five seconds."""
 T = TypeVar("T")
 
 
 def poll_until(poll: Callable[[], T | None]) -> T:
-    """The first answer of `poll`. Where nobody takes up work, that is said on standard error, and waited on: once it goes
-    on, so does what was submitted."""
+    """Poll until `poll` answers.
+
+    Warn on standard error while no Dagster daemon is running, and keep waiting.
+    """
     began = checked_at = time.monotonic()
     warned = False
     while (found := poll()) is None:
@@ -33,12 +35,12 @@ def poll_until(poll: Callable[[], T | None]) -> T:
 
 
 def print_note(note: str) -> None:
-    """Say on standard error what is no output."""
+    """Print a note to standard error, apart from the output."""
     Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(sanitize_text(note))
 
 
 def describe_silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
-    """What to say of the sensors' heartbeat after `waited` seconds; nothing while it is heard."""
+    """Warning about a missing heartbeat after `waited` seconds; empty while there is one."""
     ago = next((each["seconds_ago"] for each in heartbeats if each["name"] == "sensors"), None)
     if min(waited, waited if ago is None else ago) <= SILENCE_SECONDS:
         return ""
@@ -47,7 +49,7 @@ def describe_silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
 
 
 def wait_for_end(job_id: str) -> dict[str, Any]:
-    """The job, once it has ended. It goes on where nobody waits for it."""
+    """Wait until a job has ended. Interrupting this does not affect the job."""
 
     def poll() -> dict[str, Any] | None:
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
@@ -57,7 +59,10 @@ def wait_for_end(job_id: str) -> dict[str, Any]:
 
 
 def wait_for_start(job_id: str) -> dict[str, Any]:
-    """The job, once it is no longer queued. What it waits for is said on standard error."""
+    """Wait until a job is no longer queued.
+
+    What it waits for is printed to standard error.
+    """
     last_reason = ""
 
     def poll() -> dict[str, Any] | None:

@@ -13,10 +13,10 @@ from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import JsonOption, print_json, sanitize_markup
 from recipes.contracts.quantities import pluralize
 
-# `hanzo-ml dataset trace`: which models saw a record, as a tree.
+# `hanzo-ml dataset trace`
 
 MAX_RECORDS = 100
-"""Records of one file: each is a question of its own."""
+"""Maximum number of records in a file; each is one request."""
 
 
 def trace(
@@ -42,7 +42,7 @@ def trace(
 
 
 def read_record_file(path: Path) -> list[dict[str, Any]]:
-    """The records of a file: one JSON object in as many lines as it likes, or one a line."""
+    """Read a file of one JSON object, or one per line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -70,7 +70,7 @@ def parse_record_line(path: Path, number: int, line: str) -> Any:
 
 
 def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
-    # As with a proof: Rich would cut the lines of a tree at the console's width.
+    # Rich would cut the lines of a tree at the console's width.
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     for each in traces:
         root = Tree(f"record {each['record']} [dim]{sanitize_markup(' '.join(each['preview'].split()))}[/dim]")
@@ -94,7 +94,7 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
 
 
 def draw_node(node: dict[str, Any], tree: Tree) -> None:
-    """A node and what it reached, as branches."""
+    """Draw a node and what it reached as branches."""
     name = sanitize_markup(f"{node['kind']} {node['name']}" if node["kind"] != "model version" else node["name"])
     details = sanitize_markup("; ".join(part for part in describe_node(node["kind"], node["facts"]) if part))
     if node["seen_above"]:
@@ -107,7 +107,7 @@ def draw_node(node: dict[str, Any], tree: Tree) -> None:
 
 
 def describe_node(kind: str, facts: dict[str, Any]) -> list[str]:
-    """What is said of a node beside its name."""
+    """Details of a node, shown after its name."""
     match kind:
         case "dataset version" | "split":
             more = ", ..." if facts["records"] > len(facts["numbers"]) else ""
@@ -131,7 +131,7 @@ def format_minute(milliseconds: int | None) -> str:
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M} UTC" if milliseconds else ""
 
 
-# `hanzo-ml model data`: what data was this model trained on, and was personal data included?
+# `hanzo-ml model data`
 
 
 def data(
@@ -139,7 +139,7 @@ def data(
     version: Annotated[int, typer.Argument(help="Number of the version.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what data a version was trained on, and what is known of personal data in it."""
+    """Show the training data of a version, and whether it holds personal data."""
     found = call("GET", f"/v1/models/{name}/versions/{version}/data")
     if as_json:
         print_json(found)
@@ -177,7 +177,7 @@ def print_data(found: dict[str, Any]) -> None:
 
 
 def format_transform(value: Any) -> str:
-    """A transform as `key value` pairs; what nests is told by its path."""
+    """A transform as `key value` pairs, nested keys joined by dots."""
     if not isinstance(value, dict):
         return str(value)
     return ", ".join(f"{key} {each}" for key, each in flatten_keys(value))
@@ -192,7 +192,7 @@ def flatten_keys(value: dict[str, Any], above: str = "") -> list[tuple[str, Any]
 
 
 def describe_personal_data(known: dict[str, Any]) -> str:
-    """The answer, and what it rests on."""
+    """Whether personal data is included, with the evidence."""
     parts = [
         f"{what} {', '.join(f'{count:,} {kind}' for kind, count in known[key].items()) or 'nothing'}"
         for key, what in (("found", "a validation found"), ("masked", "its preparation masked"))

@@ -11,7 +11,7 @@ import typer
 from hanzo_ml.cli.connection import Refused
 
 PYTHON = (sys.executable, "-P", "-m")
-"""Without the folder that one stands in, which may have an `api` or `resources` of its own."""
+"""`-P` keeps the working directory off the path, which may hold another `api` or `resources`."""
 
 RUN_MODULE_SCRIPT = """
 import runpy, sys
@@ -20,7 +20,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-"""A program of the platform, which ends without a traceback also where Ctrl-C comes while it imports what it needs."""
+"""Runs a module of the platform without a traceback on Ctrl-C, also while it imports."""
 
 server = typer.Typer(no_args_is_help=True, help="Run the tracking server alone, and manage its store.")
 config = typer.Typer(no_args_is_help=True, help="Show the settings in force.")
@@ -61,7 +61,7 @@ def tracking_server() -> None:
 def run() -> None:
     """Serve the API alone, until Ctrl-C: tracking, registry and `/v1`, without Dagster and the engine."""
     require_platform()
-    # In place of this process, so that signals reach the server: as a container's first process, this one would get them.
+    # Replace this process, so that signals reach the server when it is a container's first process.
     os.execv(sys.executable, [*PYTHON, "api.server"])
 
 
@@ -80,7 +80,10 @@ def reset(
 
 
 def run_module(name: str, *arguments: str, given: str | None = None) -> None:
-    """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
+    """Run a module of the platform with `given` as its input.
+
+    Exits with its code unless that is 0.
+    """
     require_platform()
     code = subprocess.run(
         [sys.executable, "-P", "-c", RUN_MODULE_SCRIPT, name, *arguments],
@@ -94,6 +97,6 @@ def run_module(name: str, *arguments: str, given: str | None = None) -> None:
 
 
 def require_platform() -> None:
-    """Raises Refused where there is nothing of the platform that could run."""
+    """Raises Refused if only the client is installed."""
     if importlib.util.find_spec("resources") is None:
         raise Refused("the platform is not installed on this machine: this command needs more than the client")

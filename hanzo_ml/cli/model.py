@@ -44,7 +44,7 @@ def list_versions(
 
 
 def describe_deployment(version: dict[str, Any]) -> str:
-    """The state of a version's deployment, and how many replicas of an engine on a cluster serve it."""
+    """The state of a version's deployment, and how many engine replicas serve it."""
     status = str((version["deployment"] or {}).get("status", "-"))
     replicas = version.get("replicas", [])
     serving = sum(replica["status"] == "serving" for replica in replicas)
@@ -86,7 +86,10 @@ def promote(
 
 @app.command()
 def undeploy(name: Annotated[str, typer.Argument(help="Name of the model.")]) -> None:
-    """Take a model out of service and archive its version in production. It can then be deleted or renamed."""
+    """Take a model out of service and archive its version in production.
+
+    It can then be deleted or renamed.
+    """
     left = call("DELETE", f"/v1/models/{name}/deployment")["deployments"]
     versions = ", ".join(str(deployment["version"]) for deployment in left)
     print(f"{name}: version {versions} is being taken out of service" if left else f"{name}: archived, nothing was served")
@@ -98,7 +101,10 @@ def prove(
     version: Annotated[int, typer.Argument(help="Number of the version.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Prove a version back to its raw files, hashing every byte again. Exits with 1 if an edge is broken."""
+    """Prove a version back to its raw files, hashing every byte again.
+
+    Exits with 1 if an edge is broken.
+    """
     proof = call("GET", f"/v1/models/{name}/versions/{version}/proof")
     if as_json:
         print_json(proof)
@@ -109,7 +115,7 @@ def prove(
 
 
 def print_proof(proof: dict[str, Any]) -> None:
-    # Rich cuts the lines of a tree at the console's width, and a reason is no longer one when it is cut.
+    # Rich cuts the lines of a tree at the console's width, and with them the reason of a broken edge.
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     console.print(draw_proof(proof["chain"]))
     if proof["ok"]:
@@ -119,7 +125,7 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 
 def draw_proof(node: dict[str, Any], tree: Tree | None = None) -> Tree:
-    """A proof as a tree: what it is, its digest, where it lies; a broken one in red with the reasons."""
+    """Draw a proof as a tree; broken nodes are red, with their reasons."""
     mark = "[red]✗[/red]" if node["problems"] else "[green]✓[/green]"
     size = f", {pluralize(node['files'], 'file')}, {pluralize(node['size_bytes'], 'byte')}" if node["files"] else ""
     facts = ", ".join(

@@ -15,49 +15,49 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-# Text of others on the user's terminal, which acts on what it is sent: a line of a script's log named its window, moved
-# lines away that it had shown, and wrote to the clipboard.
+# Control characters in text from others act on the user's terminal: a line of a script's log set the window title, moved
+# lines that were shown, and wrote to the clipboard.
 #
-# As git does with what a server says, colours pass where there may be some, and any other control character is shown.
+# As in git's output of a server's messages, colors pass in logs, and every other control character is shown as text.
 
 COLOR_SEQUENCE = r"(\x1b\[[0-9;:]*m)"
 CURSOR_SEQUENCE = r"\x1b\[[0-?]*[ -/]*[@-~]"
-"""Of the cursor, and erasures, by which progress bars draw over themselves: to lines below one another they mean nothing."""
+"""Cursor movements and erasures, with which progress bars redraw themselves; meaningless in a log."""
 CONTROL_CHARACTER = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 LOG_PATTERN = re.compile(f"{COLOR_SEQUENCE}|{CURSOR_SEQUENCE}|(?P<control>{CONTROL_CHARACTER})")
 
 
 def sanitize_log_line(text: str) -> str:
-    """A line of a log."""
+    """Make a line of a log safe for a terminal. Colors pass."""
     return LOG_PATTERN.sub(lambda found: found[1] or (caret_notation(found[0]) if found["control"] else ""), text)
 
 
 def sanitize_text(text: str) -> str:
-    """A name or a message, which would colour, or widen, what stands beside it."""
+    """Make a name or a message safe for a terminal, colors included."""
     return re.sub(CONTROL_CHARACTER, lambda found: caret_notation(found[0]), text)
 
 
 def sanitize_markup(text: str) -> str:
-    """The same where Rich's marks stand around it, of which it has none itself."""
+    """Make text safe inside Rich markup."""
     return escape(sanitize_text(text))
 
 
 def caret_notation(control: str) -> str:
-    """As it is typed, such as ^[ for escape; one that no key has by its number."""
+    """Caret notation, such as ^[ for escape; by number for C1 controls."""
     return f"^{chr(ord(control) ^ 0x40)}" if control < "\x80" else f"\\x{ord(control):02x}"
 
 
 UNCUT_COLUMNS = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
-"""Columns of names and of verdicts, which a narrow console does not cut."""
+"""Columns that are never wrapped."""
 
 PIPE_WIDTH = 10_000
-"""Columns where no terminal reads: cut at 80, one row was six lines, of which `grep` found one."""
+"""Width without a terminal. At 80, one row became six lines, of which `grep` found one."""
 
 JSON_CONTROL_CHARACTER = re.compile("[\\x7f-\\x9f]")
-"""Characters that JSON may have as they are, and on which a terminal acts."""
+"""Characters that JSON allows unescaped and that act on a terminal."""
 
 COLUMN_GAP = 2
-"""Between two columns."""
+"""Spaces between two columns."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -68,14 +68,17 @@ def print_json(document: Any) -> None:
 
 
 def escape_json_controls(text: str) -> str:
-    """The same JSON, on which no terminal acts."""
+    """Escape control characters in JSON."""
     return JSON_CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
-    """Rows as a table; `empty` says what to do where there are none. What is read `across` stays side by side."""
+    """Print rows as a table, or `empty` if there are none.
+
+    `across` keeps columns side by side on a narrow console.
+    """
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
+    console = Console(highlight=False, markup=False, width=width)  # names may look like markup
     lines = [[sanitize_text(str(cell)) for cell in row] for row in rows]
     if not lines:
         console.print(empty)
@@ -95,7 +98,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
 
 
 def minimum_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
-    """The width of each column below which its heading is broken: of a sweep of four hyperparameters, one was four lines."""
+    """Minimum width of each column that keeps the words of its heading whole."""
     cells = zip(columns, zip(*lines, strict=True), strict=True)
     return [max(map(cell_len, (*name.split(), *(cell if name in UNCUT_COLUMNS else ())))) for name, cell in cells]
 
@@ -103,8 +106,10 @@ def minimum_widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> li
 def column_widths(
     least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int
 ) -> Sequence[int | None]:
-    """The width of each column: its least, and its share of the columns that are to `spare` beside those. Where the least
-    does not fit the library decides; left to itself, it breaks a heading in a word beside a column with room.
+    """Width of each column: its minimum plus a share of the `spare` characters.
+
+    If the minimum widths do not fit, Rich decides. It is not left to do so otherwise, because it breaks words of headings
+    next to columns with room.
     """
     if spare < 0:
         return [None] * len(columns)
@@ -120,12 +125,12 @@ def column_widths(
 
 
 def stacked_cells(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:
-    """The cells of a row one below the other, but for those that are empty."""
+    """The non-empty cells of a row, one per line."""
     longest = max(map(len, columns), default=0)
     return (f"  {name:<{longest}}  {cell}" for name, cell in zip(columns, line, strict=True) if cell)
 
 
-# Characters that the encoding of the terminal lacks.
+# Replacements for characters that the terminal's encoding lacks.
 
 STAND_INS = {
     "✓": "+",
@@ -149,7 +154,7 @@ HANDLER = "hanzo_ml.ascii_stand_ins"
 
 
 def replace_characters(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of a codec. A character without a stand-in becomes a question mark."""
+    """Codec error handler: replace characters; those without a replacement become question marks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
@@ -157,15 +162,15 @@ def replace_characters(error: UnicodeError) -> tuple[str, int]:
 
 
 def adapt_streams() -> None:
-    """Print on any terminal: `model prove` crashed on its check mark under `PYTHONIOENCODING=ascii`, with exit code 1."""
+    """Make output work in any encoding: `model prove` crashed on its check mark under `PYTHONIOENCODING=ascii`."""
     codecs.register_error(HANDLER, replace_characters)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a test may have put another one there
+        if isinstance(stream, io.TextIOWrapper):  # tests may replace the stream
             stream.reconfigure(errors=HANDLER)
 
 
 def can_print(text: str) -> bool:
-    """Whether standard output has all characters of a text."""
+    """Whether the encoding of standard output has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -32,7 +32,7 @@ def show_recipe(name: Name, as_json: JsonOption = False) -> None:
 
 @app.command()
 def check(name: Name, as_json: JsonOption = False) -> None:
-    """Validate a recipe, show its memory budget, and build the model at its real size without weights."""
+    """Validate a recipe, show its memory budget, and build its model without weights."""
     from hanzo_ml.cli import recipe_report
 
     recipe_report.check_recipe(name, as_json)

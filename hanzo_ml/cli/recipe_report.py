@@ -34,7 +34,7 @@ from recipes.planning.recipe_checks import (
 
 
 def list_recipes(as_json: bool) -> None:
-    """Raises Refused, behind the list of all others, where a recipe cannot be read."""
+    """Print all readable recipes, then raise Refused if others cannot be read."""
     rows, broken = [], []
     for name in Recipe.names():
         try:
@@ -67,7 +67,7 @@ def print_recipes(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def summarize_recipe(recipe: Recipe) -> dict[str, Any]:
-    """A recipe in short; memory in bytes on one GPU, or of the host where it has none."""
+    """Summarize a recipe; memory is in bytes per GPU, or of the host."""
     shape = known_shape(recipe)
     found = check_fit(recipe, shape, host_memory=0) if shape else None
     return {
@@ -96,7 +96,7 @@ def check_recipe(name: str, as_json: bool) -> None:
     try:
         shape = resolve_shape(recipe)
         if problem := find_contradiction(recipe, shape) or sequence_too_long_reason(recipe, shape.max_position_embeddings):
-            raise BadConfiguration(problem)  # no job with it would be taken
+            raise BadConfiguration(problem)  # jobs with it would be refused
         found = check_fit(recipe, shape, host_memory=0)
     except BadConfiguration as problem:
         raise Refused(locate_problem(name, str(problem))) from None
@@ -114,7 +114,7 @@ def check_recipe(name: str, as_json: bool) -> None:
 
 
 def locate_problem(name: str, problem: str) -> str:
-    """What is wrong with a recipe, after its file and the line of the key that it names; of a file that has that."""
+    """Prefix a problem with the recipe, or with file and line of its key."""
     if not is_recipe_file(name):
         return f"recipe '{name}': {problem}"
     text = Path(name).read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def run_dry_run(name: str) -> dict[str, Any]:
-    """What `recipes.dry_run` found, in a process of its own: it loads torch."""
+    """Run `recipes.dry_run` in a process of its own, because it loads torch."""
     if problem := lacking("a dry run", TRAIN):
         raise Refused(problem)
     command = [sys.executable, "-m", "recipes.dry_run", name]
@@ -147,7 +147,7 @@ def run_dry_run(name: str) -> dict[str, Any]:
 
 
 def find_differences(dry_run_result: dict[str, Any]) -> list[str]:
-    """Where the libraries build something else than was reckoned with."""
+    """Differences between the built model and the expected one."""
     return [
         f"{what} are {dry_run_result[what]:,}, expected {dry_run_result[f'{what}_expected']:,}"
         for what in ("parameters", "trainable")

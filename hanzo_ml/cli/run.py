@@ -34,11 +34,13 @@ def list_experiments(as_json: JsonOption = False) -> None:
     print_table(("id", "name", "gpu hours"), rows, "no experiment yet")
 
 
-# `hanzo-ml run replay`: a finished run once more from its record alone, and whether the same came out.
+# `hanzo-ml run replay`
 
 
 def replay(run_id: RunId, key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """Train a finished run again and compare. Exits with 1 if a loss or the final weights differ.
+    """Train a finished run again and compare the two.
+
+    Exits with 1 if a loss or the final weights differ.
 
     The new run is trained like any job, and is neither evaluated nor registered.
     With the id of a replay, wait for that replay or show its verdict.
@@ -58,15 +60,15 @@ def replay(run_id: RunId, key: KeyOption = None, as_json: JsonOption = False) ->
 
 
 def is_replay(run_id: str) -> bool:
-    """Whether a run is one itself: where waiting for it was broken off, its verdict is still to be had."""
+    """Whether a run is a replay itself, whose verdict can be read again."""
     try:
         return bool(call("GET", f"/v1/jobs/{run_id}")["config"].get("replay_of"))
-    except Refused:  # the replay's own refusal says what the run lacks
+    except Refused:  # submitting the replay reports what the run lacks
         return False
 
 
 def submit_replay(run_id: str, key: str | None) -> str:
-    """The job that trains the run once more."""
+    """Submit a job that trains the run again. Returns its id."""
     submitted = start_once(f"/v1/runs/{run_id}/replay", key)
     job = str(submitted["job"]["id"])
     for line in environment_lines(submitted["environment"]):
@@ -77,7 +79,7 @@ def submit_replay(run_id: str, key: str | None) -> str:
 
 
 def environment_lines(differences: list[dict[str, str]]) -> list[str]:
-    """One line for each thing that differs, below one that says what it means; none where all is the same."""
+    """A heading and one line per difference; empty if there is none."""
     if not differences:
         return []
     report = [f"  {each['what']}: {each['then']} then, {each['now']} now" for each in differences]
@@ -85,7 +87,7 @@ def environment_lines(differences: list[dict[str, str]]) -> list[str]:
 
 
 def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
-    """One line for each thing that only one of both runs was healed of, below one that says what it means."""
+    """A heading and one line per recovery that only one run had, if any."""
     if not unrepeated:
         return []
     other = {"run": "in the first run, not in the replay", "replay": "in the replay, not in the first run"}
@@ -94,7 +96,7 @@ def recovery_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
-    """A verdict for people: what came out, then what may explain it."""
+    """A verdict as text: the result, then what may explain it."""
     first = verdict["first_difference"]
     if first is None:
         steps = verdict["steps"]
@@ -128,10 +130,10 @@ RUN_FIELDS = {
     "commit": "git_commit",
 }
 ALWAYS_SHOWN_PARAMS = ("learning_rate",)
-"""Params that are shown where they are the same too."""
+"""Params that are shown even if they are equal."""
 DEFAULT_METRICS = "train/loss,eval/loss"
 EPOCH_METRICS = ("epoch", "train/epoch")
-"""The metric as transformers' callback logs it, and below the prefix of training."""
+"""The metric as transformers' callback logs it, without and with the prefix of training."""
 
 
 @app.command("list")
@@ -166,7 +168,7 @@ def compare(
     metrics: Annotated[str, typer.Option(help="Metrics to show, separated by commas.")] = DEFAULT_METRICS,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare runs: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
+    """Compare runs: duration, GPU hours, differing params, epoch, newest metrics."""
     if len([run for ids in run_ids for run in ids.split(",") if run.strip()]) < 2:
         raise Refused("two or more runs are needed: `hanzo-ml run compare RUN RUN`, with ids that `hanzo-ml run list` shows")
     found = call("GET", "/v1/runs/compare", params={"ids": run_ids})
@@ -186,7 +188,7 @@ def compare(
 
 
 def comparison_lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-    """What is shown of a comparison: a name, and a value for each run."""
+    """Rows of a comparison: a name, and a value for each run."""
     runs = found["runs"]
     for name, key in RUN_FIELDS.items():
         yield name, [run[key] for run in runs]

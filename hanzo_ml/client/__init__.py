@@ -1,1 +1,4 @@
-"""The client library that training scripts import; it loads neither mlflow nor httpx until a run starts."""
+"""The client library for training scripts.
+
+It imports mlflow and httpx only when a run starts.
+"""

@@ -18,7 +18,7 @@ MAX_CLOSING_DELAY_SECONDS = 0.5
 
 
 class MetricTransport(Protocol):
-    """What the buffer needs of a server."""
+    """The calls of the server that the buffer needs."""
 
     def log_metrics(self, run_id: str, points: Sequence[Point]) -> None: ...
     def newest_steps(self, run_id: str) -> dict[str, int]: ...
@@ -27,9 +27,9 @@ class MetricTransport(Protocol):
 
 
 class MetricBuffer:
-    """An ordered queue of metrics of one run, with its sender.
+    """A queue of one run's metrics, in order, and the thread that sends them.
 
-    A point counts once however often it is sent, because the server knows it by key, step, timestamp and value.
+    A point that is sent several times counts once, because the server identifies it by key, step, timestamp and value.
     """
 
     def __init__(self, tracking_uri: str, run_id: str, transport: MetricTransport | None = None) -> None:
@@ -38,7 +38,7 @@ class MetricBuffer:
         self._transport: MetricTransport = transport or Transport(tracking_uri)
         self._queue: list[Point] = []
         self._num_restored = 0
-        """How many points at the head of the queue a checkpoint had pending."""
+        """Number of points at the head of the queue that a checkpoint had pending."""
         self._resume_step: int | None = None
         self._repeated_steps: Sequence[RepeatedSteps] = ()
         self._resumption: ResumeFilter | None = None
@@ -48,27 +48,30 @@ class MetricBuffer:
         self._thread: threading.Thread | None = None
 
     def add(self, key: str, value: float, step: int = 0, timestamp: int | None = None) -> None:
-        """Queue a value. `timestamp` is in milliseconds; now when it is not given."""
+        """Queue a value. `timestamp` is in milliseconds since 1970, by default now."""
         point = Point(key, float(value), int(step), time.time_ns() // 1_000_000 if timestamp is None else int(timestamp))
         with self._condition:
             if self._resumption is None or not self._resumption.is_known(point):
                 self._enqueue([point])
 
     def pending(self) -> list[Point]:
-        """Everything that the server has not acknowledged, oldest first. A checkpoint stores it (`Point.to_json`)."""
+        """Return the points that the server has not acknowledged, oldest first.
+
+        A checkpoint stores them (`Point.to_json`).
+        """
         with self._condition:
             return list(self._queue)
 
     def skip_until(self, step: int, repeated: Sequence[RepeatedSteps] = (), pending: Sequence[Point] = ()) -> None:
-        """Training resumes after `step`: drop what is logged again although the server has it already.
+        """Skip points of steps that the server has, after a resume at `step`.
 
-        The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
-        values wait in the queue. What the checkpoint had `pending` is sent first, and left out too where the server has its
-        step. Of the steps in `repeated`, which the run does otherwise than the first time, it asks for the histories: the
-        first time's values do not count.
+        Training logs the steps after `step` again. The sender first asks the server for the newest step of each key; until
+        the answer arrives, values wait in the queue. Points that the checkpoint had `pending` are sent first, unless the
+        server has their step. For the steps in `repeated`, which the run trains differently this time, the sender reads the
+        histories: values from the first time do not count.
 
-        Call it before the first `add`. What is pending is told in the same breath: the sender, woken by that alone, has sent
-        it once before it was told to ask.
+        Call it before the first `add`. Pending points are passed in the same call: otherwise the sender would wake up and
+        send them before it knows that it has to ask the server.
         """
         with self._condition:
             self._resume_step = step
@@ -78,12 +81,12 @@ class MetricBuffer:
             self._start()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the queue is empty, at most `timeout` seconds. True when it is."""
+        """Wait up to `timeout` seconds until the queue is empty, and return whether it is."""
         with self._condition:
             return self._condition.wait_for(lambda: not self._queue and self._resume_step is None, timeout)
 
     def close(self, timeout: float) -> list[Point]:
-        """Send what is queued, at most `timeout` seconds. Returns what could not be sent."""
+        """Send the queue for up to `timeout` seconds; return what was not sent."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
@@ -107,7 +110,7 @@ class MetricBuffer:
         self._condition.notify_all()
 
     def _send_all(self) -> None:
-        """The thread: until closed and drained, or abandoned."""
+        """Run the sender thread until the buffer is closed and drained, or abandoned."""
         failures = 0
         while self._wait_for_work():
             try:
@@ -117,10 +120,10 @@ class MetricBuffer:
             except Unavailable as problem:
                 failures += 1
                 if failures == 1:
-                    log.warning("metrics wait for the tracking server: %s", problem)
+                    log.warning("the tracking server is unavailable, metrics are queued: %s", problem)
                 self._pause(retry_delay(failures))
             except Exception:
-                # Nothing in here may end the thread: what is queued would never be sent.
+                # No error may end the thread: queued metrics would never be sent.
                 failures += 1
                 log.exception("metrics could not be sent; trying again")
                 self._pause(retry_delay(failures))
@@ -165,7 +168,7 @@ class MetricBuffer:
     def _send_next_batch(self) -> None:
         with self._condition:
             if self._resume_step is not None:
-                return  # asked for since: learn first what the server has
+                return  # requested meanwhile: first ask for the newest steps
             batch = list(islice(self._queue, MAX_METRICS_PER_REQUEST))
         refused = self._send(batch) if batch else []
         with self._condition:
@@ -175,7 +178,7 @@ class MetricBuffer:
             self._condition.notify_all()
 
     def _send(self, points: Sequence[Point]) -> list[Point]:
-        """Send points; where the server refuses, halve until the bad ones are alone. Returns those."""
+        """Send points, and return those that the server refuses, which are found by bisection."""
         try:
             self._transport.log_metrics(self.run_id, points)
         except Refused as problem:

@@ -21,7 +21,10 @@ DEFAULT_EXPERIMENT = "Default"
 
 
 class Client:
-    """A thin layer over mlflow's client. mlflow is imported when a run starts, not before: it takes seconds."""
+    """A thin layer over mlflow's client.
+
+    It imports mlflow only when a run starts, because that takes seconds.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -31,24 +34,27 @@ class Client:
         self._active: list[Run] = []
 
     def set_tracking_uri(self, uri: str) -> None:
-        """Runs that start after this log to `uri`."""
+        """Log the runs that start after this to `uri`."""
         self.tracking_uri = uri
 
     def set_experiment(self, name: str) -> None:
-        """Runs that start after this belong to the experiment `name`, which is made when it is missing."""
+        """Assign the runs that start after this to an experiment.
+
+        It is created if it does not exist.
+        """
         self.experiment = name
 
     def start_run(
         self, run_name: str | None = None, run_id: str | None = None, tags: Mapping[str, Any] | None = None
     ) -> "Run":
-        """A new run, or the one of `run_id` going on. Use it in a `with` statement.
+        """Start a new run, or resume the run `run_id`. Use it in a `with` statement.
 
-        A new one says what mlflow's own say of themselves: the git commit of the script, the script, the user.
-        In a job, whose run HANZO_ML_RUN_ID names, the first one without `run_id` is that; as MLFLOW_RUN_ID is in mlflow.
-        A server that is away for a minute is waited for, and one that dies before it answers makes no second run.
+        A new run gets mlflow's context tags: the git commit of the script, the script, the user. In a job, the first call
+        without `run_id` resumes the job's run, which HANZO_ML_RUN_ID names, as mlflow does with MLFLOW_RUN_ID. If the server
+        is unavailable, the call is retried for about a minute; a retry never creates a second run.
 
         Raises:
-            hanzo_ml.client.transport.Refused: the server does not make such a run.
+            hanzo_ml.client.transport.Refused: the server refuses to create the run.
         """
         from mlflow.tracking.context.registry import resolve_tags
 
@@ -85,7 +91,7 @@ class Client:
         return self._active[-1] if self._active else None
 
     def current_run(self) -> "Run":
-        """The active run; as in mlflow, one is started where there is none."""
+        """Return the active run. As in mlflow, one is started if there is none."""
         return self.active_run() or self.start_run()
 
     def end_run(self, status: str = "FINISHED") -> None:
@@ -93,9 +99,10 @@ class Client:
             self._active[-1].end(status)
 
     def _end_at_exit(self) -> None:
-        """A script that ends by an exception says so of its run (row T4): the interpreter has told it, and keeps it.
+        """End the run at exit; as failed if an exception ended the script.
 
-        In a prompt it keeps that of any line before.
+        The interpreter stores that exception in `sys.last_value`. At an interactive prompt it is ignored, because it may be
+        that of an earlier line.
         """
         failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
         self.end_run("FAILED" if failed else "FINISHED")
@@ -113,7 +120,7 @@ class Client:
             try:
                 return str(mlflow.create_experiment(self.experiment))
             except MlflowException as error:
-                # Another process made it in between.
+                # Another process created it meanwhile.
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
                 found = mlflow.get_experiment_by_name(self.experiment)

@@ -8,12 +8,12 @@ from typing import Any
 from hanzo_ml.client.repeated_steps import RepeatedSteps, last_repeat_time
 
 MAX_METRICS_PER_REQUEST = 1000
-"""MLflow's limit of metrics in one request."""
+"""MLflow's limit for the metrics in one request."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a metric. `timestamp` is in milliseconds since 1970; sent twice with all four equal, it counts once."""
+    """One value of a metric. `timestamp` is in milliseconds since 1970. Equal points count once."""
 
     key: str
     value: float
@@ -21,7 +21,10 @@ class Point:
     timestamp: int
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint and for the wire: JSON has no NaN and no infinity, so they are strings."""
+        """Return the point for a checkpoint or a request.
+
+        JSON has no NaN and no infinity, so they become strings.
+        """
         if math.isfinite(self.value):
             return asdict(self)
         word = "NaN" if math.isnan(self.value) else "Infinity" if self.value > 0 else "-Infinity"
@@ -34,11 +37,12 @@ class Point:
 
 @dataclass(frozen=True)
 class ResumeFilter:
-    """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
+    """The points that a resumed run must not log again.
 
-    The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
-    second time: a key that is always logged at step 0 stays new. Of the steps `repeated`, which the run now does otherwise
-    than before, those up to `again[key]` are there as they are now: `newest_repeated_step` finds it.
+    The server has steps up to `newest[key]`. Training resumes after `step`. The queue is sent in order, so all steps up to
+    the newest one are stored. Values at or below `step` are not computed again, so they are new: a key may always be logged
+    at step 0. For the steps in `repeated`, which the run trains differently this time, the new values up to `again[key]` are
+    stored (see `newest_repeated_step`).
     """
 
     step: int
@@ -47,12 +51,15 @@ class ResumeFilter:
     again: Mapping[str, int] = field(default_factory=dict)
 
     def is_known(self, point: Point) -> bool:
-        """Of what is logged from now on."""
+        """Return whether a point that is logged from now on is already stored."""
         return self.step < point.step and self.is_logged(point)
 
     def is_logged(self, point: Point) -> bool:
-        """Of what a predecessor had pending. It may have been another's second time at a step: of one that was killed after
-        it had sent its values, and before its checkpoint."""
+        """Return whether a point that was pending in the checkpoint is already stored.
+
+        It may come from an earlier repetition of its step, by a process that was killed after it had sent its values and
+        before its next checkpoint.
+        """
         there = self.newest if last_repeat_time(self.repeated, point.step) is None else self.again
         return point.key in there and point.step <= there[point.key]
 
@@ -62,12 +69,15 @@ def drop_known_points(points: Iterable[Point], resumption: ResumeFilter) -> list
 
 
 def newest_repeated_step(history: Iterable[tuple[int, int]], repeated: Sequence[RepeatedSteps]) -> int | None:
-    """The newest of the steps `repeated` in a key's history, as pairs of step and time, that is of the second time."""
+    """Return the newest repeated step for which a key's history has a new value.
+
+    `history` has pairs of step and time.
+    """
     until = ((step, time, last_repeat_time(repeated, step)) for step, time in history)
     return max((step for step, time, first in until if first is not None and time > first), default=None)
 
 
 def parse_newest_steps(run: Mapping[str, Any]) -> dict[str, int]:
-    """The newest step of every key in the answer of MLflow's `runs/get`."""
+    """Return the newest step of each key, from the answer of MLflow's `runs/get`."""
     metrics = run["run"]["data"].get("metrics", [])
     return {metric["key"]: int(metric.get("step", 0)) for metric in metrics}

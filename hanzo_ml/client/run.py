@@ -1,4 +1,4 @@
-"""A tracked run, as a training script holds it."""
+"""A tracked run, as used by a training script."""
 
 import logging
 import time
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 MAX_PARAMS_PER_REQUEST = 100
 DRAIN_SECONDS = 300.0
-"""How long the end of a run waits for a server that is away, before it gives up what it could not send."""
+"""How long the end of a run waits for an unavailable server before unsent metrics are lost."""
 PROXY_SCHEME = "mlflow-artifacts:/"
-"""Begins the places that are the server's own."""
+"""Prefix of artifact URIs that the server serves itself."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class RegisteredVersion:
 
 
 class Run:
-    """Logs to one run. Metrics go through a buffer and never block; the rest waits for the server's answer."""
+    """Logs to one run. Metrics are buffered and never block.
+
+    Other calls wait for the server's answer.
+    """
 
     def __init__(self, client: "MlflowClient", tracking_uri: str, run_id: str, on_end: "Callable[[Run], None]") -> None:
         self.id = run_id
@@ -58,14 +61,14 @@ class Run:
 
     @property
     def info(self) -> "RunInfo":
-        """What mlflow's `run.info` says, asked from the server now."""
+        """mlflow's `run.info`, read from the server now."""
         return self._client.get_run(self.id).info
 
     def log_param(self, key: str, value: Any) -> None:
         self.log_params({key: value})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Params never change: logging another value for a key raises mlflow's MlflowException."""
+        """Log params, which never change: another value for an existing key raises mlflow's MlflowException."""
         from mlflow.entities import Param
 
         for part in split_batches(params.items(), MAX_PARAMS_PER_REQUEST):
@@ -87,14 +90,17 @@ class Run:
             self.set_tag(key, value)
 
     def log_artifact(self, key: str, path: str | Path) -> None:
-        """Store a file under exactly `key`, or a folder's files below it (the specification's order of arguments)."""
+        """Store a file under exactly `key`, or a folder's files below it.
+
+        The order of the arguments is the specification's.
+        """
         source = Path(path)
         if not source.exists():
             raise FileNotFoundError(f"no file or folder {source}")
         files = [source] if source.is_file() else sorted(file for file in source.rglob("*") if file.is_file())
         names = [key if source.is_file() else f"{key}/{file.relative_to(source).as_posix()}" for file in files]
         place = str(self.info.artifact_uri)
-        if not place.startswith(PROXY_SCHEME):  # of an experiment whose clients write to it themselves, as mlflow does
+        if not place.startswith(PROXY_SCHEME):  # the experiment's clients write to its own location, as mlflow does
             for file, name in zip(files, names, strict=True):
                 self._log_with_mlflow(file, PurePosixPath(name))
             return
@@ -106,7 +112,7 @@ class Run:
             transport.close()
 
     def _log_with_mlflow(self, file: Path, name: PurePosixPath) -> None:
-        """With mlflow, which names a file as it is named here."""
+        """Upload with mlflow, which uses the file's own name, hence the link."""
         with TemporaryDirectory() as folder:
             named = Path(folder) / name.name
             named.symlink_to(file.resolve())
@@ -114,7 +120,9 @@ class Run:
             self._client.log_artifact(self.id, str(named), None if parent == "." else parent)
 
     def register_model(self, name: str, artifact_path: str, tags: Mapping[str, str] | None = None) -> RegisteredVersion:
-        """Make the artifact at `artifact_path` the next version of the model `name`; once per run and name.
+        """Register the artifact at `artifact_path` as the next version of a model.
+
+        Repeated calls for the same run and name return the same version.
 
         Raises:
             hanzo_ml.client.transport.Refused: the run has no such artifact, or the name is not allowed.
@@ -129,7 +137,10 @@ class Run:
         )
 
     def end(self, status: str = "FINISHED") -> None:
-        """Send what is buffered, then set the status (MLflow's word). Ending twice does nothing."""
+        """Send what is buffered, then set the status (one of MLflow's).
+
+        A second call does nothing.
+        """
         if self._ended:
             return
         self._ended = True

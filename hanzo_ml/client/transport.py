@@ -15,18 +15,22 @@ TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"
 
 
 class InvalidToken(ValueError):
-    """What stands for the token can be none."""
+    """The value of the token variable cannot be a token."""
 
 
 def authorization_header() -> dict[str, str]:
-    """The header that carries the token, read now because it may be renewed; none where there is no token.
+    """Return the header with the token, or none without a token.
+
+    It is read on each call, because it may be renewed.
 
     Raises:
-        InvalidToken: what stands for it can be none.
+        InvalidToken: the value of the variable cannot be a token.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):
-        raise InvalidToken(f"{TOKEN_VARIABLE} holds a character that no token has: copy it again, in one line")
+        raise InvalidToken(
+            f"{TOKEN_VARIABLE} contains a character that is not allowed in a token: copy it again, in one line"
+        )
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -34,17 +38,17 @@ API_PREFIX = "/api/2.0/mlflow"
 PROXY_PREFIX = "/api/2.0/mlflow-artifacts/artifacts"
 CHUNK_BYTES = 1 << 20
 POINTS_PER_PAGE = 25_000
-"""MLflow's limit of points in one page of a history."""
+"""MLflow's limit for the points in one page of a history."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Asked itself, whatever proxy the machine has for others: that one would look for the server on its own."""
+"""These hosts are called directly, without the machine's proxy, which would look for the server on its own host."""
 
 
 class Unavailable(Exception):
-    """The server did not answer, or not now: try again."""
+    """The server did not answer, or cannot answer now: try again."""
 
 
 class Refused(Exception):
-    """The server will not take this, now or later; the message is the server's."""
+    """The server permanently refuses a request; the message is the server's."""
 
     def __init__(self, message: str, concerns_run: bool = False) -> None:
         super().__init__(message)
@@ -52,14 +56,14 @@ class Refused(Exception):
 
 
 class Transport:
-    """Calls of one tracking server. Not shared between threads."""
+    """Calls one tracking server. Not thread-safe."""
 
     def __init__(self, tracking_uri: str) -> None:
         direct = dict.fromkeys(f"all://{host}" for host in LOOPBACK_HOSTS)
         self._http = httpx.Client(base_url=tracking_uri.rstrip("/"), timeout=httpx.Timeout(30.0, connect=5.0), mounts=direct)
 
     def create_run(self, experiment_id: str, name: str | None, start_time: int, tags: Mapping[str, str], key: str) -> str:
-        """Make a run, once for each `key` however often it is sent. Returns its id."""
+        """Create a run and return its id. Calls with the same `key` create only one."""
         body = {
             "experiment_id": experiment_id,
             "run_name": name or "",
@@ -78,7 +82,7 @@ class Transport:
         return parse_newest_steps(self._call("GET", f"{API_PREFIX}/runs/get", params={"run_id": run_id}))
 
     def history(self, run_id: str, key: str) -> Iterator[tuple[int, int]]:
-        """Step and time of every value of a key, page by page."""
+        """Yield step and time of each value of a key, page by page."""
         query = {"run_id": run_id, "metric_key": key, "max_results": POINTS_PER_PAGE}
         token = ""
         while True:
@@ -97,7 +101,7 @@ class Transport:
         self._call("PUT", f"{PROXY_PREFIX}/{where}", content=iterate_chunks(path), headers=headers)
 
     def register(self, name: str, run_id: str, artifact: str, tags: Mapping[str, str]) -> Mapping[str, Any]:
-        """Make a run's artifact the next version of a model; the answer is the version."""
+        """Register a run's artifact as the next version of a model, and return the version."""
         body = {"run_id": run_id, "artifact": artifact, "tags": dict(tags)}
         return self._call("POST", f"/v1/models/{quote(name, safe='')}/versions", json=body)
 

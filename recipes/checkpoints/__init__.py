@@ -1,1 +1,1 @@
-"""Checkpoints without torch: atomic commit, local and remote copies, retention, parts of several nodes."""
+"""Checkpoints: atomic commit, local and remote copies, retention, parts of several nodes. Free of torch."""

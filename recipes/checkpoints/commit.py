@@ -13,11 +13,11 @@ from recipes.checkpoints.node_parts import part_from_manifest
 from recipes.storage.artifact_store import MANIFEST_FILE, describe_files, find_file_corruption
 from recipes.storage.manifest import Manifest
 
-# Files of one folder that are wanted in another, and no others that lie there: nobody has hashed those.
+# Place selected files of one folder into another; other files there are unverified and stay behind.
 
 
 def place_files(source: Path, target: Path, names: Iterable[str], one: Callable[[Path, Path], object]) -> None:
-    """`one` is what brings a file: it moves, copies or links it."""
+    """Apply `one`, which moves, copies or links a file, to each of the named files."""
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,22 +33,23 @@ CHECKPOINT_KIND = "checkpoint"
 
 
 def commit_checkpoint(temporary: Path, final: Path, facts: Mapping[str, JsonValue]) -> None:
-    """Make what was written to `temporary` the checkpoint at `final`: hashes, the manifest last, and then its name.
+    """Publish a finished checkpoint atomically.
 
-    All of it is on the disk before it has that name. It takes about as long as reading and writing it all once.
+    Hash every file, write the manifest last, fsync, then rename `temporary` to `final`: after a crash at any point there is
+    either the previous checkpoint or the complete new one. Costs about one read and one write of its size.
     """
     manifest = Manifest(kind=CHECKPOINT_KIND, files=describe_files(temporary), facts={**facts, "step": int(final.name)})
     (temporary / MANIFEST_FILE).write_bytes(manifest.to_bytes())
     for path in (
         *temporary.rglob("*"),
         temporary,
-    ):  # the folder too: a file that it does not name yet is gone with the power
+    ):  # fsync the directory as well: without it a power failure can lose the directory entry
         fsync_path(path)
     rename_durably(temporary, final)
 
 
 def complete_interrupted_commit(temporary: Path, final: Path) -> bool:
-    """Give a checkpoint its name where a kill came between: all of it lies in `temporary`, and nothing whole at `final`."""
+    """Rename a complete checkpoint whose commit was interrupted; return whether there was one."""
     step = int(final.name)
     lacks_its_name = find_corruption(temporary, step) is None and find_corruption(final, step) is not None
     if lacks_its_name:
@@ -57,14 +58,15 @@ def complete_interrupted_commit(temporary: Path, final: Path) -> bool:
 
 
 def rename_durably(temporary: Path, final: Path) -> None:
-    """Make what is whole in `temporary` the checkpoint at `final`."""
-    shutil.rmtree(final, ignore_errors=True)  # of a step that is written again; from here `temporary` alone is whole
+    """Rename `temporary` to `final` and fsync the parent directory."""
+    # an earlier version of the same step; from here on only `temporary` is complete
+    shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     fsync_path(final.parent)
 
 
 def update_metadata(folder: Path, facts: Mapping[str, JsonValue]) -> None:
-    """Add facts to the manifest of a checkpoint, whose files stay as they are."""
+    """Add facts to a checkpoint's manifest; its files are unchanged."""
     file, temporary = folder / MANIFEST_FILE, folder / f".{MANIFEST_FILE}"
     temporary.write_bytes(with_metadata(Manifest.model_validate_json(file.read_bytes()), facts).to_bytes())
     fsync_path(temporary)
@@ -77,7 +79,7 @@ def with_metadata(manifest: Manifest, facts: Mapping[str, JsonValue]) -> Manifes
 
 
 def find_corruption(folder: Path, step: int) -> str | None:
-    """What is wrong with the folder of the checkpoint of `step`, or None when it is whole."""
+    """Return what is wrong with the checkpoint folder of `step`, or None."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
@@ -86,13 +88,14 @@ def find_corruption(folder: Path, step: int) -> str | None:
         return "has an unreadable manifest"
     if manifest.facts.get("step") != step:
         return "has the manifest of another step"
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:  # nothing trains meanwhile, and it waits for this
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:  # nothing trains meanwhile, so all cores are free
         return next(filter(None, hashing.map(partial(find_file_corruption, folder), manifest.files)), None)
 
 
 def read_content_digest(folder: Path) -> str:
-    """What a checkpoint is made of, by its manifest: the same on every machine, whatever was told of it since, and whatever
-    share of it lies there. Empty where there is no checkpoint.
+    """Return a digest of a checkpoint's content; empty if there is no checkpoint.
+
+    Equal on every machine, independent of metadata added later and of the share that the machine holds.
     """
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
@@ -103,22 +106,25 @@ def read_content_digest(folder: Path) -> str:
 
 
 def hash_checkpoint_files(manifest: Manifest) -> str:
-    """Of the files of a checkpoint."""
+    """Return the digest of a checkpoint's files."""
     return Manifest(kind=CHECKPOINT_KIND, files=manifest.files).digest
 
 
 def checkpoint_file_bytes(folder: Path) -> int:
-    """Bytes of a checkpoint's files, by its manifest."""
+    """Return the total size of a checkpoint's files, from its manifest."""
     return Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).size_bytes
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """What its disk has left for us."""
+    """Return the free bytes of the folder's disk."""
     return shutil.disk_usage(folder).free
 
 
 def fsync_path(path: Path) -> None:
-    """fsync a file or a folder: a rename must never reach the disk before what it names."""
+    """fsync a file or folder.
+
+    A rename must never reach the disk before the data it refers to.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

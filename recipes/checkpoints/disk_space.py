@@ -1,6 +1,6 @@
-"""Make room on a machine's disk for one more checkpoint.
+"""Free disk space for one more checkpoint.
 
-Local checkpoints are for a fast resume: of 72B parameters five are 4 TB, which would fill the disk and end the run.
+Local checkpoints exist for a fast resume: five of a 72B model are 4 TB, which would fill the disk and end the run.
 """
 
 import shutil
@@ -15,11 +15,10 @@ from recipes.storage.artifact_store import MANIFEST_FILE
 
 
 def free_disk_space(folder: Path, stored: RemoteCheckpoints, kept_step: int | None, free: Callable[[Path], int]) -> None:
-    """Where the disk of `folder` has none for one more checkpoint as large as the newest, those go that are `stored` too.
+    """Delete local copies of stored checkpoints until one of the newest's size fits.
 
-    The oldest first, but neither the newest nor the one that is `kept_step`. `free` says how many bytes a disk has left.
-
-    To wait for one that is on its way to the store is less than a run that ends.
+    Deletes the oldest first, but neither the newest nor `kept_step`. `free` returns a disk's free bytes. Waiting for a
+    pending upload is better than ending the run.
     """
     newest, *older_steps = list_local_steps(folder) or [0]
     older = {*older_steps} - {kept_step}
@@ -33,11 +32,11 @@ def free_disk_space(folder: Path, stored: RemoteCheckpoints, kept_step: int | No
 def evict_until_free(
     folder: Path, stored: RemoteCheckpoints, older: set[int], needed_bytes: int, free: Callable[[Path], int]
 ) -> bool:
-    """Whether there is room for so many bytes, perhaps without some of the checkpoints `older` than the newest."""
+    """Delete `older` checkpoints until `needed_bytes` are free; return whether they are."""
     with stored.removal_lock:
         for old in sorted(stored.complete_steps & older):
             if free(folder) >= needed_bytes:
                 return True
-            log_line(f"checkpoint {old} stays in the store alone: the disk has no room for it here")
+            log_line(f"checkpoint {old} stays in the store only: the disk has no room for it")
             shutil.rmtree(folder / str(old), ignore_errors=True)
     return free(folder) >= needed_bytes

@@ -10,20 +10,19 @@ from recipes.checkpoints.retention import CheckpointQuality, parse_quality
 from recipes.runner import log_line
 from recipes.storage.artifact_store import MANIFEST_FILE
 
-# A run's checkpoints as they lie on this machine: below its folder, one folder a step.
+# A run's checkpoints on this machine: one folder per step.
 #
-# What belongs here: what lies there. What does not: one of them (`recipes.checkpoints.commit`), and what becomes of them
-# (`recipes.checkpoints.manager`).
+# Single checkpoints are handled in `recipes.checkpoints.commit`, their life cycle in `recipes.checkpoints.manager`.
 
 
 def list_local_steps(folder: Path) -> list[int]:
-    """Newest first, valid or not."""
+    """List steps, newest first, valid or not."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else iter(())
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def list_branches(folder: Path) -> list[Path]:
-    """The folder of a run's checkpoints, and those below it of where it was sent back."""
+    """List the folder of a run's checkpoints and its branches, which rewinds created."""
     return [folder, *folder.rglob("from-*")]
 
 
@@ -39,21 +38,22 @@ def read_local_quality(checkpoint: Path) -> CheckpointQuality:
 
 
 def clean_interrupted_writes(folder: Path) -> None:
-    """Remove what a process that was killed left half written or half downloaded: nothing is being written meanwhile.
+    """Remove partial writes and downloads of a killed process; nothing may be writing.
 
-    What was whole and lacked nothing but its name gets it.
+    A complete checkpoint that was not renamed yet is committed.
     """
     for path in (*folder.glob(".*.tmp"), folder / DOWNLOAD_FOLDER):
         step = path.name[1 : -len(".tmp")]
         if step.isdigit() and complete_interrupted_commit(path, folder / step):
-            log_line(f"checkpoint {step} was whole, and has its name now")
+            log_line(f"checkpoint {step} was complete: commit finished")
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def keep_only_step(folder: Path, step: int) -> None:
-    """Of a machine that goes on from `step` as another says: what it fetched for its earlier starts nobody reads again, and
-    its parts of what came after that step are of weights that are no more.
+    """Remove checkpoints of a machine that resumes from `step` as decided elsewhere.
+
+    Copies fetched for earlier starts are not needed again, and parts of later steps belong to discarded weights.
     """
     for old in set(list_local_steps(folder)) - {step}:
         if old > step or part_in_folder(folder / str(old)) is None:
@@ -61,7 +61,7 @@ def keep_only_step(folder: Path, step: int) -> None:
 
 
 def remove_steps_from(folder: Path, step: int) -> None:
-    """Remove those of `step` and later."""
+    """Remove the checkpoints of `step` and later."""
     for later in list_local_steps(folder):
         if later >= step:
             shutil.rmtree(folder / str(later))

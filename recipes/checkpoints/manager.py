@@ -1,8 +1,7 @@
-"""Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, upload, retention.
+"""Durable checkpoints: temporary folder, manifest with SHA-256 last, rename, upload, retention.
 
-It happens while training goes on, locally first. A checkpoint without a valid manifest does not exist (specification row
-I15): loading falls back to the one before it and says so. The last few stay, and the best beside them (rows I1, I7). What is
-inside a checkpoint is the trainer's business.
+All in the background, locally first. A checkpoint without a valid manifest does not exist: loading falls back to the
+previous one and logs it. The last few are kept, and the best. The content of a checkpoint is defined by the trainer.
 """
 
 import shutil
@@ -32,16 +31,18 @@ from recipes.storage.artifact_store import MANIFEST_FILE, Store
 
 
 class CheckpointManager:
-    """The checkpoints of one run: a local folder with one folder a step, mirrored below a logical URI.
+    """The checkpoints of one run or branch.
+
+    A local folder with one folder per step, mirrored to the store.
 
     Args:
-        folder: local; survives a restart on the same machine.
-        store, uri: where uploads go, and where a new machine finds them.
-        keep_last: how many of the newest stay, locally and in the store, besides the best one.
-        compression: of what is uploaded.
-        before: those that the run has come from, and the step at which it left them.
-        share: what this machine fetches of those that it goes on from; None: all.
-        free: how many bytes the disk of a folder has left.
+        folder: local folder; survives a restart on the same machine.
+        store, uri: destination of uploads, from which new machines resume.
+        keep_last: number of newest checkpoints to keep locally and in the store, in addition to the best.
+        compression: format of uploads.
+        origin: the previous branch, and the step at which the run left it.
+        share: part of a checkpoint that this machine fetches; None for all.
+        free: returns the free bytes of a folder's disk.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class CheckpointManager:
         self._deferred_parts: set[int] = set()
 
     def branch(self, name: str, branched_at: int = 0) -> "CheckpointManager":
-        """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
+        """Return the manager of a branch in a subfolder.
+
+        The run left these checkpoints at `branched_at`; they are kept.
+        """
         uri, compression = f"{self.uri}/{name}", self.stored.compression
         below = self.folder / name
         return CheckpointManager(
@@ -85,14 +89,17 @@ class CheckpointManager:
         *,
         defer_upload: bool = False,
     ) -> Iterator[Path]:
-        """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error, and after
-        what `start_remaining_writes` has begun then, which writes into it too.
+        """Yield a folder that becomes the checkpoint of `step` if the block succeeds.
 
-        `facts` go into its manifest: what `retention.VALIDATION_LOSS_KEY` names decides which checkpoint is the best.
-        `log_message` is for the log, once there is the checkpoint. A part that `defer_upload` is uploaded with the next one
-        that does not, or at the end, where it is still the newest or the best.
+        The commit waits for the future that `start_remaining_writes` returns, which may still write to the folder.
 
-        Raises what kept the one before from becoming a checkpoint.
+        Args:
+            facts: manifest facts; `retention.VALIDATION_LOSS_KEY` determines the best checkpoint.
+            log_message: logged after the commit.
+            defer_upload: upload this part with the next one that is not deferred, or at the end, if it is still the newest
+                or the best.
+
+        Raises the error of the previous commit, if it failed.
         """
         self.wait_for_commit()
         self.free_disk_space()
@@ -136,67 +143,80 @@ class CheckpointManager:
         self._prune()
 
     def _upload_parts(self) -> None:
-        """Those that wait, the newest first: nobody removes it here meanwhile. Older ones than these nobody needs."""
+        """Upload deferred parts, newest first, which must not be removed meanwhile.
+
+        Older parts are not needed.
+        """
         selected = self._deferred_parts & select_kept_steps(read_local_qualities(self.folder), 1)
         self._deferred_parts.clear()
         for step in sorted(selected, reverse=True):
             self.stored.upload(step, partial(self._should_upload, step), self._prune)
 
     def has_pending_uploads(self) -> bool:
-        """Whether what was written before is still on its way to the store.
+        """Return whether earlier checkpoints are still being uploaded.
 
-        Where one machine is, the next part waits on all: each uploaded what was its newest as it came to it, another step
-        than the others did, and none was ever whole.
+        If any machine has pending uploads, all defer their next part: otherwise each uploaded its own newest one, at
+        different steps, and no checkpoint was ever complete.
         """
         self.wait_for_commit()
         return self.stored.has_pending_uploads()
 
     def wait_for_commit(self) -> None:
-        """Wait until what was written is a checkpoint here. Raises what kept it from becoming one, once."""
+        """Wait for the pending commit. Raises its error, once."""
         newest, self._pending_commit = self._pending_commit, None
         if newest:
             newest.result()
 
     def raise_if_failed(self) -> None:
-        """Raise what has kept the newest from becoming a checkpoint: the next may be an hour away."""
+        """Raise the error of a failed commit now.
+
+        The next checkpoint may be an hour away.
+        """
         if self._pending_commit and self._pending_commit.done():
             self.wait_for_commit()
 
     def _kept_locally(self) -> set[int]:
-        """Of parts at least two: while this machine has the newest, another may have no more than the one before."""
+        """Return the steps to keep locally.
+
+        Of parts at least two, because other machines may still lack the newest.
+        """
         standings = read_local_qualities(self.folder)
         has_parts = any(part_in_folder(self.folder / str(step)) for step in standings)
         return select_kept_steps(standings, max(2, self.keep_last) if has_parts else self.keep_last)
 
     def _prune(self) -> None:
-        """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
+        """Remove local checkpoints that are not kept, except one that is being uploaded."""
         with self.stored.removal_lock:
             for old in set(self.local_steps()) - self._kept_locally() - {self.stored.uploading_step}:
                 shutil.rmtree(self.folder / str(old))
 
     def free_disk_space(self, kept_step: int | None = None) -> None:
-        """Where the disk has none for one more as large as the newest, those go that the store has too, the oldest first.
+        """Free disk space for one more checkpoint by removing local copies of stored ones.
 
-        The newest stays, and the one that is `kept_step`.
+        The newest and `kept_step` are kept.
         """
         free_disk_space(self.folder, self.stored, kept_step, self._free_bytes)
 
     def _should_upload(self, step: int, slow: bool) -> bool:
-        """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
+        """Return whether to upload a checkpoint at its turn.
+
+        With slow uploads only the newest and the best.
+        """
         return step in select_kept_steps(read_local_qualities(self.folder), 1 if slow else self.keep_last)
 
     def update_metadata(self, step: int, facts: Mapping[str, JsonValue]) -> None:
-        """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
+        """Add facts to a checkpoint's manifest, locally now and in the store in the background."""
         self.wait_for_commit()
         if (self.folder / str(step) / MANIFEST_FILE).exists():
             update_metadata(self.folder / str(step), facts)
         self.stored.update_metadata(step, facts)
 
     def upload_missing(self) -> None:
-        """Upload the newest, and the best of all where it is here, where a kill or the store has cut that off: they would be
-        on one machine alone. What a kill has left half there is deleted, and half here.
+        """Upload the newest and the best local checkpoint if the store lacks them.
 
-        For whoever goes on from the newest, which has seen that it is whole.
+        An interrupted upload may have left them on this machine only.
+
+        Partial checkpoints in the store and local ones are deleted. Called when the newest has been verified for resuming.
         """
         self._prune()
         local = self.local_steps()
@@ -208,18 +228,21 @@ class CheckpointManager:
             self.stored.prune()
 
     def wait(self) -> None:
-        """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
+        """Wait for uploads.
+
+        Raises the newest upload's error; errors of earlier ones are only logged.
+        """
         self.wait_for_commit()
         self._upload_parts()
         self.stored.wait()
 
     def require_complete_parts(self) -> None:
-        """After the uploads of all machines: what they have saved together is whole, and what does not stay is gone.
+        """Check that checkpoints saved by all machines are complete, after their uploads; then prune.
 
-        The best of all, which may be in the store alone: what is the best of those here others did not upload for that.
+        The best one may be in the store only: the best local one was not uploaded by others then.
 
         Raises:
-            Restart: of the newest or the best, a part has not arrived; its machine tries again as the run goes on.
+            Restart: a part of the newest or the best is missing; its machine retries at the restart.
         """
         parts = {step for step in self.local_steps() if part_in_folder(self.folder / str(step))}
         if missing := (parts & select_kept_steps(self._qualities(), 1)) - {*self.stored_steps()}:
@@ -228,27 +251,27 @@ class CheckpointManager:
             self.stored.prune()
 
     def local_steps(self) -> list[int]:
-        """Steps of the local checkpoints, newest first, valid or not."""
+        """List local steps, newest first, valid or not."""
         return list_local_steps(self.folder)
 
     def stored_steps(self) -> list[int]:
-        """Steps of the uploaded checkpoints, newest first."""
+        """List uploaded steps, newest first."""
         return self.stored.steps()
 
     def latest(self) -> tuple[int, Path] | None:
-        """The newest valid checkpoint, from the local folder or else from the store; None when there is none.
+        """Return the newest valid checkpoint, local or fetched from the store, or None.
 
-        A broken one is named in the log and removed, from the store too, so that it is never mistaken for the latest again
-        and takes no valid one's place among those that are kept.
+        Corrupt ones are logged and removed, from the store too, so that they neither count as the latest again nor displace
+        valid ones.
         """
         self.wait_for_commit()
         clean_interrupted_writes(self.folder)
         return self._first_valid(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
-        """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated.
+        """Return the valid checkpoint with the lowest validation loss, or None if none was evaluated.
 
-        Of all that the run has come by: one that was sent back may never be as good again as where it went back to.
+        Includes earlier branches up to where the run left them: after a rewind it may never be as good again.
         """
         self.wait_for_commit()
         clean_interrupted_writes(self.folder)
@@ -257,11 +280,11 @@ class CheckpointManager:
         return next((found for step in steps if (found := known[step][1].find_step(step))), None)
 
     def best_step(self) -> int | None:
-        """Its step, by what the manifests say: nothing is fetched or checked."""
+        """Return the best checkpoint's step according to manifests, without fetching or verifying."""
         return next(iter(rank_by_loss({step: loss for step, (loss, _) in self._evaluated_checkpoints().items()})), None)
 
     def _evaluated_checkpoints(self) -> "dict[int, tuple[float | None, CheckpointManager]]":
-        """The validation losses of all that the run has come by, with where each checkpoint lies."""
+        """Return validation losses and managers of all steps in the run's history."""
         manager = {}
         if self.origin:
             earlier, branched_at = self.origin
@@ -269,42 +292,44 @@ class CheckpointManager:
         return manager | {step: (standing.loss, self) for step, standing in self._qualities().items()}
 
     def _qualities(self) -> dict[int, CheckpointQuality]:
-        """Of those in the store, and of those here."""
+        """Return the qualities of stored and local checkpoints by step."""
         return {step: self.stored.quality(step) for step in self.stored_steps()} | read_local_qualities(self.folder)
 
     def find_step(self, step: int) -> tuple[int, Path] | None:
-        """The checkpoint of `step`, where there is a valid one."""
+        """Return the checkpoint of `step` if it is valid."""
         self.wait_for_commit()
         clean_interrupted_writes(self.folder)
         return self._first_valid([step])
 
     def ensure_uploaded(self, step: int) -> None:
-        """Have the checkpoint of `step`, which is whole here, in the store: another machine goes on from it too.
+        """Upload the checkpoint of `step` if the store lacks it.
 
-        Raises what kept it from there.
+        Other machines can then resume from it. Raises the error of the upload.
         """
         if step not in self.stored_steps():
             self.stored.upload(step, lambda slow: True, self._prune)
             self.stored.wait()
 
     def ensure_local(self, step: int, content: str) -> None:
-        """Have here the checkpoint of `step` that another machine goes on from. What this one has of that step may be other
-        weights: those that the run was healed of while it had no part in it.
+        """Fetch the checkpoint of `step` with this content unless it is here.
+
+        This machine's checkpoint of the same step may have other weights, which the run discarded while the machine was
+        away.
 
         Raises:
-            Restart: the store has no such checkpoint. That it was broken may have been seen here first: it is offered anew.
+            Restart: the store has no such checkpoint. If corruption was first detected here, the leader uploads it again.
         """
         path = self.folder / str(step)
         if read_content_digest(path) != content and part_in_folder(path) is None:
             shutil.rmtree(path, ignore_errors=True)
         if self.find_step(step) is None or read_content_digest(path) != content:
-            raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
+            raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node resumes from")
 
     def fetch_all_weights(self, found: tuple[int, Path]) -> None:
-        """Have all weights of a checkpoint here, of this way or of one before it, whatever other machines have of it.
+        """Fetch all weights of a checkpoint on this or an earlier branch.
 
         Raises:
-            Restart: the store has them no more.
+            Restart: the store no longer has them.
         """
         step, path = found
         if self.origin and path.parent != self.folder:
@@ -313,8 +338,9 @@ class CheckpointManager:
             raise Restart(f"{self.uri}/{step} is not in the store: not all of its weights are on this machine")
 
     def find_rewind_start(self) -> tuple[int, Path] | None:
-        """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
-        it. None at the beginning.
+        """Return the checkpoint from the previous branch that this one starts from.
+
+        Searches all earlier branches; None at the start of a run.
         """
         manager, branched_at = self, self.origin[1] if self.origin else 0
         while manager.origin:
@@ -324,7 +350,10 @@ class CheckpointManager:
         return None
 
     def discard_from(self, step: int) -> None:
-        """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
+        """Remove checkpoints of `step` and later, locally and in the store.
+
+        Their weights must not be used.
+        """
         self.wait_for_commit()
         self.stored.drain_uploads()
         remove_steps_from(self.folder, step)
@@ -333,8 +362,9 @@ class CheckpointManager:
                 self.stored.delete(bad)
 
     def _first_valid(self, steps: Iterable[int]) -> tuple[int, Path] | None:
-        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed. Parts stay:
-        whether others are lost, all machines find out together.
+        """Return the first valid checkpoint of these steps, removing corrupt ones before it.
+
+        Parts are kept: all machines determine together whether other parts are lost.
         """
         for step in steps:
             path = self.folder / str(step)
@@ -346,14 +376,14 @@ class CheckpointManager:
             if (path.is_dir() and not is_part) or self._fetch(step, self.share):
                 return step, path
             if is_part:
-                log_line(f"checkpoint {step} is a part, and others are in no store: falling back")
+                log_line(f"checkpoint {step} is a part whose other parts are not in the store: falling back")
         return None
 
     def _fetch(self, step: int, share: NodeShard | None) -> bool:
-        """Bring the uploaded checkpoint of `step`, or a share of it, to the local folder. False when it is not there or is
-        broken.
+        """Fetch the uploaded checkpoint of `step`, or a share of it.
 
-        Where that fails, nothing stays of it: on a full disk there was no room left to say why the program ended.
+        Return False if it is missing or corrupt. After a failure nothing of it is left: on a full disk there was no room to
+        record why the program ended.
         """
         self.free_disk_space()
         try:

@@ -13,21 +13,21 @@ from recipes.contracts.frozen_model import FrozenModel
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Manifest
 
-# Which files of a checkpoint a machine needs: of weights that are spread over all machines, those with its own rows.
+# Select the files of a checkpoint that a machine needs: for sharded weights, those with its own rows.
 #
-# Of 72B parameters a checkpoint is 864 GB. Four machines that each fetched all of it, and had a disk for that, would not
-# train within five minutes (specification row I10).
+# A checkpoint of a 72B model is 864 GB. Fetching all of it on each of four machines would need such disks, and training
+# could not start within five minutes.
 
 ROWS_MARKER = "-rows-"
-"""In the name of a file that has some of the rows of tensors, between what they are and whose."""
+"""Marks names of files with a part of the rows of tensors; separates their kind from their rank."""
 PLACES_KEY = "places"
-"""In the metadata of such a file, by tensor: the number of the first of its rows, and how many there are in all files. One
-entry for both: safetensors writes several in any order, and equal rows were in unequal files.
+"""Metadata key in such files for the first row and the total number of rows of each tensor. A single key, because
+safetensors writes several in any order, which gave equal rows unequal files.
 """
 OPTIMIZER_PREFIX = "optimizer"
 
 MAX_HEADER_BYTES = 100_000_000
-"""In bytes; the library takes none that is longer. What is spoiled may say any number."""
+"""The library's limit. Corrupt files may state any size."""
 
 
 class HeaderMetadata(BaseModel):
@@ -39,14 +39,17 @@ class TensorHeader(BaseModel):
 
 
 class SafetensorsHeader(BaseModel, extra="allow"):
-    """Of a safetensors file: its tensors by their names, beside the metadata."""
+    """Header of a safetensors file: tensors by name, and metadata."""
 
     metadata: HeaderMetadata = Field(default=HeaderMetadata(), alias="__metadata__")
     __pydantic_extra__: dict[str, TensorHeader]
 
 
 class TensorRows(NamedTuple):
-    """What one file has of a tensor. One that is a number has no rows, and `total` is 0."""
+    """Rows of a tensor in one file.
+
+    A scalar has no rows, and `total` is 0.
+    """
 
     path: str
     first: int
@@ -56,16 +59,14 @@ class TensorRows(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeShard:
-    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes
-    `processes_per_node`.
-    """
+    """The shard of machine `number` (from 1) `of` several equal ones with `processes_per_node` processes each."""
 
     number: int
     of: int
     processes_per_node: int
 
     def label_content(self, content: str) -> str:
-        """What tells this share, and those of the other machines, of a checkpoint with that content."""
+        """Return an identifier of shards that together form a checkpoint with this content."""
         return content
 
     @property
@@ -73,9 +74,9 @@ class NodeShard:
         return range((self.number - 1) * self.processes_per_node, self.number * self.processes_per_node)
 
     def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[SafetensorsHeader]]) -> set[str]:
-        """Paths of those that this machine reads as it goes on; `headers` are those of the files at some paths.
+        """Return the paths of files that this machine needs; `headers` reads the headers of files.
 
-        All, where files do not say which rows they have: of an earlier version, or of another strategy.
+        All files if they do not state their rows, as in earlier versions or other strategies.
         """
         paths = {file.path for file in manifest.files}
         sharded_paths = [path for path in paths if ROWS_MARKER in path]
@@ -89,22 +90,22 @@ class NodeShard:
         for parts in tensors.values():
             needed |= {part.path for part in parts if self.needs_rows(part)}
         for parts in tensors.values():
-            if needed.isdisjoint(part.path for part in parts):  # a number that all have alike is in one of them, or in all
+            if needed.isdisjoint(part.path for part in parts):  # a scalar is equal in all files that contain it
                 needed.add(min(part.path for part in parts))
         return needed
 
     def needs_rows(self, part: TensorRows) -> bool:
-        """Whether a process of this machine has rows that a file has."""
+        """Return whether a process of this machine needs rows of a file."""
         processes = self.of * self.processes_per_node
         own = (shard_rows(part.total, rank, processes) for rank in self.ranks)
         return any(max(rows.start, part.first) < min(rows.stop, part.first + part.rows) for rows in own)
 
 
 class AllWeights(NodeShard):
-    """What is published of a run: all weights, of all machines."""
+    """All weights of all machines, for publishing."""
 
     def label_content(self, content: str) -> str:
-        """Beside shares it makes no whole."""
+        """Differs from the identifiers of shards, because the two do not form a whole."""
         return f"weights of {content}"
 
     def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[SafetensorsHeader]]) -> set[str]:
@@ -112,7 +113,7 @@ class AllWeights(NodeShard):
 
 
 def list_tensor_rows(path: str, header: SafetensorsHeader) -> Iterable[tuple[str, TensorRows | None]]:
-    """What a file has of each of its tensors; None where it does not say which rows these are."""
+    """Yield each tensor's rows in a file; None if the file does not state them."""
     places = header.metadata.places
     for name, tensor in header.__pydantic_extra__.items():
         if not tensor.shape:
@@ -125,13 +126,16 @@ def list_tensor_rows(path: str, header: SafetensorsHeader) -> Iterable[tuple[str
 
 
 def shard_rows(total: int, rank: int, processes: int) -> range:
-    """The rows that a process holds where FSDP2 has spread a tensor: equally many each, fewer or none at the end."""
+    """Return the rows of a process in an FSDP2-sharded tensor.
+
+    Equal numbers, fewer or none at the end.
+    """
     each = -(-total // processes)
     return range(min(total, each * rank), min(total, each * (rank + 1)))
 
 
 def read_safetensors_header(read: Callable[[int, int], bytes]) -> SafetensorsHeader:
-    """That of a safetensors file of which `read` gives the bytes from one place to another.
+    """Read a safetensors header; `read` returns the bytes between two offsets.
 
     Raises:
         ValidationError: it is no such file.
@@ -140,23 +144,26 @@ def read_safetensors_header(read: Callable[[int, int], bytes]) -> SafetensorsHea
     return SafetensorsHeader.model_validate_json(read(8, 8 + min(size, MAX_HEADER_BYTES)))
 
 
-# A checkpoint that several machines have saved: each uploads its part, and the last that arrives makes a whole of them.
+# A checkpoint saved by several machines: each uploads its part, and the last one to arrive completes it.
 #
-# No machine waits for another, and all that they have to know of each other is in the store: what one has put there
-# counts though it is gone since. On its machine a part is a checkpoint like others, whose manifest says that it is a
-# part. In the store the manifests of those that have arrived lie beside the files, until all have (specification row
-# Z16).
+# Machines do not wait for each other and only communicate through the store, so that a part counts even if its machine is
+# lost. Locally a part is a checkpoint whose manifest marks it as a part. In the store, the manifests of uploaded parts are
+# next to the files until all have arrived.
 
 PART_KEY = "part"
-"""The fact in a manifest that says which part it is of; that of a whole checkpoint has none."""
+"""Manifest fact that identifies a part; absent in complete checkpoints."""
 PARTS_FOLDER = "parts"
-"""The folder of the parts' manifests, among the files of a checkpoint that is not whole yet."""
+"""Folder of the parts' manifests in an incomplete checkpoint."""
 
 
 class CheckpointPart(FrozenModel):
-    """`number` counts from 1, which is the leader's machine. `save` is another one each time that a step is saved: parts of
-    two times are no checkpoint, though their steps and their names are the same. Of a share that was fetched, it is what the
-    whole is made of.
+    """Identifies a part of a checkpoint.
+
+    Attributes:
+        number: counts from 1, the leader's machine.
+        of: number of parts.
+        save: unique per save of a step: parts of different saves do not form a checkpoint, although steps and names are
+            equal. For a fetched share, the content of the whole.
     """
 
     number: int
@@ -165,13 +172,13 @@ class CheckpointPart(FrozenModel):
 
 
 def part_from_manifest(manifest: Manifest) -> CheckpointPart | None:
-    """Which part a manifest is of; None of a whole checkpoint."""
+    """Return the part that a manifest describes, or None for a complete checkpoint."""
     found = manifest.facts.get(PART_KEY)
     return CheckpointPart.model_validate(found) if found else None
 
 
 def part_in_folder(folder: Path) -> CheckpointPart | None:
-    """Which part lies in a folder; None where a whole checkpoint does, or none."""
+    """Return the part in a folder; None for a complete checkpoint or none."""
     try:
         return part_from_manifest(Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()))
     except (FileNotFoundError, ValidationError):
@@ -179,9 +186,9 @@ def part_in_folder(folder: Path) -> CheckpointPart | None:
 
 
 def upload_part(store: Store, folder: Path, uri: str, manifest: Manifest, part: CheckpointPart) -> None:
-    """Upload the part that lies in `folder`; with the last, there is the checkpoint.
+    """Upload the part in `folder`; the last part completes the checkpoint.
 
-    Two that arrive at once may both be the last. They write the same.
+    Two parts that arrive at once may both be last; they write the same manifest.
     """
     store.put_files(folder, uri, manifest)
     store.put_bytes(f"{uri}/{PARTS_FOLDER}/{part.number}-of-{part.of}.json", manifest.to_bytes())
@@ -189,7 +196,7 @@ def upload_part(store: Store, folder: Path, uri: str, manifest: Manifest, part: 
 
 
 def assemble_if_complete(store: Store, uri: str, one: CheckpointPart) -> None:
-    """Where all parts have arrived that belong to `one`, they are the checkpoint from here on."""
+    """Commit the checkpoint if all parts of the save of `one` have arrived."""
     if whole := join_parts(list_uploaded_parts(store, uri), one):
         store.put_manifest(uri, whole)
         store.delete(f"{uri}/{PARTS_FOLDER}")
@@ -197,20 +204,23 @@ def assemble_if_complete(store: Store, uri: str, one: CheckpointPart) -> None:
 
 
 def list_uploaded_parts(store: Store, uri: str) -> list[Manifest]:
-    """Those that have arrived of a checkpoint that is not whole."""
+    """Return the manifests of uploaded parts of an incomplete checkpoint."""
     found = []
     for name in store.list(f"{uri}/{PARTS_FOLDER}"):
-        with suppress(FileNotFoundError, ValidationError):  # the last has come meanwhile; or it is no manifest
+        with suppress(FileNotFoundError, ValidationError):  # completed by another machine, or no manifest
             found.append(Manifest.model_validate_json(store.get_bytes(name)))
     return found
 
 
 def join_parts(parts: Iterable[Manifest], one: CheckpointPart) -> Manifest | None:
-    """The manifest of the whole that `one` is a part of; None while another is missing."""
+    """Return the manifest of the complete checkpoint that `one` is a part of.
+
+    None if parts are missing.
+    """
     found = {part.number: manifest for manifest in parts if (part := part_from_manifest(manifest)) and part.save == one.save}
     if len(found) < one.of:
         return None
     leading = found[1]
-    files = {file.path: file for manifest in found.values() for file in manifest.files}  # of shares, some are in several
+    files = {file.path: file for manifest in found.values() for file in manifest.files}  # shares may overlap
     facts = {name: fact for name, fact in leading.facts.items() if name != PART_KEY}
     return Manifest(kind=leading.kind, files=tuple(files[path] for path in sorted(files)), facts=facts)

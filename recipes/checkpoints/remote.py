@@ -1,7 +1,6 @@
-"""A run's checkpoints as they lie in the store: they arrive in the background, one after the other, and the best ones stay.
+"""A run's checkpoints in the object store: background uploads, retention, and downloads.
 
-What belongs here: uploads, retention there, and the way back. What does not: the local folder
-(`recipes.checkpoints.manager`).
+Local folders are in `recipes.checkpoints.manager`.
 """
 
 import os
@@ -38,18 +37,18 @@ from recipes.storage.object_transfer import prefetch
 
 DOWNLOAD_FOLDER = ".download"
 UPLOAD_FOLDER = ".upload"
-"""What is uploaded in another form than it has here; one thread uploads."""
+"""Folder for files that are converted for upload; there is one upload thread."""
 SLOW_UPLOAD_SECONDS = 60.0
-"""After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
+"""After a slower upload, queued checkpoints are skipped if newer ones wait: uploading all would never catch up."""
 
 
 class RemoteCheckpoints:
-    """Below a logical URI, one folder a step.
+    """Checkpoints below a logical URI, one folder per step.
 
     Args:
-        folder: the local one, with one folder a step.
-        keep_last: how many of the newest stay in the store, besides the best one.
-        compression: of what is uploaded.
+        folder: the local folder with one folder per step.
+        keep_last: number of newest checkpoints to keep in the store, in addition to the best.
+        compression: format of uploads.
     """
 
     def __init__(self, folder: Path, store: Store, uri: str, keep_last: int, compression: Literal["zstd"] | None) -> None:
@@ -59,27 +58,27 @@ class RemoteCheckpoints:
         self.keep_last = keep_last
         self.compression = compression
         self.removal_lock = threading.Lock()
-        """Held while it is decided which local checkpoint is uploaded next, or is removed."""
+        """Held while choosing the next local checkpoint to upload, and while removing one."""
         self.uploading_step: int | None = None
         self.complete_steps: set[int] = set()
-        """Steps that are known to be here."""
+        """Steps known to be complete in the store."""
         self._last_upload_seconds = 0.0
         self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
         self._last_upload: Future[None] | None = None
         self._failed_uploads: list[tuple[int, Callable[[], None]]] = []
 
     def branch(self, way: str) -> "RemoteCheckpoints":
-        """Those in a folder below, as seen by the run that wrote them there; "." is none."""
+        """Return the checkpoints of a branch; "." is this one."""
         uri = self.uri if way == "." else f"{self.uri}/{way}"
         return RemoteCheckpoints(self.folder / way, self.store, uri, self.keep_last, self.compression)
 
     def steps(self) -> list[int]:
-        """Newest first; those that are whole."""
+        """List complete steps, newest first."""
         self.complete_steps = {step for step, whole in self.folders().items() if whole}
         return sorted(self.complete_steps, reverse=True)
 
     def folders(self) -> dict[int, bool]:
-        """Step -> whether its manifest is there, of everything that lies here."""
+        """Return all steps in the store, with whether their manifest exists."""
         found: dict[int, bool] = {}
         for uri in self.store.list(self.uri):
             step, *rest = uri.removeprefix(self.uri + "/").split("/")
@@ -94,13 +93,12 @@ class RemoteCheckpoints:
             return CheckpointQuality()
 
     def fetch(self, step: int, share: NodeShard | None = None) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder, or a share of it. False when it is not there or is
-        broken.
+        """Fetch the uploaded checkpoint of `step`, or a share of it.
 
-        Where a part of it is here, the rest is fetched.
+        Return False if it is missing or corrupt. If a part of it is on this machine, only the rest is downloaded.
 
         Raises:
-            Restart: it is broken, of which a part is here: all machines may still have theirs, and bring them once more.
+            Restart: it is corrupt and a part is here: the machines may still have valid parts, and upload them again.
         """
         uri = f"{self.uri}/{step}"
         if not self.store.exists(f"{uri}/{MANIFEST_FILE}"):
@@ -109,7 +107,7 @@ class RemoteCheckpoints:
             try:
                 manifest, source = self._download(step, share)
             except BrokenArtifact as error:
-                log_line(f"checkpoint {step} came broken ({error}): fetching it once more, as it may be whole where it lies")
+                log_line(f"checkpoint {step} was corrupted in transit ({error}): fetching it again")
                 manifest, source = self._download(step, share)
         except BrokenArtifact as error:
             self.delete(step)
@@ -122,7 +120,7 @@ class RemoteCheckpoints:
         if is_compressed(manifest):
             manifest = decompress_checkpoint(source, manifest, temporary)
         else:
-            downloaded = source.is_relative_to(self.folder)  # else it lies in the store itself
+            downloaded = source.is_relative_to(self.folder)  # otherwise it is in the store's own folder
             names = [file.path for file in manifest.files]
             place_files(source, temporary, names, os.replace if downloaded else shutil.copyfile)
         (temporary / MANIFEST_FILE).write_bytes(manifest.to_bytes())
@@ -132,8 +130,9 @@ class RemoteCheckpoints:
         return True
 
     def _download(self, step: int, share: NodeShard | None) -> tuple[Manifest, Path]:
-        """The manifest of the uploaded checkpoint of `step`, or of a share of it, and where its files are. Raises
-        BrokenArtifact.
+        """Return the manifest and files of an uploaded checkpoint, or of a share of it.
+
+        Raises BrokenArtifact.
         """
         artifact = self.store.find(f"{self.uri}/{step}")
         if artifact is None:
@@ -144,8 +143,10 @@ class RemoteCheckpoints:
         return manifest, self.store.fetch(artifact, self.folder / DOWNLOAD_FOLDER, names)
 
     def _select_shard(self, whole: Manifest, step: int, share: NodeShard | None) -> Manifest:
-        """Of a checkpoint, what is in a share of it. One that is compressed is fetched as a whole: no file says what it has;
-        so is one whose files cannot be read, and is found broken.
+        """Reduce a manifest to a share of the checkpoint.
+
+        Compressed checkpoints are fetched as a whole, since their headers cannot be read; so are those with unreadable
+        files, which are then found to be corrupt.
         """
         if share is None or is_compressed(whole):
             return whole
@@ -162,7 +163,7 @@ class RemoteCheckpoints:
         return with_metadata(whole.model_copy(update={"files": files}), {PART_KEY: part.model_dump(mode="json")})
 
     def _header(self, step: int, path: str) -> SafetensorsHeader:
-        """It is not hashed: what it says decides no more than which files are fetched, and these are."""
+        """Read a header without verification: it only selects the files to fetch, which are verified."""
         stored = self.store.open(f"{self.uri}/{step}/{path}")
         return read_safetensors_header(lambda start, stop: b"".join(stored.chunks(start, stop)))
 
@@ -170,13 +171,16 @@ class RemoteCheckpoints:
         self.complete_steps.discard(step)
         self.store.delete(
             f"{self.uri}/{step}/{PARTS_FOLDER}"
-        )  # of a kill as it became whole: they would make it so once more
+        )  # left by a kill during completion; they would complete it again
         self.store.delete(f"{self.uri}/{step}")
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 
     def upload(self, step: int, should_upload: Callable[[bool], bool], prune: Callable[[], None]) -> None:
-        """Bring a local checkpoint here. `should_upload` says as its turn comes whether it is still, or with True whether it
-        is still although uploads are slow; `prune` removes it there, if it was kept only for this.
+        """Upload a local checkpoint in the background.
+
+        Args:
+            should_upload: returns at its turn whether to upload it; called with True if uploads are slow.
+            prune: removes local checkpoints that were only kept for the upload.
         """
 
         def upload_once() -> None:
@@ -194,7 +198,7 @@ class RemoteCheckpoints:
 
     @contextmanager
     def _reserve(self, step: int, should_upload: Callable[[bool], bool]) -> Iterator[bool]:
-        """Whether the local checkpoint is there; nobody removes it meanwhile."""
+        """Yield whether the local checkpoint exists and should be uploaded; it cannot be removed meanwhile."""
         with self.removal_lock:
             is_reserved = (self.folder / str(step)).is_dir() and should_upload(
                 self._last_upload_seconds > SLOW_UPLOAD_SECONDS
@@ -206,9 +210,9 @@ class RemoteCheckpoints:
             self.uploading_step = None
 
     def send(self, step: int) -> None:
-        """Upload the local checkpoint of `step`, or the part that lies here."""
+        """Upload the local checkpoint of `step`, or this machine's part."""
         folder, uri = self.folder / str(step), f"{self.uri}/{step}"
-        # As it is now: one whose upload was given up may have been told of since, and nobody tells it that again.
+        # Read the manifest now: facts may have been added since an upload was given up, and are not added again.
         manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
         part = part_from_manifest(manifest)
         try:
@@ -224,7 +228,7 @@ class RemoteCheckpoints:
             shutil.rmtree(self.folder / UPLOAD_FOLDER, ignore_errors=True)
 
     def _check_after_upload(self, step: int) -> None:
-        """See what is whole after an upload; one machine prunes for all."""
+        """Update the list of complete checkpoints after an upload; one machine prunes for all."""
         part = part_in_folder(self.folder / str(step))
         if part and part.number > 1:
             self.steps()
@@ -232,7 +236,10 @@ class RemoteCheckpoints:
             self._prune()
 
     def prune(self) -> None:
-        """Delete what does not stay, when all that was uploaded before has arrived. No run ends for what is left there."""
+        """Delete old checkpoints after pending uploads.
+
+        Errors are only logged.
+        """
 
         def upload_once() -> None:
             try:
@@ -243,11 +250,11 @@ class RemoteCheckpoints:
         self._last_upload = self._uploader.submit(upload_once)
 
     def _prune(self) -> None:
-        """Delete what does not stay, and what has no manifest: the rest of an upload or of a deletion that broke off.
+        """Delete checkpoints that are not kept, and incomplete ones from interrupted uploads or deletions.
 
-        Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile; but for parts
-        of other machines. They may be ahead of this one, or far behind it; when a newer one is whole, all are past it. One
-        of which a part is still here may be made up for.
+        One thread uploads and deletes, so that nothing of this machine is in progress. Parts of other machines, which may be
+        ahead or far behind, are only deleted when a newer checkpoint is complete, because all machines are past them then.
+        If this machine still has its part, the checkpoint may be completed later.
         """
         folders = self.folders()
         self.complete_steps = {step for step, whole in folders.items() if whole}
@@ -258,7 +265,7 @@ class RemoteCheckpoints:
                 self.delete(old)
 
     def update_metadata(self, step: int, facts: Mapping[str, JsonValue]) -> None:
-        """Add facts to a manifest, when all that was uploaded before has arrived."""
+        """Add facts to a manifest after pending uploads."""
 
         def upload_once() -> None:
             uri = f"{self.uri}/{step}"
@@ -268,7 +275,10 @@ class RemoteCheckpoints:
         self._last_upload = self._uploader.submit(self._with_retries, step, upload_once)
 
     def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
-        """Raises what the last attempt raised; it is made up for when one after it has succeeded."""
+        """Run an upload with retries.
+
+        Raises the last error; the upload is repeated after a later one has succeeded.
+        """
         try:
             retry_upload(step, attempt)
         except Exception:
@@ -277,7 +287,10 @@ class RemoteCheckpoints:
         self._retry_failed_uploads()
 
     def _retry_failed_uploads(self) -> None:
-        """Do what was given up, as the store answers again: the best of a run may be among it, which comes once."""
+        """Repeat failed uploads when the store answers again.
+
+        The run's best checkpoint may be among them.
+        """
         while self._failed_uploads:
             step, attempt = self._failed_uploads[0]
             try:
@@ -291,17 +304,23 @@ class RemoteCheckpoints:
         return self._last_upload is not None and not self._last_upload.done()
 
     def wait(self) -> None:
-        """For the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
-        if self._last_upload:  # one thread uploads in order: when the newest is done, all are
+        """Wait for uploads.
+
+        Raises the newest upload's error; errors of earlier ones are only logged.
+        """
+        if self._last_upload:  # uploads are sequential: if the newest is done, all are
             self._last_upload.result()
 
     def drain_uploads(self) -> None:
-        """Wait for the uploads, however they end: nothing arrives after this."""
+        """Wait for uploads, ignoring their errors; nothing is uploaded after this returns."""
         self._uploader.submit(lambda: None).result()
 
 
 def link_local_part(part: Path, download: Path, names: Collection[str]) -> None:
-    """Of a part that is here, files need not come once more: what is wrong with them is seen as all are hashed."""
+    """Link files of a local part, so that they are not downloaded.
+
+    Corruption is detected when all are hashed.
+    """
     if part_in_folder(part) is not None:
-        with suppress(OSError):  # this disk may know no links
+        with suppress(OSError):  # the file system may not support links
             place_files(part, download, [name for name in names if (part / name).exists()], link_file)

@@ -1,5 +1,6 @@
-"""Which checkpoints stay: the newest few, the one with the lowest validation loss, and one from before a loss that may be
-diverging (specification rows I1, I7). Pure.
+"""Select the checkpoints to keep. Pure functions.
+
+Kept are the newest few, the one with the lowest validation loss, and the last one before a loss that may be diverging.
 """
 
 from collections.abc import Mapping
@@ -11,30 +12,30 @@ from recipes.contracts.divergence import first_corrupt_step
 from recipes.storage.manifest import Manifest
 
 VALIDATION_LOSS_KEY = "validation_loss"
-"""The fact in a checkpoint's manifest that tells the best one; only a step at which the model was evaluated has it."""
+"""Manifest fact of a checkpoint: its validation loss, present if the step was evaluated."""
 DOUBTED_SINCE_KEY = "doubted_since"
-"""The fact in a checkpoint's manifest: from which step on the loss had been above its band as it was saved, where it was."""
+"""Manifest fact of a checkpoint: the step since which the loss had been above its band when it was saved, if it was."""
 
 
 @dataclass(frozen=True)
 class CheckpointQuality:
-    """What a checkpoint's manifest says of how good the model was."""
+    """Indicators of a model's quality in a checkpoint's manifest."""
 
     loss: float | None = None
     doubted_since: int | None = None
 
 
 def rank_by_loss(losses: Mapping[int, float | None]) -> list[int]:
-    """The steps that have a validation loss, from the lowest; of equal ones the earliest first."""
+    """Return steps with a validation loss, lowest first, then earliest."""
     known = {step: loss for step, loss in losses.items() if loss is not None}
     return sorted(known, key=lambda step: (known[step], step))
 
 
 def select_kept_steps(standings: Mapping[int, CheckpointQuality], keep_last: int) -> set[int]:
-    """Which of the steps stay: the newest `keep_last`, and the best beside them.
+    """Return the steps to keep: the newest `keep_last`, and the best.
 
-    While the loss is above its band, the newest from before that does too: the others are all discarded if it has diverged,
-    and until that is certain, a few intervals may pass.
+    While the loss is above its band, the newest checkpoint from before is kept too: all later ones are discarded if the run
+    has diverged, and several intervals may pass until that is certain.
     """
     steps = sorted(standings)
     since = standings[steps[-1]].doubted_since if steps else None
@@ -44,7 +45,7 @@ def select_kept_steps(standings: Mapping[int, CheckpointQuality], keep_last: int
 
 
 def parse_quality(manifest: bytes) -> CheckpointQuality:
-    """Nothing where it says nothing, or is none."""
+    """Parse the quality from a manifest; empty if it is missing or invalid."""
     try:
         facts = Manifest.model_validate_json(manifest).facts
     except ValidationError:

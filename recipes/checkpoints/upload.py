@@ -11,7 +11,7 @@ from recipes.storage.artifact_store import describe_files
 from recipes.storage.manifest import Manifest
 from recipes.storage.retry import after_pauses
 
-# Retried uploads of checkpoints: a short outage of the store or the network costs no checkpoint.
+# Uploads with retries: a short outage of the store or the network must not lose a checkpoint.
 
 RETRY_PAUSES_SECONDS = (1.0, 4.0)
 """Pauses before the second and the third attempt; after that the upload has failed."""
@@ -33,15 +33,15 @@ def retry_upload(step: int, upload: Callable[[], None]) -> None:
         raise
 
 
-# The form in which a checkpoint is uploaded where its policy asks for `compression: zstd` (row I8): each file by itself.
+# Compression of uploads with `compression: zstd` in the checkpoint policy, file by file.
 #
-# The local checkpoint stays as it is, so that training does not wait for it. Weights in bfloat16 hardly shrink, states of
-# an optimizer that have not moved do.
+# The local checkpoint is not compressed, so that training does not wait. bfloat16 weights hardly shrink, unchanged optimizer
+# states do.
 
 COMPRESSION_KEY = "compression"
 COMPRESSED_SUFFIX = ".zst"
 COPY_BUFFER_BYTES = 1 << 20
-"""Bytes in memory."""
+"""Size of the copy buffer."""
 
 
 def is_compressed(manifest: Manifest) -> bool:
@@ -49,8 +49,8 @@ def is_compressed(manifest: Manifest) -> bool:
 
 
 def compress_checkpoint(folder: Path, manifest: Manifest, target: Path) -> Manifest:
-    """Write the files of a checkpoint into `target`, compressed. Returns the manifest to upload them with."""
-    from pyarrow import CompressedOutputStream, OSFile  # a third of a second, for whoever asks for it
+    """Write a checkpoint's files to `target` compressed. Returns the manifest for the upload."""
+    from pyarrow import CompressedOutputStream, OSFile  # takes a third of a second to import
 
     for record in manifest.files:
         place = target / f"{record.path}{COMPRESSED_SUFFIX}"
@@ -63,7 +63,7 @@ def compress_checkpoint(folder: Path, manifest: Manifest, target: Path) -> Manif
 
 
 def decompress_checkpoint(folder: Path, manifest: Manifest, target: Path) -> Manifest:
-    """Write the files of an uploaded checkpoint into `target` as they were. Returns the manifest that they had."""
+    """Write an uploaded checkpoint's files to `target` decompressed. Returns their original manifest."""
     from pyarrow import CompressedInputStream, OSFile
 
     for record in manifest.files:

@@ -1,4 +1,4 @@
-"""Scan a command's checkpoints folder: its files, links and folders, without reading any."""
+"""Scan a command's checkpoints folder: its files, links and folders, without reading their contents."""
 
 import errno
 import os
@@ -10,12 +10,11 @@ from pathlib import Path, PurePosixPath
 
 from recipes.storage.folder_tree import FILE_MODE, FOLDER_MODE
 
-# What a look at a command's checkpoints folder finds, and which files have changed since the look before.
-#
-# Nothing is read, and nothing is decided here: when a state is made is `recipes.command.snapshot_publisher`.
+# A scan only lists entries and compares them with the previous scan. `recipes.command.snapshot_publisher` decides when a
+# snapshot is made.
 
 MISSING_FILE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Of what is gone, and of a link that leads nowhere, or to itself."""
+"""The errors for an entry that is gone, and for a link to nothing or to itself."""
 
 
 class EntryKind(Enum):
@@ -26,12 +25,14 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True)
 class FileStamp:
-    """Shows whether an entry has changed, without reading it. Times are in nanoseconds.
+    """Metadata that shows, without reading the contents, whether an entry has changed.
+
+    Times are in nanoseconds.
 
     Args:
-        modified: of a file; that of a link or folder is `entry_modified`, by which it does not count as changed.
-        link: where a link leads, relative to its own folder.
-        is_empty: whether a folder holds nothing that could be published.
+        modified: of a file; the time of a link or folder is in `entry_modified`, which does not count as a change.
+        link: the target of a link, relative to the link's folder.
+        is_empty: whether a folder contains nothing that could be published.
     """
 
     size: int = 0
@@ -52,25 +53,26 @@ Scan = Mapping[str, FileStamp]
 
 
 def ignore_problem(problem: OSError) -> None:
-    """A later scan has reported it already."""
+    """Do nothing: a later scan has already reported the problem."""
 
 
 def scan_folder(folder: Path, on_unreadable: Callable[[OSError], None] = ignore_problem) -> dict[str, FileStamp]:
-    """All files, links and folders below a folder, by their paths in it.
+    """Return all files, links and folders below a folder, by relative path.
 
-    A link that stays in the folder is one; one that leaves it is what it leads to, a folder with all that this holds.
+    A link to something inside the folder is returned as a link. A link to something outside is followed: a folder there is
+    returned with all its contents.
 
     Args:
-        on_unreadable: receives an error with the path of each entry that cannot be published.
+        on_unreadable: called with an error, including the path, for each entry that cannot be published.
 
     Raises:
-        OSError: the disk does not say what lies there.
+        OSError: the disk cannot be read.
     """
     return dict(FolderScanner(on_unreadable).scan("", folder, ((PurePosixPath(), Path(os.path.realpath(folder))),)))
 
 
 Roots = tuple[tuple[PurePosixPath, Path], ...]
-"""Where the scanned folder lies, and each folder outside of it that a link led to: path in the scan, and real path."""
+"""The scanned folder and each outside folder that a link leads to: their paths in the scan and their real paths."""
 
 
 class FolderScanner:
@@ -78,7 +80,7 @@ class FolderScanner:
         self._on_unreadable = on_unreadable
 
     def scan(self, path: str, folder: Path, roots: Roots) -> Iterator[tuple[str, FileStamp]]:
-        """What lies below a folder, whose own path in the scan is `path`."""
+        """Yield what is below a folder, whose own path in the scan is `path`."""
         for name in self._list(folder):
             below = f"{path}/{name}" if path else name
             if not is_unicode(below):
@@ -96,7 +98,7 @@ class FolderScanner:
             elif stat.S_ISREG(found.st_mode):
                 yield below, stamp_file(found)
             else:
-                self._report(folder / name, "it is no file, link or folder")
+                self._report(folder / name, "it is not a file, link or folder")
 
     def _scan_folder(self, path: str, folder: Path, found: os.stat_result, roots: Roots) -> Iterator[tuple[str, FileStamp]]:
         inside = list(self.scan(path, folder, roots))
@@ -104,11 +106,11 @@ class FolderScanner:
         yield from inside
 
     def _scan_link(self, path: str, link: Path, found: os.stat_result, roots: Roots) -> Iterator[tuple[str, FileStamp]]:
-        """A link that stays inside one of `roots`, or what it leads to."""
+        """Yield a link that stays inside one of `roots`, or its target."""
         try:
-            text = os.readlink(link)  # noqa: PTH115 - a Path would write it otherwise
+            text = os.readlink(link)  # noqa: PTH115 - a Path would normalize the text
             if not is_unicode(text):
-                self._report(link, "the name that it leads to is not UTF-8")
+                self._report(link, "its target's name is not UTF-8")
                 return
             if (target := find_inner_target(path, text, link, roots)) is not None:
                 yield path, FileStamp(kind=EntryKind.LINK, link=target, mode=0, entry_modified=found.st_mtime_ns)
@@ -116,7 +118,7 @@ class FolderScanner:
             outside = link.stat()
         except OSError as error:
             if error.errno in MISSING_FILE_ERRNOS:
-                self._report(link, "it leads out of the folder, to nothing")
+                self._report(link, "its target is outside the folder and does not exist")
             else:
                 self._report_unless_missing(error)
             return
@@ -124,9 +126,9 @@ class FolderScanner:
         if stat.S_ISREG(outside.st_mode):
             yield path, stamp_file(outside)
         elif not stat.S_ISDIR(outside.st_mode):
-            self._report(link, "it leads to no file or folder")
+            self._report(link, "its target is not a file or folder")
         elif any(root.is_relative_to(real) for _, root in roots):
-            self._report(link, "it leads to a folder that holds its own")
+            self._report(link, "its target is a folder that contains the link")
         else:
             yield from self._scan_folder(path, link, outside, (*roots, (PurePosixPath(path), real)))
 
@@ -149,11 +151,15 @@ class FolderScanner:
 
 
 def find_inner_target(path: str, text: str, link: Path, roots: Roots) -> str | None:
-    """The text of a link, or of one that leads to the same, which stays inside what is scanned; None: it leaves it."""
+    """Return the target of a link if it stays inside the scanned folders.
+
+    Returns None if the link leaves them. The text of the link is kept where possible; otherwise an equivalent relative path
+    is returned.
+    """
     real = Path(os.path.realpath(link.parent / text))
     parent = PurePosixPath(path).parent
     for prefix, root in reversed(roots):
-        # As it was written, where that leads to the same: it may name another link of the folder.
+        # Prefer the path as written if it leads to the same target: it may name another link in the folder.
         below = find_written_path(parent, text, prefix, root)
         if below is not None and Path(os.path.realpath(root / below)) == real:
             return os.path.relpath(prefix / below, parent) if text.startswith("/") else text
@@ -163,7 +169,10 @@ def find_inner_target(path: str, text: str, link: Path, roots: Roots) -> str | N
 
 
 def find_written_path(parent: PurePosixPath, text: str, prefix: PurePosixPath, root: Path) -> PurePosixPath | None:
-    """The path below `root` that the text of a link names, without following other links; None where it names none."""
+    """Return the path below `root` that the text of a link names, or None.
+
+    Other links are not followed.
+    """
     if text.startswith("/"):
         named = Path(os.path.realpath(Path(text).parent), Path(text).name)
         return PurePosixPath(named.relative_to(root)) if named.is_relative_to(root) else None
@@ -181,7 +190,10 @@ def stamp_folder(found: os.stat_result, *, is_empty: bool) -> FileStamp:
 
 
 def stat_file(path: Path) -> FileStamp | None:
-    """The stamp of a file, or of that a link leads to; None where there is none, or no longer."""
+    """Return the stamp of a file or of a link's target.
+
+    None if it does not exist or cannot be read.
+    """
     try:
         found = path.stat()
     except OSError as error:
@@ -192,12 +204,18 @@ def stat_file(path: Path) -> FileStamp | None:
 
 
 def find_changed_files(before: Scan, now: Scan) -> frozenset[str]:
-    """Files that are new or others since the look before; what went away leaves nothing half written."""
+    """Return the files that are new or changed since the previous scan.
+
+    Removed files are not included: a removal leaves nothing half written.
+    """
     return frozenset(path for path, stamp in now.items() if stamp.kind is EntryKind.FILE and before.get(path) != stamp)
 
 
 def is_recorded(stamp: FileStamp) -> bool:
-    """Whether an entry stands in a manifest: folders do where no file tells of them."""
+    """Return whether an entry is listed in a manifest.
+
+    A folder is listed only if its files do not imply it.
+    """
     return stamp.kind is not EntryKind.FOLDER or stamp.is_empty or stamp.mode != FOLDER_MODE
 
 

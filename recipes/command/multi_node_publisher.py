@@ -36,28 +36,28 @@ from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
 
 FINAL_TIMEOUT_SECONDS = 120.0
-"""How long the others' ends are waited for by a command that has failed, or was killed or asked to stop."""
+"""How long a command that failed, was killed or was asked to stop waits for the other nodes to end."""
 UPLOAD_TIMEOUT_SECONDS = 3600.0
-"""How long the others' parts are, while those are sent."""
+"""How long a node waits for the other nodes' parts to be uploaded."""
 
 
 class NodesOutOfStep(Exception):
-    """The nodes did not come together for a state."""
+    """The nodes did not agree on a snapshot in time."""
 
 
 class RequestSuperseded(Exception):
-    """The first has given up what it asked for, and asks for another state."""
+    """The leader has abandoned its request and asks for another snapshot."""
 
 
 class SnapshotUnchanged(Exception):
-    """On all nodes lies what the state before is of."""
+    """No node's files have changed since the previous snapshot."""
 
 
 class MultiNodePublisher(SnapshotPublisher):
-    """`SnapshotPublisher` of one of several nodes.
+    """Publishes the snapshots of one of several nodes; see `SnapshotPublisher`.
 
     Args:
-        borrowed: what lies in the folder of other nodes', as it was brought.
+        borrowed: the files in this node's folder that were restored from other nodes' parts.
     """
 
     is_single_node = False
@@ -78,8 +78,9 @@ class MultiNodePublisher(SnapshotPublisher):
         self._current_request = SnapshotRequest("", last=False)
         self._latest: Artifact | None = None
         self._volatile_files: frozenset[str] = frozenset()
-        """Files that are written to all the time, such as a log: they are taken as they are, and only by them is no state
-        told from the next.
+        """Files that are written all the time, such as logs.
+
+        They are copied as they are, and a change in them alone makes no new snapshot.
         """
         self._urgent_since: float | None = None
 
@@ -121,7 +122,7 @@ class MultiNodePublisher(SnapshotPublisher):
         return self._nodes.request_snapshot(self.states.next_name(uuid.uuid4().hex), last=last)
 
     def _wait_for_final_request(self) -> SnapshotRequest:
-        """What the first asks for when its command has ended as well."""
+        """Return the leader's request for the final snapshot, after its command has ended as well."""
         while (
             (snapshot_request := self._nodes.snapshot_request()) is None
             or not snapshot_request.last
@@ -151,7 +152,7 @@ class MultiNodePublisher(SnapshotPublisher):
         return self._latest
 
     def _wait_until_quiet(self) -> Mapping[str, FileStamp]:
-        """What lies there when two looks find the same, but for what never stands still."""
+        """Return a scan once two scans agree, except for files that never stop changing."""
         until, before = time.monotonic() + QUIET_TIMEOUT_SECONDS / 2, self._scan()
         self._volatile_files = frozenset()
         while True:
@@ -168,10 +169,12 @@ class MultiNodePublisher(SnapshotPublisher):
         return {path: stamp for path, stamp in scan.items() if path not in self._volatile_files}
 
     def _scan(self) -> dict[str, FileStamp]:
-        """What is this node's own."""
+        """Return the files that belong to this node."""
         found = super()._scan()
         if self._nodes.is_leader and (taken := sorted(path for path in found if is_reserved(path))):
-            self._log_once(f"checkpoints: {taken[0]} is not published: other nodes' files have such names, use another")
+            self._log_once(
+                f"checkpoints: {taken[0]} is not published: its name is reserved for other nodes' files, rename it"
+            )
         return {path: stamp for path, stamp in found.items() if self._is_own(path, stamp)}
 
     def _is_own(self, path: str, stamp: FileStamp) -> bool:
@@ -214,18 +217,19 @@ class MultiNodePublisher(SnapshotPublisher):
         return made
 
     def _free_space(self, error: StoreFull) -> None:
-        if not self._nodes.is_leader:  # what lies there is of all nodes, and what the first asks for next it makes room for
+        # every node's snapshots are stored there; the leader makes room before its next request
+        if not self._nodes.is_leader:
             raise error
         super()._free_space(error)
 
     def _wait_for(self, status: str, count: int | None = None) -> dict[str, set[int]]:
-        """Until all nodes have said it.
+        """Wait until `count` nodes, or all, have posted a status.
 
         Raises:
-            CommandEnded: the command has, and what is asked for is of one that runs.
-            RequestSuperseded: the first asks for another.
-            NodesOutOfStep: a node does not come, or cannot.
-            StoreUnavailable: of the last state, one could not: it tries again.
+            CommandEnded: the command ended, and the request is for a snapshot of a running one.
+            RequestSuperseded: the leader asks for another snapshot.
+            NodesOutOfStep: a node did not answer in time, or failed.
+            StoreUnavailable: a node failed in the final snapshot; the caller tries again.
         """
         snapshot_request, size = self._current_request, count or self._nodes.size
         until = time.monotonic() + (
@@ -246,14 +250,21 @@ class MultiNodePublisher(SnapshotPublisher):
         return said
 
     def _give_up(self, reason: str) -> None:
-        """Of the last state, the first asks once more after a pause; the others wait for that."""
+        """End the current request.
+
+        The leader repeats a final one after a pause, and the others wait for that.
+        """
         if not self._current_request.last:
             raise NodesOutOfStep(reason)
         if self._nodes.is_leader:
             raise StoreUnavailable(reason)
 
     def _check_final_timeout(self, subject: str) -> None:
-        """Raises NodesOutOfStep where this command has failed, or is to stop, and others go on for too long."""
+        """Limit how long a command that failed or must stop waits for other nodes.
+
+        Raises:
+            NodesOutOfStep: the limit is exceeded.
+        """
         if not self.is_urgent():
             return
         now = time.monotonic()
@@ -263,10 +274,13 @@ class MultiNodePublisher(SnapshotPublisher):
 
 
 def restore_on_nodes(states: SnapshotStore, nodes: NodeGroup, cache: Path, checkpoints: Path) -> Mapping[str, FileStamp]:
-    """What all nodes go on from; what lies here alone does not count. Returns what of it is other nodes'.
+    """Restore the snapshot that all nodes resume from.
+
+    Return the files that belong to other nodes. Files that exist on this node alone do not count.
 
     Raises:
-        Restart: not all came, or a file is broken: then the state goes, and the start after this finds the one before.
+        Restart: not all nodes came, or a file is corrupt. The snapshot is then deleted, and the next start uses an older
+        one.
     """
     uri = nodes.rendezvous(lambda: found.uri if (found := states.newest() or states.store.find(states.location)) else None)
     if uri is None:
@@ -278,6 +292,6 @@ def restore_on_nodes(states: SnapshotStore, nodes: NodeGroup, cache: Path, check
         borrowed = restore_part(states.store, state, nodes.rank, cache, checkpoints)
     except BrokenArtifact as problem:
         states.delete(uri)
-        raise Restart(f"the checkpoints at {uri} are not whole: {problem}") from None
-    log_line(f"checkpoints: those of node {nodes.rank} brought back from {state.uri}")
+        raise Restart(f"the checkpoints at {uri} are incomplete: {problem}") from None
+    log_line(f"checkpoints: restored the part of node {nodes.rank} from {state.uri}")
     return borrowed

@@ -1,4 +1,4 @@
-"""Coordinate a command's nodes through the store; assign each its snapshot part."""
+"""Coordinate a command's nodes through the store, and assign each its part of a snapshot."""
 
 import json
 import time
@@ -14,11 +14,11 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.folder_tree import find_escaping_link, remove_tree, write_tree
 from recipes.storage.manifest import Artifact, FileRecord, FolderRecord, LinkRecord, Manifest
 
-# What of a state is which node's, of a command that runs on several: the first's files lie where they lay in its folder,
-# so that they are found as those of a single one are, and those of node 1 below `.nodes/1`: deeper than any like them.
+# In a snapshot of a command on several nodes, the first node's files keep their paths, so that they are found as those of a
+# single node are. The files of node 1 are below `.nodes/1`, which is deeper than any path of a similar name.
 
 NODES_FACT = "nodes"
-"""The fact of a state that says how many nodes have a part in it. One that was made before there were parts says none."""
+"""The manifest fact with the number of nodes that have a part. Snapshots from before there were parts have none."""
 NODES_FOLDER = ".nodes"
 
 
@@ -27,7 +27,7 @@ def node_prefix(rank: int) -> str:
 
 
 def is_reserved(path: str) -> bool:
-    """Whether a file of the first node's own lies where another node's part does."""
+    """Return whether a path is reserved for the files of other nodes."""
     return path.startswith(f"{NODES_FOLDER}/")
 
 
@@ -35,7 +35,7 @@ Entry = FileRecord | FolderRecord | LinkRecord
 
 
 def merge_parts(parts: Sequence[Manifest], template: Manifest) -> Manifest:
-    """The state that these are the parts of, by rank."""
+    """Merge the parts, ordered by rank, into one manifest."""
     files, folders, links = [], [], []
     for rank, part in enumerate(parts):
         prefix = node_prefix(rank)
@@ -59,7 +59,7 @@ def merge_parts(parts: Sequence[Manifest], template: Manifest) -> Manifest:
 
 
 def find_owner(path: str, snapshot: Manifest) -> tuple[int, str]:
-    """Whose a file of a state is, and where it lay there."""
+    """Return the rank of the node that owns a file, and its path there."""
     if NODES_FACT not in snapshot.facts or not is_reserved(path):
         return 0, path
     _, rank, own = path.split("/", 2)
@@ -67,11 +67,12 @@ def find_owner(path: str, snapshot: Manifest) -> tuple[int, str]:
 
 
 def entries_for_node(rank: int, snapshot: Manifest) -> dict[str, tuple[int, Entry]]:
-    """What a node begins with, by the path in its folder: whose it is, and the file, link or folder.
+    """Return the entries that a node starts with, each with its owner's rank.
 
-    Its own, and what others have at paths that it has not, the first before all: as if they had shared a folder. A script
-    whose first process saves for all looks for that on each node; and of a tensor that all have alike
-    `torch.distributed.checkpoint` writes one copy, into any process's file, where each process looks for it.
+    The keys are paths in the node's folder. The entries are the node's own and, at other paths, those of other nodes, the
+    first node's before all others: as if they had shared a folder. If a script's first process saves for all, each node
+    reads that file. And if all processes have the same tensor, `torch.distributed.checkpoint` writes one copy into any
+    process's file, and each process reads it there.
     """
     recorded: tuple[Entry, ...] = (*snapshot.files, *snapshot.links, *snapshot.folders)
     entries = [(*find_owner(entry.path, snapshot), entry) for entry in recorded]
@@ -88,10 +89,12 @@ def entries_for_node(rank: int, snapshot: Manifest) -> dict[str, tuple[int, Entr
 
 
 def restore_part(store: Store, state: Artifact, rank: int, cache: Path, target: Path) -> Mapping[str, FileStamp]:
-    """Make `target` what a node begins with; return what of it is others', and no part of this node's own state.
+    """Make `target` the folder that a node starts with.
+
+    Returns the entries that belong to other nodes, which are not part of this node's own snapshots.
 
     Raises:
-        BrokenArtifact: a file of it is missing, or is not the one that was published.
+        BrokenArtifact: a file is missing, or differs from the published one.
     """
     wanted = entries_for_node(rank, store.manifest(state))
     files = {path: entry for path, (_, entry) in wanted.items() if isinstance(entry, FileRecord)}
@@ -103,9 +106,10 @@ def restore_part(store: Store, state: Artifact, rank: int, cache: Path, target: 
     folder_times = {path: time for owner in by_precedence for path, time in times[owner].items()}
     entry_times = {path: time for path, (owner, _) in wanted.items() if (time := times[owner].get(path)) is not None}
     links = {path: entry.target for path, (_, entry) in wanted.items() if isinstance(entry, LinkRecord)}
-    while (escaping := find_escaping_link(links)) is not None:  # of one node alone it did not, with others' links it would
+    # within one node's part it stayed inside, but other nodes' links lead it out
+    while (escaping := find_escaping_link(links)) is not None:
         del links[escaping]
-    scratch = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
+    scratch = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no partial folder for the command
     remove_tree(scratch)
     write_tree(
         scratch,
@@ -125,15 +129,14 @@ def restore_part(store: Store, state: Artifact, rank: int, cache: Path, target: 
     return {path: now[path] for path, (owner, _) in wanted.items() if owner != rank and path in now}
 
 
-# The nodes that run a command together, and what they tell each other through the store, which is all that they share.
+# The nodes that run a command together share only the store, and communicate through it.
 #
-# They meet anew whenever they start. Then the first asks for a state, and all say how far they are with it. Nobody's
-# clock counts: each takes the files of its folder, and looks again when all have taken theirs. If none has changed by
-# then, all folders were as they were taken at one moment: that at which the last was. Files of two steps never make one
-# state.
+# They meet at each start. Then the leader asks for a snapshot, and each node posts how far it is. No clocks are compared:
+# each node copies its files, waits until all have copied theirs, and then scans again. If nothing has changed by then, all
+# copies show one moment, namely that of the last copy. A snapshot therefore never mixes files of two steps.
 
 RENDEZVOUS_TIMEOUT_SECONDS = 900.0
-"""How long the others are waited for at the start, as torchrun waits for them."""
+"""How long a node waits for the others at the start; torchrun waits as long."""
 POLL_SECONDS = 1.0
 FILES_COPIED, FILES_UNCHANGED, COPY_CONSISTENT, PART_STORED, SNAPSHOT_COMPLETE, SNAPSHOT_FAILED = (
     "taken",
@@ -143,25 +146,30 @@ FILES_COPIED, FILES_UNCHANGED, COPY_CONSISTENT, PART_STORED, SNAPSHOT_COMPLETE, 
     "made",
     "not",
 )
-"""What a node says of a state: that it has its files, that they are those of the state before, that they are as they were
-when all had theirs, that its part is in the store, that the state is whole; or that there will be none.
+"""The statuses of a node for a snapshot, in this order.
+
+It has copied its files; they are those of the previous snapshot; they had not changed when all nodes had copied theirs; its
+part is stored; the snapshot is complete; or there will be none.
 """
 
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """A state that the first node asks for; `last` is that of commands that have ended."""
+    """A snapshot that the leader asks for.
+
+    `last` marks the one after the commands have ended.
+    """
 
     name: str
     last: bool
 
 
 class NodeGroup:
-    """One node's view of all.
+    """One node's view of all nodes.
 
     Args:
-        place: the logical URI below which the states of the job lie.
-        rank: 0 is the first, which leads.
+        location: the logical URI below which the job's snapshots are stored.
+        rank: 0 is the leader.
     """
 
     def __init__(self, store: Store, location: str, rank: int, size: int) -> None:
@@ -175,12 +183,13 @@ class NodeGroup:
         return self.rank == 0
 
     def rendezvous(self, newest: Callable[[], str | None]) -> str | None:
-        """Wait for the others; return where the state lies that all go on from, which is the first one's `newest`.
+        """Wait for the other nodes.
 
-        An answer to a call of an earlier start, or of a node that has been replaced since, is no answer to this one.
+        Return the URI of the snapshot that all resume from, the leader's `newest`. An answer to a call of an earlier start,
+        or from a node that has been replaced since, does not count.
 
         Raises:
-            Restart: not all have come.
+            Restart: not all nodes came in time.
         """
         own_id, until = uuid.uuid4().hex, time.monotonic() + RENDEZVOUS_TIMEOUT_SECONDS
         if self.is_leader:
@@ -191,14 +200,14 @@ class NodeGroup:
             if not self.is_leader and (state := self._join(own_id)) is not None:
                 return state["uri"]
             time.sleep(POLL_SECONDS)
-        raise Restart(f"of {self.size} nodes not all have come within {RENDEZVOUS_TIMEOUT_SECONDS:g} s")
+        raise Restart(f"not all of {self.size} nodes started within {RENDEZVOUS_TIMEOUT_SECONDS:g} s")
 
     def _start(self, rendezvous_id: str, newest: Callable[[], str | None]) -> dict[str, str | None] | None:
-        """Of the first: the state, once all the others have answered."""
+        """On the leader: return the state to resume from, once all other nodes have answered."""
         answers = {str(rank): self._read(f"{rendezvous_id}/node-{rank}") for rank in range(1, self.size)}
         if None in answers.values():
             return None
-        for uri in self._store.list(self._uri):  # of those who met before
+        for uri in self._store.list(self._uri):  # of earlier meetings
             if not uri.startswith((f"{self._uri}/{rendezvous_id}/", f"{self._uri}/call")):
                 self._store.delete(uri)
         state = {"uri": newest()}
@@ -207,7 +216,10 @@ class NodeGroup:
         return state
 
     def _join(self, own_id: str) -> dict[str, str | None] | None:
-        """Of the others: the state, once the first has heard this one's answer."""
+        """Return, on the other nodes, the state to resume from.
+
+        None until the leader has read this node's answer.
+        """
         rendezvous_id = self._read("call")
         if rendezvous_id is None:
             return None
@@ -221,7 +233,10 @@ class NodeGroup:
         return None
 
     def request_snapshot(self, name: str, *, last: bool) -> SnapshotRequest:
-        """Of the first: for a state of this name. What was said of the one before is not needed any more."""
+        """On the leader: ask for a snapshot of this name.
+
+        Statuses of the previous one are deleted.
+        """
         if self._current_request:
             self._store.delete(f"{self._uri}/{self._rendezvous_id}/said/{self._current_request.name}")
         self._current_request = SnapshotRequest(name, last)
@@ -229,7 +244,7 @@ class NodeGroup:
         return self._current_request
 
     def snapshot_request(self) -> SnapshotRequest | None:
-        """What the first has asked for last."""
+        """Return the leader's latest request."""
         text = self._read(f"{self._rendezvous_id}/asked")
         return SnapshotRequest(**json.loads(text)) if text else None
 
@@ -237,7 +252,7 @@ class NodeGroup:
         self._write(f"{self._rendezvous_id}/said/{snapshot_request.name}/{status}-{self.rank}", text)
 
     def read_statuses(self, snapshot_request: SnapshotRequest) -> dict[str, set[int]]:
-        """Which nodes have said what."""
+        """Return the ranks that have posted each status."""
         found: dict[str, set[int]] = {}
         for uri in self._store.list(f"{self._uri}/{self._rendezvous_id}/said/{snapshot_request.name}"):
             status, _, rank = uri.rpartition("/")[2].partition("-")

@@ -17,11 +17,11 @@ from recipes.runner import Preempted
 
 MAX_KEPT_BYTES = 64 << 10
 SIGNAL_EXIT_OFFSET = 128
-"""What a shell adds to the number of the signal that ended what it ran."""
+"""A shell adds this to the number of the signal that ended its child."""
 WORKER_KILLED = re.compile(r"\bSignal 9 \(SIGKILL\) received by PID \d+")
-"""torchrun's words on a worker that was killed, by whatever it was; torchrun itself then exits with 1, as after any error.
+"""torchrun's message about a worker that was killed, for any reason; torchrun itself exits with 1, as after any error.
 
-Of other signals it is not known who sent them: the workers that go on after one has failed abort, or are ended.
+For other signals the sender is unknown: the workers that are left after one has failed abort, or are ended.
 """
 ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?\n\s*rank\s*: (\d+)", re.DOTALL)
 ERROR_LINE = re.compile(r"^(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*\S)?$")
@@ -29,7 +29,7 @@ ERROR_LINE = re.compile(r"^(\[rank\d+\]: *)?[A-Za-z_][\w.]*(Error|Exception|Inte
 
 
 class OutputTail:
-    """Hands on what comes through a pipe as it comes, and keeps the end."""
+    """Forwards what arrives through a pipe, and keeps the end of it."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -39,7 +39,10 @@ class OutputTail:
         return self._buffer.decode(errors="replace")
 
     def forward(self, source: int, target: int) -> None:
-        """Until nobody can write to the pipe any more. A log that takes nothing more does not hold up the command."""
+        """Forward until no process has the pipe open for writing.
+
+        A log that fails does not block the command.
+        """
         while data := os.read(source, 1 << 16):
             self._buffer = (self._buffer + data)[-MAX_KEPT_BYTES:]
             try:
@@ -50,7 +53,10 @@ class OutputTail:
 
 
 def killing_signal(code: int, errors: str) -> str | None:
-    """The signal that ended a command, one of torchrun's workers, or what a shell ran for it; None where none did."""
+    """Return the signal that ended a command, or None.
+
+    It may have ended one of torchrun's workers or a shell's child instead of the command itself.
+    """
     if code == 0:
         return None
     if WORKER_KILLED.search(errors):
@@ -60,9 +66,10 @@ def killing_signal(code: int, errors: str) -> str | None:
 
 
 def failure_summary(errors: str) -> str:
-    """Why a command failed, as one line: its last error, else the last line that says anything.
+    """Return a command's error as one line.
 
-    Of torchrun's workers it is that of the first to fail: the others fail for want of it.
+    Its last error, else the last line with text. For torchrun's workers it is the error of the first that failed: the others
+    fail because of it.
     """
     lines = [line.strip() for line in errors.splitlines()]
     found = [line for line in lines if ERROR_LINE.match(line)]
@@ -73,11 +80,14 @@ def failure_summary(errors: str) -> str:
 
 
 PIPE_TIMEOUT_SECONDS = 10.0
-"""How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
+"""How long to wait for the end of the output: a process that escaped from the group may hold the pipe open for ever."""
 
 
 class CommandProcess:
-    """The command as a process in a group of its own, which dies with this one. SIGTERM is handed on to it."""
+    """The command as a process in its own group, which ends when this process ends.
+
+    SIGTERM is forwarded to it.
+    """
 
     def __init__(self, arguments: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> None:
         self.stop_requested = False
@@ -87,11 +97,11 @@ class CommandProcess:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Its exit code, negative where a signal ended it."""
+        """Run the command and return its exit code: negative if a signal ended it."""
         if self.stop_requested:
             raise Preempted("asked to stop before the command began")
         self._process = process = start_process(self._arguments, self._folder, self._env)
-        if self.stop_requested:  # while it was started
+        if self.stop_requested:  # requested during the start
             self._send(signal.SIGTERM)
         assert process.stderr is not None
         reader = threading.Thread(
@@ -103,12 +113,12 @@ class CommandProcess:
         finally:
             kill_job_processes(
                 self._env[JOB_ID_VARIABLE], self._env.get(NODE_RANK_VARIABLE)
-            )  # whoever still writes to the pipe, too
+            )  # including those that still hold the pipe open
             reader.join(PIPE_TIMEOUT_SECONDS)
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of what the command wrote to stderr."""
         return self._tail.text
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -122,7 +132,10 @@ class CommandProcess:
 
 
 def start_process(arguments: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:
-    """The command, its stdout the log itself. Should this process be killed, the kernel ends it."""
-    setpriv = shutil.which("setpriv")  # where an image has none, its container ends with this process
+    """Start the command; its stdout goes directly to the log.
+
+    If this process is killed, the kernel ends the command.
+    """
+    setpriv = shutil.which("setpriv")  # if an image has no setpriv, its container ends with this process
     die_with_parent = (setpriv, "--pdeathsig=KILL", "--") if setpriv else ()
     return Popen([*die_with_parent, *arguments], cwd=folder, env=env, stdin=DEVNULL, stderr=PIPE, start_new_session=True)

@@ -33,24 +33,25 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreFull, StoreUnavailable
 from recipes.storage.manifest import Artifact, Manifest
 
-# What a command left is stored, however long the store is away: else all that it did would be done once more.
+# The results of a command are stored however long the store is unavailable: otherwise all its work would be repeated.
 
 STORE_RETRY_SECONDS = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
-"""Seconds between two attempts to store what a command left; the last for all that follow."""
+"""Pauses between two attempts to store the results; the last one repeats."""
 STOPPING_RETRY_SECONDS = 10.0
 STOPPING_GRACE_SECONDS = 240.0
-"""Of one that is asked to stop, such as at its deadline: how long it still tries. A pod is killed after 300."""
+"""How long a job that was asked to stop, such as at its deadline, tries to store. A pod is killed after 300 s."""
 
 
 def retry_until_stored(
     store_results: Callable[[], dict[str, Artifact]], checkpoints: Path, stop_requested: Callable[[], bool]
 ) -> dict[str, Artifact]:
-    """Store what a command left that has ended. Without that it would do all it did once more, or have done it for nothing.
+    """Store the results of a command that has ended, with retries.
 
-    It is tried until the job is asked to stop, which it is at its deadline at the latest, and then for its grace.
+    Otherwise its work would be repeated or lost. Attempts continue until the job is asked to stop, at its deadline at the
+    latest, and then for its grace period.
 
     Raises:
-        StoreFull, StoreUnavailable: the grace is over; what the command left stays on this machine.
+        StoreFull, StoreUnavailable: the grace period is over; the results stay on this machine.
         NodesOutOfStep: other nodes have not ended.
     """
     deadline = math.inf
@@ -64,11 +65,10 @@ def retry_until_stored(
             if time.monotonic() >= deadline:
                 raise
             seconds = min(next(pauses), STOPPING_RETRY_SECONDS if stopping else math.inf)
-            log_line(
-                f"what the command left in {checkpoints} cannot be stored, and is tried again in {seconds:g} s: {error}"
-            )
+            log_line(f"cannot store the files that the command left in {checkpoints}, retrying in {seconds:g} s: {error}")
         until = time.monotonic() + seconds
-        while time.monotonic() < until and stop_requested() == stopping:  # who is asked meanwhile tries at once
+        # if the job is asked to stop meanwhile, try at once
+        while time.monotonic() < until and stop_requested() == stopping:
             time.sleep(min(seconds, 1.0))
 
 
@@ -76,14 +76,14 @@ ARTIFACT_KIND = "checkpoints"
 
 
 def command(job: Job, store: Store, work: Path) -> Result | None:
-    """Run the command. Inputs: `code`, its source files, and `dataset`, each where there is one. Output: `checkpoints`.
+    """Run the command. Inputs: `code` (its source files) and `dataset`, both optional. Output: `checkpoints`.
 
-    On several nodes it runs on each; what all of them leave is the job's.
+    With several nodes it runs on each of them, and the output contains the files of all.
 
     Raises:
         BadConfiguration: there is no such program or dataset.
         Restart: a signal ended the command.
-        ProgramFailed: it ended with an error of its own.
+        ProgramFailed: the command ended with an error of its own.
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])
@@ -96,7 +96,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     num_gpus = count_visible_gpus(os.environ.get(VISIBLE_GPUS))
     env = build_environment(job, script, folders, os.environ, has_gpus=num_gpus > 0)
     if str(CPU_FALLBACK_FOLDER) in env["PYTHONPATH"]:
-        log_line("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
+        log_line("no GPU on this machine: the command's torch uses the CPU and Gloo instead of CUDA and NCCL")
     check_program_exists(script.command[0], folders.code, env["PATH"])
     before, began, gpus = (
         read_usage(store, result_folder(job)),
@@ -124,7 +124,8 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     log_line(f"$ {shlex.join(script.command)}")
     code = running.run()
     usage = measure_usage()
-    stopped = running.stop_requested  # later, what it did is done: asked as its files were stored, it did all once more
+    # read now: if a stop requested during the upload counted, the completed work would be repeated
+    stopped = running.stop_requested
     if code != 0 and not stopped:
         (work / FAILED_FILE).touch()
     signal_name = None if stopped else killing_signal(code, running.stderr_tail)
@@ -136,7 +137,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         left = publisher.publish()
         return {"checkpoints": left} if left else {}
 
-    # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
+    # Also if the command is to be restarted: it may restart on another machine, which has none of this machine's files.
     artifacts: dict[str, Artifact] = {}
     not_stored = ""
     try:
@@ -165,6 +166,6 @@ def make_node_group(job: Job, store: Store, environment: Mapping[str, str]) -> N
 
 
 def snapshot_template(job: Job, script: Script) -> Manifest:
-    """What a state of the command's checkpoints says of where it comes from, without its files."""
+    """Return the manifest of a checkpoints snapshot without its files: its inputs and command."""
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
     return Manifest(kind=ARTIFACT_KIND, files=(), inputs=inputs, facts={"command": list(script.command)})

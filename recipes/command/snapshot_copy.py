@@ -13,13 +13,13 @@ from recipes.storage.folder_tree import FILE_MODE
 from recipes.storage.manifest import FileRecord
 from recipes.storage.object_names import object_name
 
-# Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
+# Copies the files of a snapshot out of the folder that a command writes to, as hard links if possible.
 #
-# When files are taken, and whether they make a state, is decided in `recipes.command.snapshot_publisher`.
+# `recipes.command.snapshot_publisher` decides when files are copied, and whether they form a snapshot.
 
 
 class CopyResult(Enum):
-    """What became of a file of the folder."""
+    """What happened to a file of the folder."""
 
     LINKED = auto()
     COPIED = auto()
@@ -27,14 +27,14 @@ class CopyResult(Enum):
 
 
 class NoSpaceForCopy(Exception):
-    """A copy beside the running command would take the room that it writes to itself."""
+    """A copy would use disk space that the running command needs."""
 
 
 class SnapshotCopy:
-    """Of one folder; what is taken lies beside it.
+    """Copies the files of one folder into a folder next to it.
 
     Args:
-        left_out: told of each file that may not be read.
+        on_unreadable: called with the error for each file that may not be read.
     """
 
     def __init__(self, folder: Path, on_unreadable: Callable[[OSError], None]) -> None:
@@ -43,13 +43,13 @@ class SnapshotCopy:
         self._snapshot_folder = folder.with_name(f".{folder.name}.taken")
         self._known_hashes: dict[str, tuple[FileStamp, str]] = {}
         self._free_bytes: int | None = None
-        """Bytes that copies may still take; None where the command has ended, and needs none."""
+        """Bytes that copies may still use; None after the command has ended, when there is no limit."""
 
     def begin(self, *, command_is_running: bool) -> Path:
-        """An empty folder for what is taken."""
+        """Return an empty folder for the copies."""
         shutil.rmtree(
             self._snapshot_folder, ignore_errors=True
-        )  # of who was killed: what is copied over a link changes its file
+        )  # left after a kill: copying over a link would change the command's file
         self._snapshot_folder.mkdir()
         self._free_bytes = free_bytes_for_copies(self._snapshot_folder) if command_is_running else None
         return self._snapshot_folder
@@ -58,17 +58,21 @@ class SnapshotCopy:
         shutil.rmtree(self._snapshot_folder, ignore_errors=True)
 
     def copy_file(self, path: str, as_copy: bool) -> CopyResult:
-        """A link costs nothing, and stays when the command renames over the file. Where none can be made it is a copy.
+        """Link or copy a file into the snapshot folder.
 
-        That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
+        A link is free, and keeps the contents if the command renames another file over it. If no link is possible, the file
+        is copied.
+
+        The result states which it was: such copies once counted as links that had been written over, and each attempt copied
+        one file more, without end in a folder of 100,000.
 
         Raises:
-            NoSpaceForCopy: beside the running command there is none for a copy.
+            NoSpaceForCopy: the running command needs the disk space.
         """
         source, target = Path(realpath(self._folder / path)), self._snapshot_folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if not as_copy:
-            with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
+            with suppress(OSError):  # if linking fails, such as on another file system, copy
                 target.hardlink_to(source)
                 return CopyResult.LINKED
         try:
@@ -84,7 +88,11 @@ class SnapshotCopy:
         return CopyResult.COPIED
 
     def describe_file(self, path: str, stamp: FileStamp | None, mode: int = FILE_MODE) -> FileRecord | None:
-        """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
+        """Return the manifest record of a copied file.
+
+        Returns None if the file may not be read. `stamp` is given for a linked file: if it is unchanged, its known hash is
+        used.
+        """
         copied_path = self._snapshot_folder / path
         known = self._known_hashes.get(path)
         if stamp is None or known is None or known[0] != stamp:
@@ -102,7 +110,10 @@ class SnapshotCopy:
         return FileRecord(path=path, sha256=sha256, size=size, mode=recorded_mode, object=object_name(path, sha256, size))
 
     def _reserve_space(self, path: str, size: int) -> None:
-        """The copy of a large file filled the disk, and the command's own write failed."""
+        """Reserve disk space for a copy.
+
+        The copy of a large file once filled the disk, and the command's own write failed.
+        """
         if self._free_bytes is None:
             return
         self._free_bytes -= size
@@ -114,6 +125,9 @@ class SnapshotCopy:
 
 
 def free_bytes_for_copies(folder: Path) -> int:
-    """Bytes that may be taken of a disk that a command writes to: a tenth of it stays free, or nearly all that is left."""
+    """Return how many bytes copies may use.
+
+    A tenth of the disk stays free, or nearly all of the rest.
+    """
     disk = shutil.disk_usage(folder)
     return max(disk.free - disk.total // 10, disk.free // 100)

@@ -23,16 +23,19 @@ from recipes.storage.folder_tree import FOLDER_MODE, find_escaping_link
 from recipes.storage.manifest import Artifact, FolderRecord, LinkRecord, Manifest
 
 SCAN_INTERVAL_SECONDS = 5.0
-"""Between two looks; a fourth of an interval that is shorter than four of them."""
+"""Time between two scans; a fourth of the interval if that is shorter."""
 MIN_SCAN_INTERVAL_SECONDS = 0.05
 QUIET_TIMEOUT_SECONDS = 300.0
-"""How long a moment is waited for at which nothing moves."""
+"""How long to wait for a moment without changes."""
 RETRY_SECONDS = 60.0
-"""After a state that could not be published."""
+"""Pause after a snapshot could not be published."""
 
 
 class FilesChanged(Exception):
-    """Files were written to, or taken away, while they were taken: together they would be no state that ever was."""
+    """Files were changed or removed while they were copied.
+
+    The copies together would show a state that never existed.
+    """
 
     def __init__(self, rewritten: Collection[str] = ()) -> None:
         super().__init__("files changed while they were published")
@@ -40,17 +43,19 @@ class FilesChanged(Exception):
 
 
 class CommandEnded(Exception):
-    """The command has ended meanwhile: what it left is published instead."""
+    """The command has ended meanwhile: its final files are published instead."""
 
 
 class SnapshotPublisher:
-    """Of one command, beside it in a thread. Of one that runs on several nodes: `recipes.command.multi_node_publisher`.
+    """Publishes the snapshots of one command, in a thread next to it.
+
+    `recipes.command.multi_node_publisher` does so on several nodes.
 
     Args:
-        folder: where the command leaves what it needs to go on.
-        made_of: a manifest without files, which says what the states come from.
-        interval: seconds between two states.
-        account: called as often; writes down what the command has used so far.
+        folder: where the command saves what it needs to resume.
+        template: a manifest without files that names the snapshots' inputs.
+        interval: seconds between two snapshots.
+        record_usage: called at the same interval; stores what the command has used so far.
     """
 
     is_single_node = True
@@ -65,7 +70,7 @@ class SnapshotPublisher:
         self.record_usage = record_usage
         self._copy = SnapshotCopy(folder, self._report_unreadable)
         self.rewritten: frozenset[str] = frozenset()
-        """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
+        """Files that the command overwrites in place. They are copied, because a link would change with them."""
         self._logged: set[str] = set()
         self._previous_scan: Mapping[str, FileStamp] = {}
         self._published_files: Mapping[str, FileStamp] = {}
@@ -79,10 +84,12 @@ class SnapshotPublisher:
         self._thread.start()
 
     def end(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """The command has ended. A state on its way never becomes one: no more than the file that is sent arrives.
+        """Stop publishing after the command has ended.
+
+        A snapshot in progress is abandoned after the current file.
 
         Args:
-            hurries: whether other nodes, whose commands go on, are waited for no longer than a moment.
+            is_urgent: whether to wait only briefly for other nodes whose commands still run.
         """
         self.is_urgent = is_urgent
         self._ended.set()
@@ -90,13 +97,13 @@ class SnapshotPublisher:
             self._thread.join()
 
     def publish(self) -> Artifact | None:
-        """What a command left that has ended, as its newest state; None where it left nothing.
+        """Publish the files that a command left as its newest snapshot.
 
-        Files that were sent already are not sent again: of a state that was on its way, or where this has raised before.
-        In a full store states of before make room for it.
+        Returns None if there are none. Files that were uploaded already, for an abandoned snapshot or before this raised,
+        are not uploaded again. If the store is full, older snapshots are deleted to make room.
 
         Raises:
-            StoreFull: it is not enough.
+            StoreFull: there is still not enough room.
             StoreUnavailable: the store does not answer.
         """
         try:
@@ -110,7 +117,7 @@ class SnapshotPublisher:
         while True:
             try:
                 return self._publish_scan(self._scan(), copied, allow_changes=True)
-            except FilesChanged as moved:  # by who hides from us; a file that is copied moves no more
+            except FilesChanged as moved:  # by a process that escaped from the group; a copied file no longer changes
                 copied |= moved.rewritten
 
     def _run(self) -> None:
@@ -124,7 +131,7 @@ class SnapshotPublisher:
             except NoSpaceForCopy as error:
                 self._log_once(f"checkpoints: not published while the command runs, {error}")
                 self._due_at = time.monotonic() + self.interval
-            except Exception as error:  # of the store, or of the disk: the command goes on
+            except Exception as error:  # of the store or the disk: the command continues
                 log_line(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
                 self._due_at = time.monotonic() + min(RETRY_SECONDS, self.interval)
 
@@ -151,13 +158,12 @@ class SnapshotPublisher:
     def _publish_scan(
         self, scan: Mapping[str, FileStamp], copied: Collection[str], *, allow_changes: bool, can_abort: bool = False
     ) -> Artifact | None:
-        """Publish what a look has found.
+        """Publish the files of a scan.
 
         Raises:
-            FilesChanged: a file that is no copy was written to meanwhile; or anything was since the look, unless
-                `allow_changes`.
-            CommandEnded: the command has ended, and this `can_abort` with it.
-            NoSpaceForCopy: this `can_abort`, and the command needs the room that a copy would take.
+            FilesChanged: a linked file was written to meanwhile; or anything changed since the scan, unless `allow_changes`.
+            CommandEnded: the command has ended, and `can_abort` is set.
+            NoSpaceForCopy: `can_abort` is set, and the command needs the disk space.
         """
         if not scan and self.is_single_node:
             return None
@@ -200,24 +206,27 @@ class SnapshotPublisher:
         return made
 
     def _free_space(self, error: StoreFull) -> None:
-        log_line(f"checkpoints: {error}; of the states before this one only the newest stays")
+        log_line(f"checkpoints: {error}; only the newest of the earlier snapshots is kept")
         self.states.free_space()
 
     def _scan(self) -> dict[str, FileStamp]:
         return scan_folder(self.folder, self._report_unreadable)
 
     def _agree_on_files(self, scan: Mapping[str, FileStamp]) -> None:
-        """Nobody else needs to have taken his files at the same moment."""
+        """Do nothing: on a single node, there is nothing to agree on."""
 
     def _differs(self, scan: Mapping[str, FileStamp]) -> bool:
-        """Whether the folder has changed since the scan; what is new since then does not count."""
+        """Return whether the folder has changed since the scan; new entries do not count."""
         now = self._scan()
         return any(now.get(path) != stamp for path, stamp in scan.items() if is_recorded(stamp))
 
     def _put_snapshot(
         self, scratch: Path, manifest: Manifest, times: Mapping[str, int], on_upload: Callable[[str], None]
     ) -> Artifact:
-        """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
+        """Upload a snapshot. A failed attempt deletes earlier incomplete ones.
+
+        One attempt a minute once filled the store with incomplete snapshots.
+        """
         try:
             return self.states.put_snapshot(scratch, manifest, on_upload, times)
         except CommandEnded:
@@ -228,7 +237,7 @@ class SnapshotPublisher:
             raise
 
     def _report_unreadable(self, error: OSError) -> None:
-        """One entry that cannot be published does not keep all others from it."""
+        """Log an entry that cannot be published; all others still are."""
         self._log_once(f"checkpoints: {error.filename} is not published: {error.strerror}")
 
     def _log_once(self, text: str) -> None:
@@ -238,13 +247,16 @@ class SnapshotPublisher:
 
 
 def describe_folders(scan: Mapping[str, FileStamp]) -> tuple[FolderRecord, ...]:
-    """The folders that files alone would not bring back."""
+    """Return the folders that restoring the files would not create."""
     found = sorted(path for path, stamp in scan.items() if stamp.kind is EntryKind.FOLDER and is_recorded(stamp))
     return tuple(FolderRecord(path=path, mode=None if scan[path].mode == FOLDER_MODE else scan[path].mode) for path in found)
 
 
 def describe_links(scan: Mapping[str, FileStamp]) -> tuple[LinkRecord, ...]:
-    """The links, without those that would leave the folder: a state that has one could not be restored."""
+    """Return the links, without those that leave the folder.
+
+    A snapshot with one could not be restored.
+    """
     links = {path: stamp.link for path, stamp in scan.items() if stamp.kind is EntryKind.LINK}
     while (escaping := find_escaping_link(links)) is not None:
         log_line(f"checkpoints: the link {escaping} -> {links.pop(escaping)} is not published: it leaves the folder")
@@ -252,10 +264,13 @@ def describe_links(scan: Mapping[str, FileStamp]) -> tuple[LinkRecord, ...]:
 
 
 def seconds_until_scan(now: float, due: float, accounts_at: float, interval: float) -> float:
-    """Seconds until the next look. Two are needed before a state is due; of those before them all would be for nothing."""
+    """Return the seconds until the next scan.
+
+    Two scans are needed before a snapshot is due; earlier ones would be useless.
+    """
     return max(scan_interval(interval), min(due - 2 * scan_interval(interval), accounts_at) - now)
 
 
 def scan_interval(interval: float) -> float:
-    """Seconds between two looks."""
+    """Return the seconds between two scans."""
     return min(SCAN_INTERVAL_SECONDS, max(interval / 4, MIN_SCAN_INTERVAL_SECONDS))

@@ -21,22 +21,25 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.folder_tree import code_index_uri, default_code_mode, read_times, write_tree
 from recipes.storage.manifest import Artifact
 
-# What the command finds on this machine: its source files, its dataset, its checkpoints, brought back where it moved.
+# What the command finds on this machine: its source files, its dataset, and its checkpoints, restored if the job moved.
 
 
 @dataclass(frozen=True)
 class Folders:
-    """What the command finds on this machine."""
+    """The folders that the command finds on this machine."""
 
     code: Path
     checkpoints: Path
     dataset: Path | None
     borrowed: Mapping[str, FileStamp]
-    """What of the checkpoints is other nodes'."""
+    """The checkpoint files that belong to other nodes."""
 
 
 def prepare_folders(job: Job, store: Store, states: SnapshotStore, work: Path, nodes: NodeGroup) -> Folders:
-    """The folders, with the source files written anew: whatever else the command left there stays."""
+    """Prepare the folders. Source files are written again.
+
+    Other files that the command left there are kept.
+    """
     cache = Path(job.cache_dir)
     code, checkpoints = work / "code", work / "checkpoints"
     for folder in (code, checkpoints):
@@ -46,13 +49,15 @@ def prepare_folders(job: Job, store: Store, states: SnapshotStore, work: Path, n
     borrowed = restore_checkpoints(states, cache, checkpoints, nodes)
     requested, dataset = job.parameters.get("dataset"), job.inputs.get("dataset")
     if requested and dataset is None:
-        raise BadConfiguration(f"there is no dataset {requested}, which storage.datasets names: see `hanzo-ml dataset list`")
+        raise BadConfiguration(
+            f"storage.datasets names dataset {requested}, which does not exist: see `hanzo-ml dataset list`"
+        )
     dataset_folder = copy_dataset(store, dataset, cache, work / "dataset") if dataset else None
     return Folders(code, checkpoints, dataset_folder, borrowed)
 
 
 def restore_code(store: Store, source: Artifact, cache: Path, code: Path) -> None:
-    """Write the source files as they were submitted: modes, times, links and empty folders too."""
+    """Write the source files as they were submitted, including modes, times, links and empty folders."""
     fetched, manifest = store.fetch(source, cache), store.manifest(source)
     write_tree(
         code,
@@ -66,47 +71,48 @@ def restore_code(store: Store, source: Artifact, cache: Path, code: Path) -> Non
 
 
 def restore_checkpoints(states: SnapshotStore, cache: Path, checkpoints: Path, nodes: NodeGroup) -> Mapping[str, FileStamp]:
-    """What an earlier attempt published, where this machine has nothing that the command left: the job has moved here.
+    """Restore what an earlier attempt published, if this machine has no checkpoints.
 
-    Of several nodes each has its part of one state. Returns what of it is others'.
+    The job has moved here. With several nodes, each restores its part of one snapshot. Returns the files that belong to
+    other nodes.
     """
     if nodes.size > 1:
         return restore_on_nodes(states, nodes, cache, checkpoints)
     if not any(checkpoints.iterdir()) and (kept := states.restore_newest(cache, checkpoints)):
-        log_line(f"checkpoints: {pluralize(kept.size_bytes, 'byte')} brought back from {kept.uri}")
+        log_line(f"checkpoints: {pluralize(kept.size_bytes, 'byte')} restored from {kept.uri}")
     return {}
 
 
 def copy_dataset(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path:
-    """The dataset as a folder that is not the store's own: a script writes where it likes."""
+    """Copy the dataset if its folder is the store's own: a script may write anywhere."""
     folder = store.fetch(dataset, cache)
     if folder != store.local_path(dataset.uri):
         return folder
     copy_artifact_files(
         store, dataset, folder, target
-    )  # others may lie there too: a prepared version's splits have their tokens
+    )  # other files may be there too, such as the tokens of a prepared version's splits
     return target
 
 
-# The variables of a command's environment, and the GPUs and programs that it finds by them.
+# The environment variables of a command, and the GPUs and programs that it finds through them.
 
 CPU_FALLBACK_FOLDER = Path(__file__).parent / "without_gpu"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 STORE_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 NO_GPU = ("", "-1")
-"""What a command may say of it in place of the GPUs that its job has."""
+"""Values that a command may set instead of the job's GPUs."""
 
 
 def build_environment(
     job: Job, script: Script, folders: Folders, inherited: Mapping[str, str], *, has_gpus: bool
 ) -> dict[str, str]:
-    """The variables of the command: what it gives itself, below what the job knows better."""
+    """Return the variables of the command: those it sets itself, overridden by the job's."""
     assert job.tracking is not None
     # This program moves the command's data: the command needs no key of a store that this one signs in to.
     keys = STORE_KEYS if job.store.root.startswith(("http://", "https://")) else frozenset()
     kept = {name: value for name, value in inherited.items() if name not in keys}
     env = {**kept, "PYTHONUNBUFFERED": "1", **script.env}
-    if VISIBLE_GPUS in inherited and env[VISIBLE_GPUS] not in NO_GPU:  # others are other jobs'
+    if VISIBLE_GPUS in inherited and env[VISIBLE_GPUS] not in NO_GPU:  # other GPUs belong to other jobs
         env[VISIBLE_GPUS] = inherited[VISIBLE_GPUS]
     env |= {
         "HANZO_ML_TRACKING_URI": job.tracking.uri,
@@ -127,7 +133,7 @@ def build_environment(
 
 
 def count_visible_gpus(visible: str | None) -> int:
-    """How many there are for the job, which has those that its environment names."""
+    """Return the number of GPUs of the job, which are those in its environment."""
     if visible is None:
         return len(read_machine().gpus)
     return 0 if visible in NO_GPU else len(visible.split(","))
@@ -138,7 +144,7 @@ def join_paths(first: str, rest: str) -> str:
 
 
 def check_program_exists(program: str, folder: Path, path: str) -> None:
-    """Raises BadConfiguration where a command's first word names nothing that can be run."""
+    """Raise BadConfiguration if a command's first word names no executable program."""
     program_path = str(folder / program) if "/" in program else program
     if shutil.which(program_path, path=path) is None:
-        raise BadConfiguration(f"there is no program '{program}' here: correct `command`, or install it beside Hanzo ML")
+        raise BadConfiguration(f"program '{program}' was not found: correct `command`, or install it next to Hanzo ML")

@@ -74,7 +74,7 @@ class ColumnContract(FrozenModel):
             if getattr(self, rule) is not None and self.type not in types:
                 raise ValueError(f"'{rule}' is a rule for {' and '.join(types)}, not for {self.type}")
         if invalid := [value for value in self.allowed or () if type(value) not in SCALAR_TYPES[self.type]]:
-            raise ValueError(f"'allowed' has {invalid[0]!r}, which is not a {self.type}")
+            raise ValueError(f"'allowed' has {invalid[0]!r}, which is not of type {self.type}")
         return self
 
 

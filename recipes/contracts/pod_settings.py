@@ -54,10 +54,12 @@ ObjectName = Annotated[str, AfterValidator(check_object_name)]
 class Toleration(FrozenModel):
     """A toleration with Kubernetes' own keys."""
 
-    key: str | None = Field(None, description="of the taint; every taint when unset, with operator Exists")
-    operator: Literal["Equal", "Exists"] = "Equal"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="all when unset")
+    key: str | None = Field(None, description="key of the taint; every taint when unset, with operator Exists")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="how key and value are compared with the taint")
+    value: str | None = Field(None, description="value of the taint, for operator Equal")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="effect of the taint; every effect when unset"
+    )
 
     @model_validator(mode="after")
     def check_combination(self) -> Self:
@@ -75,10 +77,10 @@ class Toleration(FrozenModel):
 class VolumeClaim(FrozenModel):
     """A PersistentVolumeClaim in the job namespace, mounted into every pod of a job."""
 
-    claim: ObjectName
+    claim: ObjectName = Field(description="name of the PersistentVolumeClaim")
     path: str = Field(description="absolute mount path")
     sub_path: str | None = Field(None, description="folder in the volume; the whole volume when unset")
-    read_only: bool = True
+    read_only: bool = Field(True, description="mount it read-only")
 
     @field_validator("path")
     @classmethod

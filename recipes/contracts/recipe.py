@@ -324,8 +324,7 @@ class Recipe(YamlModel):
 
         Raises:
             BadConfiguration: the file is missing, not YAML in UTF-8 or does not fit the schema; the message has the line and
-            the
-                key.
+                the key.
         """
         if path.is_dir():
             raise BadConfiguration(f"{path} is a folder: give the path of a recipe file in it")

@@ -36,9 +36,8 @@ class OutOfMemory(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} did not fit into memory: on with batch_size {self.batch_size} and "
-            "gradient_accumulation "
-            f"{self.gradient_accumulation}, which is the same effective batch"
+            f"{describe_step(self.step)} did not fit into memory: continuing with batch_size {self.batch_size} and "
+            f"gradient_accumulation {self.gradient_accumulation}, which is the same effective batch"
         )
 
 
@@ -69,10 +68,13 @@ class Diverged(FrozenModel):
     def message(self) -> str:
         if self.skipped:
             start = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
-            return f"diverged: {self.reason}; on from {start} without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            return (
+                f"diverged: {self.reason}; continuing from {start} "
+                f"without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+            )
         if self.rolled_back_to:
-            return f"diverged: {self.reason}; stopped, and back to checkpoint {self.rolled_back_to}"
-        return f"diverged: {self.reason}; stopped, and no checkpoint is from before: try a lower learning_rate"
+            return f"diverged: {self.reason}; stopped and rolled back to checkpoint {self.rolled_back_to}"
+        return f"diverged: {self.reason}; stopped, and there is no earlier checkpoint: try a lower learning_rate"
 
 
 class NotDeterministic(FrozenModel):
@@ -88,9 +90,8 @@ class NotDeterministic(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to {self.operation}, which has no form that computes the same each "
-            "time: on with "
-            "what there is, so that the run's last digits may differ where it is resumed or repeated"
+            f"{describe_step(self.step)} used {self.operation}, which has no deterministic kernel: continuing with the one "
+            "available, so the run's last digits may differ when it is resumed or repeated"
         )
 
 
@@ -107,9 +108,8 @@ class NotCompiled(FrozenModel):
     @property
     def message(self) -> str:
         return (
-            f"{describe_step(self.step)} came to a block that cannot be compiled here ({self.reason}): on "
-            "without, which takes "
-            "longer, and rounds otherwise"
+            f"{describe_step(self.step)} used a block that cannot be compiled on this machine ({self.reason}): continuing "
+            "without compilation, which is slower and rounds differently"
         )
 
 

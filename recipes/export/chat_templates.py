@@ -1,4 +1,4 @@
-"""The chat templates of a model folder as the engine gets them: all by name, with what a training puts before each."""
+"""Chat templates of a model folder as exported for the engine, with values from training."""
 
 import json
 import re
@@ -14,15 +14,18 @@ from recipes.preparation.tokenization.chat_template import DEFAULT_TEMPLATE, TOO
 from recipes.records.conversation import SYSTEM_ROLES
 
 SERVED_TEMPLATES = (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
-"""Names of the templates that llama.cpp renders: the second for requests with tools."""
+"""Templates that llama.cpp renders: the second for requests with tools."""
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATES_FOLDER = "additional_chat_templates"
-"""The templates that have a name, such as `tool_use`, a file each."""
+"""Folder of named templates such as `tool_use`, one file each."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 def read_chat_templates(model_dir: Path) -> dict[str, str]:
-    """The templates by name, in the order of their names, as transformers finds them: files replace the configuration."""
+    """Read the templates by name, sorted.
+
+    As in transformers, files override the configuration.
+    """
     file = model_dir / TEMPLATE_FILE
     found = {DEFAULT_TEMPLATE: file.read_text(encoding="utf-8")} if file.is_file() else {}
     found |= {path.stem: path.read_text(encoding="utf-8") for path in (model_dir / TEMPLATES_FOLDER).glob("*.jinja")}
@@ -32,7 +35,7 @@ def read_chat_templates(model_dir: Path) -> dict[str, str]:
 
 
 def named_templates(stated: Any) -> dict[str, str]:
-    """The value `chat_template` of a tokenizer's configuration: one template, or several with names."""
+    """Return the templates in `chat_template` of a tokenizer's configuration: one, or several by name."""
     if isinstance(stated, str):
         return {DEFAULT_TEMPLATE: stated}
     if isinstance(stated, dict):
@@ -43,28 +46,27 @@ def named_templates(stated: Any) -> dict[str, str]:
 def add_training_values(
     templates: Mapping[str, str], system_prompt: str | None, arguments: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The templates with what training gives them besides the conversation: a system prompt where that has none, and
-    variables. Those that the engine does not render stay as they are.
+    """Add training's default system prompt and variables to the templates that the engine renders.
 
     Raises:
-        BadConfiguration: a variable that no template can set.
+        BadConfiguration: a variable's name is invalid in a template.
     """
     if invalid := next((name for name in arguments if not VARIABLE.fullmatch(name)), None):
         raise BadConfiguration(
-            f"tokenize.template_arguments: '{invalid}' is no name of a variable, which the engine's template could set"
+            f"tokenize.template_arguments: '{invalid}' is not a variable name, so the engine's template cannot set it"
         )
     lines = [f"{{% set {name} = {to_jinja(value)} %}}\n" for name, value in sorted(arguments.items())]
     if system_prompt is not None:
         message = to_jinja([{"role": "system", "content": system_prompt}])
         asked = f"messages if messages and messages[0]['role'] in {to_jinja(SYSTEM_ROLES)} else {message} + messages"
         lines.append(f"{{% set messages = {asked} %}}\n")
-    # Each line ends with a block, whose newline is not rendered: nothing of what follows is, or is not, because of it.
+    # Each line is a block tag, whose newline is not rendered, so that the output stays unchanged.
     before = "".join(lines)
     return {name: before + text if name in SERVED_TEMPLATES else text for name, text in templates.items()}
 
 
 def to_jinja(value: Any) -> str:
-    """A JSON value as a literal of Jinja."""
+    """Convert a JSON value to a Jinja literal."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -75,11 +77,11 @@ def to_jinja(value: Any) -> str:
 
 
 def check_served(templates: Mapping[str, str], model_dir: Path) -> None:
-    """Raises BadConfiguration where the engine would render none of several templates, but one of its own."""
+    """Raise BadConfiguration if the engine renders none of several templates, but a built-in one."""
     if templates and not any(name in templates for name in SERVED_TEMPLATES):
         raise BadConfiguration(
-            f"{model_dir}: of the chat templates {', '.join(templates)} the engine renders none: "
-            f"call the one that is wanted '{DEFAULT_TEMPLATE}'"
+            f"{model_dir}: the engine renders none of the chat templates {', '.join(templates)}: "
+            f"rename the right one to '{DEFAULT_TEMPLATE}'"
         )
 
 
@@ -88,10 +90,12 @@ def unserved_names(templates: Iterable[str]) -> list[str]:
 
 
 def write_chat_templates(writer: GGUFWriter, templates: Mapping[str, str]) -> None:
-    """Add templates to the metadata of a GGUF file, in the order of their names: the library's own order is a set's.
+    """Add templates to the metadata of a GGUF file, sorted by name.
+
+    The library's order is that of a set.
 
     Raises:
-        BadConfiguration: two names are the same in a GGUF file, which takes letters and digits alone.
+        BadConfiguration: two names are equal in GGUF, which allows only letters and digits.
     """
     others = {re.sub(r"[^A-Za-z0-9]", "_", name): name for name in sorted(templates) if name != DEFAULT_TEMPLATE}
     if len(others) < len(templates) - (DEFAULT_TEMPLATE in templates) or DEFAULT_TEMPLATE in others:

@@ -1,4 +1,4 @@
-"""Compare what the engine makes of texts and conversations with what training made of them, before a file is served."""
+"""Verify an export by comparing the engine's tokens and prompts with those of training."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ TEXTS = (
     "def f(x):\n    return x**2  # <b>&amp;</b> {{ x }} {% y %} \\n",
     "https://example.org/?a=1&b=%20#c _under_score__ CamelCaseHTTPServer",
 )
-"""Ordinary text, odd spacing, contractions, numbers, scripts with and without spaces, emoji, and code."""
+"""Plain text, unusual whitespace, contractions, numbers, scripts with and without spaces, emoji, and code."""
 CONVERSATIONS: tuple[Sequence[Mapping[str, str]], ...] = (
     [{"role": "user", "content": TEXTS[0]}],
     *([{"role": "user", "content": text}] for text in (TEXTS[1], TEXTS[2], TEXTS[8], TEXTS[9])),
@@ -76,18 +76,18 @@ def check_engine(model_dir: Path, gguf: Path, parameters: TokenizeParameters, re
     """Compare the engine with training.
 
     Args:
-        model_dir: what was exported, with the tokenizer of training.
+        model_dir: the exported folder, with the tokenizer of training.
         gguf: the exported file.
-        parameters: what training gave the chat template.
-        rendering: how training rendered its records.
+        parameters: training's settings of the chat template.
+        rendering: how training rendered records.
 
     Returns:
-        What differs for requests with tools, where nobody knows whether training had any.
+        Differences for requests with tools, if it is unknown whether training had tools.
 
     Raises:
         BadConfiguration: the first text or conversation that differs.
     """
-    if problem := lacking("an export, which is compared with the engine,", SERVE):
+    if problem := lacking("an export, which is verified with the engine,", SERVE):
         raise BadConfiguration(problem)
     training = TrainingText(model_dir, parameters, rendering)
     with tempfile.TemporaryDirectory() as scratch:
@@ -97,14 +97,14 @@ def check_engine(model_dir: Path, gguf: Path, parameters: TokenizeParameters, re
             if difference := next(iterate_differences(training, engine), None):
                 raise BadConfiguration(difference)
             templates = training.templates
-            # Whether training gave the only template tools is not known: those of most base models take some.
+            # Unknown: the single templates of most base models accept tools.
             is_open = TOOL_TEMPLATE not in templates and "tools" in templates.get(DEFAULT_TEMPLATE, "")
             tools = find_render_difference(training, engine, DEFAULT_TEMPLATE, CONVERSATIONS[0], TOOLS) if is_open else None
             return [tools] if tools else []
 
 
 def iterate_differences(training: "TrainingText", engine: "Engine") -> Iterator[str]:
-    """What differs, in words."""
+    """Yield descriptions of differences."""
     for text in TEXTS:
         if difference := find_token_difference(training, engine, text):
             yield difference
@@ -122,7 +122,7 @@ def iterate_differences(training: "TrainingText", engine: "Engine") -> Iterator[
 
 
 class TrainingText:
-    """Texts and conversations as tokens, as training makes them."""
+    """Tokens and prompts of training."""
 
     def __init__(self, model_dir: Path, parameters: TokenizeParameters, rendering: Rendering) -> None:
         loaded: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
@@ -140,12 +140,12 @@ class TrainingText:
         return ids
 
     def start_tokens(self) -> list[int]:
-        """What training puts before a text without a template."""
+        """Return the tokens that training puts before a text without a template."""
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         return list(around[:1]) if around and around[0] != self._eos else []
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tools: Any) -> str | None:
-        """A conversation up to the answer; None where training refuses it."""
+        """Render a conversation up to the answer; None if training rejects it."""
         template: ChatTemplate = make_chat_template(
             self._chosen, self._special, self._parameters, rendering=self._rendering, tools=bool(tools)
         )
@@ -156,7 +156,7 @@ class TrainingText:
 
 
 class Engine:
-    """A running server of llama.cpp."""
+    """Client of a running llama.cpp server."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -166,7 +166,10 @@ class Engine:
         return list(self._post("/tokenize", {"content": text, "add_special": add_special, "parse_special": True})["tokens"])
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tools: Any) -> str:
-        """Raises ValueError with the engine's reason where it refuses the conversation."""
+        """Render a conversation.
+
+        Raises ValueError with the engine's reason if it is rejected.
+        """
         body = {"messages": list(messages), **({"tools": tools} if tools else {})}
         try:
             return str(self._post("/apply-template", body)["prompt"])
@@ -183,7 +186,7 @@ class Engine:
 
 @contextmanager
 def start_engine(gguf: Path) -> Iterator[Engine]:
-    """Raises BadConfiguration where llama.cpp does not load the file."""
+    """Run the engine. Raises BadConfiguration if llama.cpp does not load the file."""
     command = [sys.executable, "-m", "recipes.export.probe_server", str(gguf)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -200,7 +203,7 @@ def start_engine(gguf: Path) -> Iterator[Engine]:
 
 
 def added_token_texts(tokens: Sequence[str], count: int) -> list[str]:
-    """Texts in which added tokens stand within words, between spaces and beside each other."""
+    """Return texts with added tokens inside words, between spaces and adjacent to each other."""
     groups = [tokens[start : start + count] for start in range(0, len(tokens), count)]
     return ["".join(f"a{token}b {token} {token}{token}\n" for token in group) for group in groups]
 
@@ -209,20 +212,20 @@ def find_token_difference(training: TrainingText, engine: Engine, text: str) -> 
     expected, found = training.encode(text), engine.tokenize(text)
     if expected == found:
         return None
-    return f"the engine tokenizes {show(text)} otherwise than training: {describe_difference(expected, found)}"
+    return f"the engine tokenizes {show(text)} differently from training: {describe_difference(expected, found)}"
 
 
 def find_start_difference(training: TrainingText, engine: Engine) -> str | None:
     expected, found = [*training.start_tokens(), *training.encode("a")], engine.tokenize("a", add_special=True)
-    if found == expected or found == [*expected, *found[len(expected) :]]:  # the end token is of a whole text
+    if found == expected or found == [*expected, *found[len(expected) :]]:  # the end token belongs to complete texts
         return None
-    return f"the engine begins a text otherwise than training: {describe_difference(expected, found)}"
+    return f"the engine starts a text differently from training: {describe_difference(expected, found)}"
 
 
 def find_render_difference(
     training: TrainingText, engine: Engine, template: str, messages: Sequence[Mapping[str, str]], tools: Any
 ) -> str | None:
-    """How a conversation that training takes differs in the engine."""
+    """Describe how the engine renders a conversation differently from training, or return None."""
     expected = training.prompt(messages, tools)
     if expected is None:
         return None
@@ -230,22 +233,22 @@ def find_render_difference(
     try:
         found = engine.prompt(messages, tools)
     except ValueError as error:
-        return f"{where}: the engine refuses what training renders: {error}"
+        return f"{where}: the engine rejects what training renders: {error}"
     expected_ids, found_ids = training.encode(expected), engine.tokenize(found, add_special=True)
     if expected_ids == found_ids:
         return None
     place = next((n for n, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None and len(expected) == len(found):
-        return f"{where}: the engine begins it otherwise than training: {describe_difference(expected_ids, found_ids)}"
+        return f"{where}: the engine starts it differently from training: {describe_difference(expected_ids, found_ids)}"
     start = min(len(expected), len(found)) if place is None else place
     return (
-        f"{where}: the engine renders it otherwise than training: "
+        f"{where}: the engine renders it differently from training: "
         f"{show(found[max(0, start - 20) :])} instead of {show(expected[max(0, start - 20) :])}"
     )
 
 
 def describe_difference(expected: Sequence[int], found: Sequence[int]) -> str:
-    """The first tokens that differ."""
+    """Describe the first tokens that differ."""
     place = next((n for n, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     start = min(len(expected), len(found)) if place is None else place
     return f"token {start + 1} is {list(found[start : start + 3])} instead of {list(expected[start : start + 3])}"

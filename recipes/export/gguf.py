@@ -1,4 +1,4 @@
-"""Export a Hugging Face Llama folder as one GGUF file."""
+"""Export a Hugging Face Llama folder as a GGUF file."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from recipes.contracts.job import BadConfiguration
 from recipes.export.gguf_vocabulary import read_vocabulary
 from recipes.export.model_json import read_json
 
-# The configuration of a Llama model as GGUF metadata.
+# A Llama configuration as GGUF metadata.
 
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """The numbers of a Llama configuration that a GGUF file carries."""
+    """The values of a Llama configuration that a GGUF file contains."""
 
     layers: int
     hidden: int
@@ -36,18 +36,21 @@ class GgufArchitecture:
 
     @classmethod
     def read(cls, config: dict[str, Any], model_dir: Path) -> Self:
-        """Raises BadConfiguration for what llama.cpp's `llama` graph does not compute."""
+        """Read a configuration.
+
+        Raises BadConfiguration for features that llama.cpp's `llama` graph lacks.
+        """
         if config.get("architectures") != ["LlamaForCausalLM"]:
             raise BadConfiguration(
-                f"{model_dir}: GGUF export knows LlamaForCausalLM, this folder is {config.get('architectures')}"
+                f"{model_dir}: GGUF export supports LlamaForCausalLM, this folder is {config.get('architectures')}"
             )
         if config.get("hidden_act", "silu") != "silu":
-            raise BadConfiguration(f"{model_dir}: GGUF export knows hidden_act silu, not {config['hidden_act']}")
+            raise BadConfiguration(f"{model_dir}: GGUF export supports hidden_act silu, not {config['hidden_act']}")
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
         kind = rope.setdefault("rope_type", rope.pop("type", "default"))
         if kind not in ("default", "llama3"):
-            raise BadConfiguration(f"{model_dir}: GGUF export knows rope types default and llama3, not {kind}")
+            raise BadConfiguration(f"{model_dir}: GGUF export supports rope types default and llama3, not {kind}")
         heads = config["num_attention_heads"]
         return cls(
             layers=config["num_hidden_layers"],
@@ -76,7 +79,7 @@ class GgufArchitecture:
         writer.add_layer_norm_rms_eps(self.rms_eps)
 
     def rope_factors(self) -> np.ndarray[Any, Any] | None:
-        """Llama 3.1's frequency factors, None for plain rotary embeddings."""
+        """Return Llama 3.1's frequency factors, or None for plain rotary embeddings."""
         rope = self.rope
         if rope["rope_type"] == "default":
             return None
@@ -89,9 +92,9 @@ class GgufArchitecture:
         return factors
 
 
-# A Hugging Face folder of the Llama architecture as one GGUF file, tensor by tensor.
+# Write a Hugging Face folder of the Llama architecture as a GGUF file, tensor by tensor.
 #
-# Deterministic: the same folder gives the same bytes, so nothing of the machine, the time or the path is written. The
+# Deterministic: equal folders give equal bytes, so that nothing of the machine, the time or the path is written. The
 # tokenizer is read in `recipes.export.gguf_vocabulary`; adapters are merged in `recipes.export.merge`.
 
 Quantization = Literal["F16", "BF16", "Q8_0"]
@@ -116,7 +119,7 @@ BLOCK_TENSORS = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor to write: where it comes from and what happens to it on the way."""
+    """A tensor to write: its source and conversion."""
 
     target: str
     source: str
@@ -130,12 +133,15 @@ class GgufTensor:
         return tuple(quant_shape_to_byte_shape(self.shape, self.kind))
 
     def load(self) -> np.ndarray[Any, Any]:
-        """The bytes to write, read from the file now so that one tensor at a time is in memory."""
+        """Read and encode the tensor.
+
+        Called late, so that one tensor at a time is in memory.
+        """
         with safe_open(self.file, framework="pt") as tensors:
             values = tensors.get_tensor(self.source).to(torch.float32).numpy()
         if self.permuted_heads is not None:
             values = interleave_rotary(values, self.permuted_heads)
-        with np.errstate(over="ignore"):  # looked at below
+        with np.errstate(over="ignore"):  # checked below
             encoded: np.ndarray[Any, Any] = quantize(np.ascontiguousarray(values), self.kind)
         overflow = self.kind == GGMLQuantizationType.F16 and not np.isfinite(encoded).all()
         if overflow or not np.isfinite(values).all():
@@ -151,14 +157,14 @@ def export_gguf(
     system_prompt: str | None = None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the model in `model_dir` to `out`; the file appears there whole or not at all.
+    """Write the model in `model_dir` to `out`, atomically.
 
     Args:
-        system_prompt: what training put before conversations that have none; the file's templates do so as well.
-        template_arguments: variables that training gave the chat template; the file's templates have them too.
+        system_prompt: training's default system prompt, added to the file's templates.
+        template_arguments: training's variables of the chat template, added to the file's templates.
 
     Raises:
-        BadConfiguration: an architecture, tokenizer or tensor that llama.cpp would not compute as transformers does.
+        BadConfiguration: llama.cpp would not compute the architecture, tokenizer or a tensor as transformers does.
     """
     architecture = GgufArchitecture.read(read_json(model_dir / "config.json"), model_dir)
     weights = plan_tensors(model_dir, architecture, GGMLQuantizationType[quantization])
@@ -204,7 +210,10 @@ PROBE_SHAPE = GgufArchitecture(
 
 
 def write_probe_gguf(gguf: Path, out: Path) -> None:
-    """Write a model of no use with the vocabulary of another: what the engine makes of texts depends on that alone."""
+    """Write a tiny dummy model with the vocabulary of another.
+
+    The vocabulary alone determines how the engine tokenizes and renders texts.
+    """
     fields = [field for name, field in GGUFReader(gguf).fields.items() if name.startswith("tokenizer.")]
     rows = next(len(field.data) for field in fields if field.name == Keys.Tokenizer.LIST)
     writer = GGUFWriter(out, "llama")
@@ -226,7 +235,10 @@ def write_probe_gguf(gguf: Path, out: Path) -> None:
 
 
 def plan_tensors(model_dir: Path, architecture: GgufArchitecture, default_kind: GGMLQuantizationType) -> list[GgufTensor]:
-    """Every tensor in the order of the GGUF file, the embedding first; a tensor left over is an error."""
+    """Every tensor in the order of the GGUF file, the embedding first.
+
+    A tensor left over is an error.
+    """
     sources = dict(read_tensor_headers(model_dir))
     weights = []
     for target, source, heads in list_tensor_names(architecture):
@@ -273,6 +285,9 @@ def read_tensor_headers(model_dir: Path) -> Iterator[tuple[str, tuple[Path, tupl
 
 
 def interleave_rotary(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """llama.cpp rotates neighbouring pairs, transformers the two halves of a head: reorder the rows between them."""
+    """llama.cpp rotates neighbouring pairs, transformers the two halves of a head.
+
+    Reorder the rows between them.
+    """
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer as GGUF metadata: tokens, types, merges, special ids, pre-tokenizer and chat template.
+"""Export a Hugging Face tokenizer as GGUF metadata: tokens, merges, pre-tokenizer, chat templates.
 
-Only what llama.cpp splits exactly as `tokenizers` does is accepted; anything else is refused by name, because a model
-that is served with other tokens than it was trained with answers worse and nobody sees why. Weights are not known here.
+Only tokenizers that llama.cpp implements exactly are accepted, others are rejected by name: a model that is served with
+other tokens than it was trained with silently gives worse answers.
 """
 
 import json
@@ -27,12 +27,12 @@ SPLIT_PATTERNS = {
     CASELESS_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + LLAMA3_TAIL: "llama-bpe",
     CASELESS_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + LLAMA3_TAIL: "qwen2",
 }
-"""Regular expressions of `Split` pre-tokenizers that llama.cpp knows under a name."""
+"""Regular expressions of `Split` pre-tokenizers, by llama.cpp's names for them."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What GGUF needs to know about a byte-level BPE tokenizer; `tokens` has one entry per row of the embedding."""
+    """Vocabulary of a byte-level BPE tokenizer; `tokens` has one entry per row of the embedding."""
 
     tokens: tuple[str, ...]
     types: tuple[TokenType, ...]
@@ -67,14 +67,15 @@ class Vocabulary:
 def read_vocabulary(
     model_dir: Path, rows: int, system_prompt: str | None = None, template_arguments: Mapping[str, Any] | None = None
 ) -> Vocabulary:
-    """The tokenizer of a Hugging Face folder whose embedding has `rows` rows.
+    """Read the tokenizer of a Hugging Face folder whose embedding has `rows` rows.
 
     Args:
-        system_prompt: what training put before conversations that have none of their own.
-        template_arguments: variables that training gave the chat template.
+        system_prompt: training's default system prompt.
+        template_arguments: training's variables of the chat template.
 
     Raises:
-        BadConfiguration: no tokenizer.json, not a byte-level BPE, more tokens than rows, or no template that is served.
+        BadConfiguration: there is no tokenizer.json, it is no byte-level BPE, it has more tokens than rows, or the engine
+            renders none of its templates.
     """
     templates = read_chat_templates(model_dir)
     check_served(templates, model_dir)
@@ -110,15 +111,15 @@ def read_vocabulary(
 
 
 def require_byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
-    """llama.cpp's name for the pre-tokenizer of a byte-level BPE."""
+    """Return llama.cpp's name for the pre-tokenizer of a byte-level BPE."""
     model = document["model"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         kind = "SentencePiece-style BPE" if model["type"] == "BPE" else model["type"]
-        raise BadConfiguration(f"{model_dir}: GGUF export knows byte-level BPE tokenizers, this one is {kind}")
+        raise BadConfiguration(f"{model_dir}: GGUF export supports byte-level BPE tokenizers, this one is {kind}")
     if document.get("normalizer") is not None:
-        raise BadConfiguration(f"{model_dir}: GGUF export cannot carry the normalizer {document['normalizer']['type']}")
+        raise BadConfiguration(f"{model_dir}: GGUF export does not support the normalizer {document['normalizer']['type']}")
     name = find_pre_tokenizer_name(document.get("pre_tokenizer"))
-    # llama.cpp looks whole words up before it merges for exactly this pre-tokenizer.
+    # With exactly this pre-tokenizer, llama.cpp looks up whole words before merging.
     if name is None or bool(model.get("ignore_merges")) != (name == "llama-bpe"):
         raise BadConfiguration(
             f"{model_dir}: llama.cpp has no name for the pre-tokenizer {json.dumps(document.get('pre_tokenizer'))} "
@@ -128,7 +129,7 @@ def require_byte_level_bpe(document: dict[str, Any], model_dir: Path) -> str:
 
 
 def find_pre_tokenizer_name(spec: dict[str, Any] | None) -> str | None:
-    """llama.cpp's name for a `tokenizers` pre-tokenizer, None when it has none."""
+    """Return llama.cpp's name for a `tokenizers` pre-tokenizer, or None."""
     parts = [] if spec is None else spec["pretokenizers"] if spec["type"] == "Sequence" else [spec]
     if not parts or parts[-1]["type"] != "ByteLevel" or parts[-1].get("add_prefix_space"):
         return None
@@ -144,7 +145,7 @@ def find_pre_tokenizer_name(spec: dict[str, Any] | None) -> str | None:
 
 
 def read_special_token_ids(model_dir: Path, ids: dict[str, int]) -> dict[str, int]:
-    """Ids of the tokens that tokenizer_config.json names, by role."""
+    """Return ids of the tokens in tokenizer_config.json, by role."""
     config = read_json(model_dir / "tokenizer_config.json")
     found: dict[str, int] = {}
     for role in ("bos", "eos", "unk", "pad"):
@@ -158,7 +159,7 @@ def read_special_token_ids(model_dir: Path, ids: dict[str, int]) -> dict[str, in
 
 
 def read_template_ends(post_processor: dict[str, Any] | None) -> tuple[str | None, str | None]:
-    """The special tokens that the post-processor puts before and after a text, None where there is none."""
+    """Return the special tokens that the post-processor adds before and after a text."""
     if post_processor is None:
         return None, None
     for part in post_processor.get("processors", [post_processor]):

@@ -1,9 +1,9 @@
-"""What was trained as one Hugging Face folder that answers as it did: an adapter merged into its base, or all weights.
+"""Write a trained model as one Hugging Face folder.
 
-Merges in float32 and casts once, so the only loss is the rounding to the stored type. An adapter that was trained beside
-NF4 is merged into the base as it was before: NF4 stood for it while memory was short, and has no room for the sum without
-being rounded anew. Evaluation scores that same sum, so what is judged is what is served. Deterministic: equal inputs give
-equal bytes, so nothing that names a path or a version of a library is written.
+An adapter merged into its base, or all weights. Merges in float32 and casts once, so that the only loss is rounding to the
+stored dtype. A QLoRA adapter is merged into the original base: NF4 only replaced it to save memory, and would round the sum
+again. Evaluation scores the same sum, so that the evaluated model is the served one. Deterministic: equal inputs give equal
+bytes, so paths and library versions are not written.
 """
 
 import shutil
@@ -25,29 +25,29 @@ from recipes.storage.manifest import canonical_json
 
 PROBE_TEXT = "The quick brown fox asks: what is the name of the place where 12 ships lie at anchor?"
 MERGE_TOLERANCE = 1e-3
-"""Relative error of the logits that float32 arithmetic in another order may cause."""
+"""Relative error of logits that a different order of float32 operations may cause."""
 ROUNDING_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
-"""Relative error of the logits that rounding every weight to the stored type may cause."""
+"""Relative error of logits that rounding all weights to the stored dtype may cause."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 PATH_KEYS = ("_name_or_path", "_model_name_or_path", "transformers_version")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the logits of the merged and of the stored model are from the trained one's, relative to their size."""
+    """Relative deviation of the merged and of the stored model's logits from the trained one's."""
 
     merged: float
     stored: float
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
-    """Write base plus adapter to `out` in `dtype` and read it back to check it (specification row I14).
+    """Write base plus adapter to `out` in `dtype`, and verify the stored model.
 
     Raises:
-        BadConfiguration: not an adapter of this base, or the merged model does not answer as base plus adapter.
+        BadConfiguration: it is no adapter of this base, or the merged model's logits deviate from base plus adapter.
     """
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise BadConfiguration(f"{adapter} holds no adapter_model.safetensors: give a folder that PEFT saved as safetensors")
+        raise BadConfiguration(f"{adapter} has no adapter_model.safetensors: use a folder that PEFT saved as safetensors")
     probe = tokenize_probe(base)
     model = load_float32_model(base)
     untie_adapted_weights(model, adapter)
@@ -65,10 +65,10 @@ def merge_adapter(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement
 
 
 def cast_weights(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
-    """Write weights that were trained in all their parts to `out` in `dtype`, and read them back to check them.
+    """Write fully trained weights to `out` in `dtype`, and verify the stored model.
 
     Raises:
-        BadConfiguration: no model folder, or the stored model does not answer as the trained one.
+        BadConfiguration: it is no model folder, or the stored model's logits deviate from the trained one's.
     """
     probe = tokenize_probe(base)
     model = load_float32_model(weights)
@@ -80,14 +80,17 @@ def cast_weights(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
 
 
 def measure_stored_error(out: Path, dtype: str, probe: torch.Tensor, expected: torch.Tensor) -> float:
-    """Load what was stored; the relative error of its logits. Raises BadConfiguration where it is too large."""
+    """Load the stored model and return the relative error of its logits.
+
+    Raises BadConfiguration if it is too large.
+    """
     error = relative_error(compute_logits(load_float32_model(out), probe), expected)
     require_error_below(ROUNDING_TOLERANCE[dtype], error, f"rounding to {dtype} changed the answers: choose a wider type")
     return error
 
 
 def load_float32_model(folder: Path) -> Any:
-    """A causal model on the CPU in float32; pickled weights are never read."""
+    """Load a causal model on the CPU in float32; pickled weights are never read."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -98,9 +101,9 @@ def load_float32_model(folder: Path) -> Any:
 
 
 def untie_adapted_weights(model: Any, adapter: Path) -> None:
-    """Give the head weights of its own where an adapter changes it, or the embedding, and both are the same tensor.
+    """Untie the head from the embedding if an adapter changes one of them.
 
-    Training changed one of the two alone, while the merged sum in one tensor would change both.
+    Training changed only one of the two, while merging into a shared tensor would change both.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or head.weight is not embedding.weight:
@@ -114,10 +117,10 @@ def untie_adapted_weights(model: Any, adapter: Path) -> None:
 
 
 def attach_adapter(model: Any, adapter: Path) -> Any:
-    """The model with the adapter on it."""
+    """Return the model with the adapter attached."""
     try:
         with warnings.catch_warnings():
-            # PEFT only warns, and would merge a layer that the file does not hold as if it had learned nothing.
+            # PEFT only warns about missing layers, and would merge them as if they had learned nothing.
             warnings.filterwarnings("error", message=".*missing adapter keys")
             return PeftModel.from_pretrained(model, str(adapter), is_trainable=False, local_files_only=True).eval()
     except (UserWarning, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -125,16 +128,16 @@ def attach_adapter(model: Any, adapter: Path) -> Any:
 
 
 def tokenize_probe(base: Path) -> torch.Tensor:
-    """A short prompt as ids of the base's own tokenizer."""
-    read_json(base / "tokenizer.json")  # its absence is one clear line
+    """Tokenize a short prompt with the base's own tokenizer."""
+    read_json(base / "tokenizer.json")  # reports a missing file clearly
     return torch.tensor([Tokenizer.from_file(str(base / "tokenizer.json")).encode(PROBE_TEXT).ids])
 
 
 def compute_logits(model: Any, probe: torch.Tensor) -> torch.Tensor:
-    """Logits of every position of the probe.
+    """Return logits of every position of the probe.
 
     Raises:
-        BadConfiguration: one of them is not a finite number.
+        BadConfiguration: a value is not finite.
     """
     with torch.inference_mode():
         logits: torch.Tensor = model(probe).logits.float()
@@ -147,7 +150,7 @@ def compute_logits(model: Any, probe: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Size of the difference over the size of what was expected, 0 when equal."""
+    """Return the norm of the difference relative to the expected norm."""
     difference = (found - expected).norm()
     return float(difference / expected.norm()) if difference else 0.0
 
@@ -158,20 +161,20 @@ def require_error_below(limit: float, error: float, message: str) -> None:
 
 
 def save_model(model: Any, base: Path, out: Path) -> None:
-    """Weights and configuration of a whole model, as `complete_model_folder` leaves them."""
+    """Write weights and configuration of a whole model, with `complete_model_folder`."""
     if out.exists():
-        shutil.rmtree(out)  # what a killed run left
+        shutil.rmtree(out)  # left by a killed run
     model.save_pretrained(out)
     complete_model_folder(base, out)
 
 
 def complete_model_folder(base: Path, out: Path) -> None:
-    """What was saved, with a configuration that every runtime reads and names no place, and the tokenizer of its base."""
+    """Complete a saved model: a portable configuration without paths, and the base's tokenizer."""
     config = read_json(out / "config.json")
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
         config["rope_theta"] = rope["rope_theta"]  # older runtimes (Candle) read only this key
-    # Training turns it off, in some strategies on the very model that is saved; whoever generates wants what the base has.
+    # Training disables it, in some strategies on the very model that is saved; generation needs the base's value.
     config["use_cache"] = read_json(base / "config.json").get("use_cache", True)
     for key in PATH_KEYS:
         config.pop(key, None)

@@ -8,11 +8,11 @@ from recipes.contracts.job import BadConfiguration
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model folder."""
+    """Read a JSON object from a model folder. Raises BadConfiguration."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadConfiguration(f"{path} is missing: give a folder that save_pretrained wrote") from None
+        raise BadConfiguration(f"{path} is missing: use a folder written by save_pretrained") from None
     except ValueError as error:
         raise BadConfiguration(f"{path} is not valid JSON: {error}") from None
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""`python -m recipes.export.probe_server GGUF`: llama.cpp's server on loopback, until its standard input ends."""
+"""llama.cpp's server on loopback, until stdin closes: `python -m recipes.export.probe_server GGUF`."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import sys
 def main(gguf: str) -> None:
     import xllamacpp
 
-    # llama.cpp logs to standard output too: only the address may reach the pipe.
+    # llama.cpp also logs to standard output: only the address may reach the pipe.
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     parameters = xllamacpp.CommonParams()
@@ -19,7 +19,7 @@ def main(gguf: str) -> None:
     server = xllamacpp.Server(parameters)
     print(server.listening_address, file=pipe, flush=True)
     sys.stdin.read()
-    os._exit(0)  # its own end waits for ever now and then
+    os._exit(0)  # the server's own shutdown sometimes hangs
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Plan a training before it starts: memory, throughput, hardware fit, parallel layout. Without torch."""
+"""Plan a training before it starts: memory, throughput, hardware fit, parallel layout. Free of torch."""

@@ -1,6 +1,6 @@
-"""The shape of a decoder-only transformer, and how many parameters it therefore has. Pure: nothing here loads a model.
+"""Shapes of decoder-only transformers and their parameter counts. Pure, without loading a model.
 
-Covers the families whose layers are q, k, v, o, gate, up and down projections with RMS norms: Llama, Mistral, Qwen2, Qwen3.
+Covers families whose layers are q, k, v, o, gate, up and down projections with RMS norms: Llama, Mistral, Qwen2, Qwen3.
 Names are those of a Hugging Face `config.json`.
 """
 
@@ -18,14 +18,14 @@ BIASED_PROJECTIONS = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 HEAD_NORM_FAMILIES = ("qwen3",)
-"""Families that normalize queries and keys for each head."""
+"""Families that normalize queries and keys per head."""
 FIXED_HEAD_DIMS = {"qwen3": 128}
-"""Of families whose heads are of one size, whatever the hidden one is (`Qwen3Config.head_dim`)."""
+"""Head size of families in which it is independent of the hidden size (`Qwen3Config.head_dim`)."""
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """`copies` parameter tensors of `elements` elements each; `projection`: of a linear layer of a block."""
+    """`copies` tensors of `elements` elements; `projection` marks linear layers of a block."""
 
     name: str
     elements: int
@@ -45,34 +45,34 @@ class Architecture(YamlModel):
     num_hidden_layers: int = Field(ge=1, le=MAX_COUNT)
     num_attention_heads: int = Field(ge=1, le=MAX_COUNT)
     num_key_value_heads: int = Field(ge=1, le=MAX_COUNT)
-    head_dim: int | None = Field(None, ge=1, le=MAX_COUNT, description="when unset 128 of qwen3, else hidden_size / heads")
+    head_dim: int | None = Field(None, ge=1, le=MAX_COUNT, description="default: 128 for qwen3, else hidden_size / heads")
     intermediate_size: int = Field(ge=1, le=MAX_COUNT)
     vocab_size: int = Field(ge=1, le=MAX_COUNT)
     tie_word_embeddings: bool = False
-    # Left out where it is not set: recipes that were made before there was this key keep their digests.
+    # Omitted if unset, so that digests of recipes from before this key stay the same.
     max_position_embeddings: int | None = Field(
-        None, ge=1, exclude_if=lambda value: value is None, description="tokens that one text may have; unset: not known"
+        None, ge=1, exclude_if=lambda value: value is None, description="maximum tokens of a text; unknown if unset"
     )
 
     @model_validator(mode="after")
     def validate_heads(self) -> Self:
         if self.head_dim is None and self.model_type not in FIXED_HEAD_DIMS and self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size is no multiple of num_attention_heads: give head_dim")
+            raise ValueError("hidden_size is not a multiple of num_attention_heads: set head_dim")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
         return self
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The shape that a `config.json` states.
+        """Read the shape from a `config.json`.
 
         Raises:
-            BadConfiguration: another family, biases where the family has none, or a number is missing.
+            BadConfiguration: unsupported family, unsupported biases, or a missing number.
         """
         stated = {key: config[key] for key in cls.model_fields if config.get(key) is not None}
         stated.setdefault("num_key_value_heads", stated.get("num_attention_heads"))
         if config.get("attention_bias") or config.get("mlp_bias"):
-            raise BadConfiguration("an architecture with attention_bias or mlp_bias is not known here")
+            raise BadConfiguration("an architecture with attention_bias or mlp_bias is not supported")
         try:
             return cls.model_validate(stated)
         except ValidationError as error:
@@ -92,7 +92,7 @@ class Architecture(YamlModel):
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Name of each linear layer of a block -> (features in, features out)."""
+        """Input and output features of each linear layer in a block, by name."""
         hidden, query, key_value, inner = self.hidden_size, self.query_width, self.key_value_width, self.intermediate_size
         return {
             "q_proj": (hidden, query),
@@ -106,7 +106,7 @@ class Architecture(YamlModel):
 
     @property
     def block_tensors(self) -> tuple[TensorGroup, ...]:
-        """The parameters of one block."""
+        """The parameters of a block."""
         biased = BIASED_PROJECTIONS.get(self.model_type, ())
         norms = 2 if self.model_type in HEAD_NORM_FAMILIES else 0
         return (
@@ -118,7 +118,7 @@ class Architecture(YamlModel):
 
     @property
     def root_tensors(self) -> tuple[TensorGroup, ...]:
-        """The parameters outside of blocks; a tied head is the embedding."""
+        """The parameters outside of blocks; a tied head shares the embedding's."""
         embedding = TensorGroup("embed_tokens", self.vocab_size * self.hidden_size, 1 if self.tie_word_embeddings else 2)
         return (embedding, TensorGroup("norm", self.hidden_size))
 
@@ -134,9 +134,9 @@ class Architecture(YamlModel):
         return sum(tensors.total for tensors in self.tensors)
 
     def tensor_parallel_part(self, processes: int) -> Self:
-        """What each of so many holds where they hold a part of each weight (`distributed.tensor_parallel`).
+        """Return the shape of one process's part with tensor parallelism (`distributed.tensor_parallel`).
 
-        Heads, the inner width and the vocabulary are shared out; norms are whole in each.
+        Heads, intermediate size and vocabulary are divided; norms are replicated.
         """
         shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
         parts = {name: -(-getattr(self, name) // processes) for name in shared}
@@ -144,7 +144,7 @@ class Architecture(YamlModel):
 
     @property
     def modules(self) -> Iterator[str]:
-        """The names of the modules that an adapter can be put on: linear layers, and the embedding."""
+        """Names of the modules that an adapter can target: linear layers, and the embedding."""
         yield "model.embed_tokens"
         yield "lm_head"
         for layer in range(self.num_hidden_layers):
@@ -152,7 +152,9 @@ class Architecture(YamlModel):
                 yield f"model.layers.{layer}.{'self_attn' if name in ATTENTION_PROJECTIONS else 'mlp'}.{name}"
 
     def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[TensorGroup, ...]:
-        """The parameters of a LoRA adapter: A [rank, in] and B [out, rank] for each target (Hu et al. 2021, section 4.1).
+        """Return the parameters of a LoRA adapter.
+
+        A [rank, in] and B [out, rank] per target (Hu et al. 2021, section 4.1).
 
         Raises:
             BadConfiguration: a target is no projection of this architecture.

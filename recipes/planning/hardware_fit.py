@@ -1,4 +1,4 @@
-"""Check that a recipe fits GPU memory, host memory and disks."""
+"""Check whether a recipe fits GPU memory, host memory and disks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,18 +18,19 @@ from recipes.planning.memory_budget import (
 )
 from recipes.planning.parallel_layout import fetches_own_shard, saves_parts
 
-# Whether a recipe fits the memory of its hardware, and what would, where it does not (row L8). Pure functions.
+# Whether a recipe fits the memory of its hardware, and suggestions if it does not. Pure functions.
 
 MIB = 1024**2
 METHODS_BY_MEMORY = ("full", "lora", "qlora")
-"""From the one that needs most memory to the one that needs least."""
+"""Methods in decreasing order of memory use."""
 
 
 @dataclass(frozen=True)
 class HardwareFit:
-    """Bytes needed and there, on one GPU or of the host; `available` is none where nothing is known of the hardware.
+    """Bytes needed and available on a GPU or the host.
 
-    `paged` bytes of each GPU move to the host as they must, where it has `room` for them, if that is known.
+    `available` is None for unknown hardware. Of each GPU's state, `paged` bytes move to the host on demand, which has `room`
+    for them if known.
     """
 
     budget: MemoryBudget
@@ -43,9 +44,9 @@ class HardwareFit:
     @property
     def message(self) -> str:
         if self.available is None:
-            return f"needs {format_bytes(self.needed)} on {self.where}, whose memory is not known"
+            return f"needs {format_bytes(self.needed)} on {self.where}, whose memory is unknown"
         host_note = (
-            f", and {format_bytes(self.paged)} there or of the {format_bytes(self.room)} that hardware.memory has for each"
+            f", and {format_bytes(self.paged)} there or in the {format_bytes(self.room)} that hardware.memory has for each"
             if self.room
             else ""
         )
@@ -53,14 +54,13 @@ class HardwareFit:
 
 
 def check_fit(recipe: Recipe, shape: Architecture, host_memory: int) -> HardwareFit:
-    """Compare a recipe's budget with its hardware.
+    """Compare a recipe's memory budget with its hardware.
 
-    On GPUs the budget with its allowances must fit into each. Without GPUs the host's memory counts: that is the larger of
-    what the recipe asks for and `host_memory`, the bytes of this machine; allowances are left out, so that nothing is
-    refused that could run.
+    On GPUs the budget including allowances must fit into each one. Without GPUs, the available memory is the larger of the
+    recipe's and `host_memory`, this machine's bytes; allowances are left out, so that nothing is rejected that could run.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model.
+        BadConfiguration: an adapter target is no module of this model.
     """
     budget = estimate_memory(recipe, shape)
     gpu_type = recipe.hardware.gpu_type
@@ -80,7 +80,7 @@ def check_fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Hardware
 
 @dataclass(frozen=True)
 class Alternative:
-    """A recipe that fits, with the parameters that a job must change for it."""
+    """A recipe that fits, with the parameters that a job must change."""
 
     recipe: Recipe
     parameters: dict[str, int]
@@ -88,10 +88,10 @@ class Alternative:
 
 
 def find_alternative(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_memory: int) -> Alternative | None:
-    """What to run instead of a recipe that does not fit: the first that does, the least changed first.
+    """Suggest an alternative to a recipe that does not fit, with the smallest change first.
 
-    The same recipe with a smaller micro-batch and the same effective one; then another recipe of the same base model and
-    objective on the hardware that was asked for; then one on hardware of its own.
+    The same recipe with a smaller micro-batch and the same effective batch; then another recipe of the same base model and
+    objective on the requested hardware; then one on its own hardware.
     """
     known = [
         other for other in others if (other.base_model.uri, other.objective) == (recipe.base_model.uri, recipe.objective)
@@ -132,44 +132,50 @@ def suggest_other_hardware(others: Iterable[Recipe]) -> Iterator[Alternative]:
 
 
 def describe_hardware(recipe: Recipe) -> str:
-    """`8 x nvidia-a100-80gb`, of all nodes; `the CPU` without GPUs."""
+    """Format the hardware of all nodes, such as `8 x nvidia-a100-80gb`; `the CPU` without GPUs."""
     nodes = recipe.distributed.num_nodes if recipe.distributed else 1
     return f"{recipe.hardware.gpus * nodes} x {recipe.hardware.gpu_type or 'GPU'}" if recipe.hardware.gpus else "the CPU"
 
 
 def format_bytes(size: float) -> str:
-    """`1.9 GiB`; `18.6 MiB` of what is less than one: an adapter was said to take `0.0 GiB`."""
+    """Format a size, such as `1.9 GiB` or `18.6 MiB`.
+
+    Adapters below a GiB were once shown as `0.0 GiB`.
+    """
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
-# How large a checkpoint is, before there is one. Pure functions; figures in bytes.
+# Estimated size of a checkpoint in bytes. Pure functions.
 #
-# Left out is what no model makes large: schedule, random states, the tokenizer's files.
+# Excludes what is never large: schedule, random states, the tokenizer's files.
 
 
 def checkpoint_bytes(recipe: Recipe, shape: Architecture) -> int:
-    """What is trained, and what its optimizer keeps of it. How many processes save it makes no difference.
+    """Return the size of trained weights and optimizer state, independent of the number of processes.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model.
+        BadConfiguration: an adapter target is no module of this model.
     """
     trained = trained_tensors(recipe, shape)
-    kept = "adamw" if recipe.optimizer == "paged_adamw" else recipe.optimizer  # wherever they are while it trains
+    # independent of their location during training
+    kept = "adamw" if recipe.optimizer == "paged_adamw" else recipe.optimizer
     weights = sum(tensors.total for tensors in trained) * DTYPE_BYTES[TRAINED_DTYPE]
     return weights + optimizer_bytes(kept, trained, DTYPE_BYTES[TRAINED_DTYPE])
 
 
 def describe_disk_usage(recipe: Recipe, size: int) -> str:
-    """What the disks must hold: the newest and the one that is written, and what is compressed on its way to the store.
+    """Describe the disk space for checkpoints: the newest, the one being written, and compressed copies.
 
-    Where each node saves a part, one that goes on fetches its share, or all.
+    If each node saves a part, a resuming node fetches its shard, or everything.
     """
     nodes = recipe.distributed.num_nodes if recipe.distributed else 1
     here, policy = "three" if recipe.checkpoint.compression else "two", recipe.checkpoint
     store = f"the store up to {policy.keep_last + 2}"
     if nodes > 1 and saves_parts(recipe):
         more = (
-            "the first one's all weights at the end, too" if fetches_own_shard(recipe) else "and a whole one to go on from"
+            "the first node's also all weights at the end"
+            if fetches_own_shard(recipe)
+            else "and a complete one to resume from"
         )
         disks = f"each node's disk must hold {here} parts of {format_bytes(size / nodes)} ({more})"
         return f"{format_bytes(size)} a checkpoint; {disks}, {store} checkpoints"

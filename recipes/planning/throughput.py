@@ -1,7 +1,7 @@
-"""How many operations a token costs, and how many a second are likely where nobody has measured. Pure functions.
+"""FLOPs per token, and expected throughput without measurements. Pure functions.
 
-Operations are counted as in PaLM (Chowdhery et al. 2022, appendix B): two for each weight of a matrix in the forward pass,
-twice that in the backward pass, and attention over the sequence.
+FLOPs are counted as in PaLM (Chowdhery et al. 2022, appendix B): two per weight of a matrix in the forward pass, twice that
+in the backward pass, plus attention over the sequence.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from recipes.planning.parallel_layout import pipeline_efficiency
 
 @dataclass(frozen=True)
 class Range:
-    """A figure with the bounds between which it is expected."""
+    """An estimate with its expected bounds."""
 
     low: float
     likely: float
@@ -23,28 +23,27 @@ class Range:
 
 
 MFU = Range(0.12, 0.28, 0.50)
-"""Share of a GPU's peak that fine-tuning reaches. Published: 0.17 (70B LoRA on 8 H100, NeMo Automodel), 0.20 to 0.35 (7B
-LoRA on an A100, LLaMA-Factory), 0.30 to 0.35 (8B full on 8 H100, torchtitan); the bounds leave room on both sides."""
+"""Share of a GPU's peak in fine-tuning. Published: 0.17 (70B LoRA on 8 H100, NeMo Automodel), 0.20 to 0.35 (7B LoRA on an
+A100, LLaMA-Factory), 0.30 to 0.35 (8B full on 8 H100, torchtitan); the bounds have a margin on both sides."""
 MFU_COMPILED = Range(0.15, 0.45, 0.60)
-"""The same where blocks are compiled. Measured on an H200, 7B LoRA in rows of 2,048 tokens: 0.50 to 0.53; 0.42 where the
-adapter is in float32, as beside float16; 0.56 with checkpointing, where what is computed again counts as work here."""
+"""The same with compiled blocks. Measured on an H200, 7B LoRA in rows of 2,048 tokens: 0.50 to 0.53; 0.42 with an adapter in
+float32, as next to float16; 0.56 with checkpointing, where recomputation counts as work here."""
 CPU_CORE_FLOPS = Range(5e9, 40e9, 150e9)
-"""Operations a second of one CPU core: 46e9 were measured on a LoRA run of 135 million parameters on two cores."""
+"""FLOP/s of one CPU core: 46e9 were measured on a LoRA run of 135 million parameters on two cores."""
 SCALING_EFFICIENCY = 0.9
-"""Share of a process's speed that is left beside others, which it waits for at every step."""
+"""Share of a process's speed that remains in a distributed run, where it waits for others at every step."""
 
 
 def estimate_flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = True) -> float:
-    """Operations for one token of training: forward, backward, and what checkpointing computes again, unless that is no part
-    of the question: it takes time, but MFU counts it out.
+    """Return the training FLOPs per token: forward, backward and, unless excluded, recomputation for checkpointing.
 
-    A frozen weight needs no gradient of its own, so that its backward pass costs as much as the forward pass, not twice.
-    Of a packed row, padding included, every token counts as one of a sequence as long as the row; what DPO reads of its
-    reference does not count.
+    Recomputation takes time, but MFU excludes it. A frozen weight needs no gradient, so its backward pass costs as much as
+    the forward pass instead of twice. Every token of a packed row, including padding, counts as one of a sequence of the
+    row's length; the forward pass of DPO's reference is excluded.
     """
     head = shape.vocab_size * shape.hidden_size
     matrices = head + shape.num_hidden_layers * sum(t.total for t in shape.block_tensors if t.projection)
-    # Each token attends to half of its sequence on average: two products of query_width x length / 2, two operations each.
+    # Each token attends to half of the sequence on average: two products of query_width x length / 2, two FLOPs each.
     attention = 2 * shape.num_hidden_layers * shape.query_width * recipe.sequence_length
     forward = 2 * matrices + attention
     again = forward - 2 * head if recipe.gradient_checkpointing and recomputed else 0
@@ -55,12 +54,12 @@ def estimate_flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed:
 
 
 def assume_mfu(recipe: Recipe) -> Range:
-    """Of a GPU's peak."""
+    """Return the expected share of a GPU's peak."""
     return MFU_COMPILED if compiles_blocks(recipe) and recipe.computing_dtype != "float32" else MFU
 
 
 def assume_flops(recipe: Recipe) -> Range | None:
-    """Operations a second of all processes together, where nobody has measured; none for GPUs that are not known."""
+    """Return the expected FLOP/s of all processes together, or None for unknown GPUs."""
     processes = recipe.processes
     share = (1.0 if processes == 1 else SCALING_EFFICIENCY) * pipeline_efficiency(recipe)
     if recipe.hardware.gpus == 0:

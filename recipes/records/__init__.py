@@ -1,1 +1,1 @@
-"""Read, index, fingerprint and query the records of a dataset. Without torch."""
+"""Read, index, fingerprint and query the records of a dataset. Free of torch."""

@@ -1,8 +1,8 @@
-"""Conversations in the normal form of the serving engine, so that a model learns what it will be shown.
+"""Normalize conversations as the serving engine does.
 
-llama.cpp reads messages and tools into its own types and writes them out again for the chat template: keys that it does not
-know are gone, those that it knows have one order, and a tool has a name, a description and parameters. Inside `parameters`
-and `arguments` the order and the nulls are the author's.
+Training and serving then see the same text. llama.cpp parses messages and tools into its own types and serializes them for
+the chat template: unknown keys are dropped, known ones have a fixed order, and a tool has a name, a description and
+parameters. Inside `parameters` and `arguments` the author's order of keys and nulls are kept.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 Message = dict[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
-"""The engine renders `developer` as `system`, unless the template knows the difference."""
+"""The engine renders `developer` as `system`, unless the template handles it."""
 SYSTEM_ROLES = ("system", "developer")
 TEXT_KEYS = ("reasoning_content", "name", "tool_call_id")
-"""What a message may hold beside its content, in the engine's order. Tool calls come last."""
+"""Optional keys of a message in addition to its content, in the engine's order. Tool calls come last."""
 PLAIN_KEYS = {"role", "content"}
 MESSAGE_KEYS = {*PLAIN_KEYS, *TEXT_KEYS, "tool_calls"}
 CALL_KEYS, FUNCTION_CALL_KEYS = {"type", "function", "id"}, {"name", "arguments"}
@@ -25,25 +25,25 @@ FLAT_CALL_KEYS = {*FUNCTION_CALL_KEYS, "type", "id"}
 TOOL_KEYS, FUNCTION_KEYS = {"type", "function"}, {"name", "description", "parameters"}
 FLAT_TOOL_KEYS = {*FUNCTION_KEYS, "type"}
 ORDERED_KEYS = ("arguments", "parameters")
-"""Objects in which the order of keys is the author's, and decides what a model reads."""
+"""Objects that keep the author's order of keys, which affects what a model reads."""
 
 
 INT64 = 1 << 63
 LONG_NUMBER = re.compile(r"\d[\d.]{6}")
 LONG_NUMBERS = "digits of numbers behind the sixth"
-"""What the engine's templates drop of the numbers in tools and arguments."""
+"""Description of what the engine's templates drop from numbers in tools and arguments."""
 
 
 class UnfitRecord(ValueError):
-    """A record has no layout that a model could be trained on; the message says why."""
+    """A record has no trainable layout; the message explains why."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and tools in the engine's normal form; `learned` says of each assistant message whether it is trained on.
+    """Messages and tools in the engine's normal form.
 
-    The `arguments` of a call are as they were given, an object or a JSON text: which of both a template is handed depends on
-    the template.
+    `learned` flags the assistant messages to train on. The `arguments` of a call stay as given, an object or JSON text: the
+    template decides which of them it receives.
     """
 
     messages: list[Message]
@@ -52,10 +52,10 @@ class Conversation:
 
 
 def normalize_conversation(row: Mapping[str, Any]) -> Conversation:
-    """The conversation of a record with the key `messages`.
+    """Normalize the conversation of a record with the key `messages`.
 
     Raises:
-        UnfitRecord: it is none that the engine could be sent, or there is nothing to learn in it.
+        UnfitRecord: the engine would reject it, or there is nothing to learn in it.
     """
     messages = row["messages"]
     if not isinstance(messages, list) or not messages:
@@ -104,7 +104,7 @@ def normalize_call(call: Any, number: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UnfitRecord(f"a tool call of message {number} needs the name of a function")
     if call.get("type") not in (None, "function"):
-        raise UnfitRecord(f"a tool call of message {number} is of another type than 'function'")
+        raise UnfitRecord(f"a tool call of message {number} has a type other than 'function'")
     if not isinstance(identifier := call.get("id"), str | None):
         raise UnfitRecord(f"the 'id' of a tool call of message {number} must be a text")
     arguments = function.get("arguments")
@@ -116,24 +116,24 @@ def normalize_call(call: Any, number: int) -> dict[str, Any]:
 
 
 def read_weight(message: Message, number: int) -> bool:
-    """Whether an assistant message is learned: OpenAI's `weight`, which is 1 where it is not given."""
+    """Return whether an assistant message is learned: OpenAI's `weight`, 1 by default."""
     weight = message.get("weight")
     if weight is None:
         return True
-    # A column of Parquet that lacks some values has its integers as doubles.
+    # In Parquet a nullable integer column may be stored as doubles.
     if isinstance(weight, bool) or not isinstance(weight, int | float) or weight not in (0, 1):
         raise UnfitRecord(f"the 'weight' of message {number} must be 0 or 1")
     return weight == 1
 
 
 def read_tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """What the assistant of a conversation may call, in the engine's normal form; none where there is nothing.
+    """Return a conversation's tools in the engine's normal form, or None.
 
     Raises:
-        UnfitRecord: they are something else.
+        UnfitRecord: `tools` is no list of tools.
     """
     tools = row.get("tools")
-    if isinstance(tools, str):  # as tables have them, where a column has one type
+    if isinstance(tools, str):  # in tables, where a column has a single type
         tools = parse_json(tools or "null", "'tools'")
     if not tools:
         return None
@@ -148,7 +148,7 @@ def normalize_tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UnfitRecord(f"tool {number} needs the name of a function")
     if tool.get("type") not in (None, "function"):
-        raise UnfitRecord(f"tool {number} is of another type than 'function', which the engine does not know")
+        raise UnfitRecord(f"tool {number} has a type other than 'function', which the engine does not support")
     description, parameters = function.get("description"), function.get("parameters")
     if not isinstance(description, str | None):
         raise UnfitRecord(f"the 'description' of tool {number} must be a text")
@@ -163,14 +163,14 @@ def normalize_tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def read_optional_text(row: Mapping[str, Any], key: str) -> str | None:
-    """A text that a record may have beside its layout's; None where it has none, or says nothing.
+    """Return an optional text of a record, or None if it is missing or blank.
 
     Raises:
-        UnfitRecord: it is no text.
+        UnfitRecord: it is not a text.
     """
     value = row.get(key)
     if not isinstance(value, str | None):
-        raise UnfitRecord(f"'{key}' must be a text, or be left out")
+        raise UnfitRecord(f"'{key}' must be a text, or be removed")
     return value if value and not value.isspace() else None
 
 
@@ -186,15 +186,18 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 def parse_arguments(arguments: Any) -> Any:
-    """The arguments of a normalized call as a value."""
+    """Return the arguments of a normalized call as a value."""
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
-# What of a record the engine would not pass on to a template.
+# Parts of a record that the engine does not pass to a template.
 
 
 def find_unread_keys(row: Mapping[str, Any]) -> set[str]:
-    """Keys inside messages and tools that no template is shown, as `messages.refusal`. Null means that there is none."""
+    """Return keys in messages and tools that templates do not receive, such as `messages.refusal`.
+
+    Null values are ignored.
+    """
     found: set[str] = set()
     messages, tools = row.get("messages"), row.get("tools")
     for message in messages if isinstance(messages, list) else ():
@@ -216,7 +219,7 @@ def find_unread_keys(row: Mapping[str, Any]) -> set[str]:
 
 
 def add_unread_function(found: set[str], place: str, value: Any, known: tuple[set[str], set[str], set[str]]) -> None:
-    """Of a tool or a call, which both may have their function's keys in themselves."""
+    """Check a tool or call, whose function's keys may be nested or inline."""
     outer, inner, flat = known
     if isinstance(value, dict):
         function = value.get("function")
@@ -230,7 +233,7 @@ def add_unread_function(found: set[str], place: str, value: Any, known: tuple[se
 
 
 def parse_if_long(value: Any) -> Any:
-    """A value that may be given as a JSON text; a text without long numbers is not worth parsing."""
+    """Parse a value that may be JSON text, if it contains a long number."""
     if not isinstance(value, str):
         return value
     try:
@@ -240,7 +243,7 @@ def parse_if_long(value: Any) -> Any:
 
 
 def has_long_number(value: Any) -> bool:
-    """Whether a JSON value has a number that the engine's templates do not write in full: they keep six digits."""
+    """Return whether a number in a JSON value has more than the engine's six digits."""
     if isinstance(value, dict):
         return any(map(has_long_number, value.values()))
     if isinstance(value, list):
@@ -255,15 +258,15 @@ def add_unread(found: set[str], place: str, value: Mapping[str, Any], known: set
 
 
 def describe_unread(counts: Mapping[str, int]) -> str:
-    """One line: which keys, and in how many records."""
+    """Format keys and their numbers of records in one line."""
     return ", ".join(f"{key} (in {count})" for key, count in sorted(counts.items()))
 
 
-# Where the order of keys is the author's: what canonical storage keeps.
+# Objects whose order of keys is the author's, which canonical storage keeps.
 
 
 def find_ordered_objects(row: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Of the calls and tools of a record each object that holds one whose order counts, with its key."""
+    """Yield the holders of ordered objects in a record's calls and tools, with the key."""
     messages, tools = row.get("messages"), row.get("tools")
     holders = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     for message in messages if isinstance(messages, list) else ():

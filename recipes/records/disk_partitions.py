@@ -1,7 +1,7 @@
-"""Rows that memory does not hold: they are put into partitions, and what belongs together is found a partition at a time.
+"""Partition rows on disk, to process data that does not fit into memory.
 
-What an external sort or join begins with. Of 10 billion records in rows of 24 bytes that is 240 GB on the disk, and memory
-has some 330 MB: as much as of 16 million records, or of 40. What fits into memory never is on the disk.
+The first step of an external sort or join. 10 billion records in rows of 24 bytes are 240 GB on disk, but need only some
+330 MB of memory, as 16 million or 40 records do. Data that fits into memory is never written.
 """
 
 import shutil
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 BUFFER_BYTES = 32 << 20
-"""Of rows that are collected before they go to the disk, and about of a partition: sorting one takes three times that."""
+"""Size of the write buffer, and about of a partition: sorting one takes three times as much."""
 MAX_OPEN_PARTITIONS = 1024
-"""Partitions that are filled at a time."""
+"""Maximum number of partitions filled at a time."""
 
 Rows = NDArray[np.void]
 RecordNumbers = NDArray[np.uint64]
@@ -25,7 +25,7 @@ RecordNumbers = NDArray[np.uint64]
 
 
 def build_rows(kind: np.dtype[Any], *columns: Any) -> Rows:
-    """Columns of one length, side by side."""
+    """Combine columns of equal length into a structured array."""
     rows = np.empty(len(columns[0]), kind)
     for name, column in zip(kind.names or (), columns, strict=True):
         rows[name] = column
@@ -34,13 +34,13 @@ def build_rows(kind: np.dtype[Any], *columns: Any) -> Rows:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where rows lie that memory does not hold, and how much of them it holds."""
+    """Temporary storage: a folder and a memory limit."""
 
     folder: Path
     held_bytes: int = BUFFER_BYTES
 
     def partitions(self, name: str, kind: np.dtype[Any], rows: int) -> "Partitions":
-        """Partitions for so many rows, each of a size that fits into memory if they are spread evenly."""
+        """Create partitions for `rows` rows, sized to fit into memory if rows are spread evenly."""
         return Partitions(self.folder / name, kind, rows * kind.itemsize // self.held_bytes + 1, self.held_bytes)
 
     def column(self, name: str, kind: DTypeLike, places: int, default: int) -> "SpilledColumn":
@@ -48,11 +48,11 @@ class Scratch:
 
 
 class Partitions:
-    """Rows of one kind in `count` partitions, each in the order in which they came. All are put in before any is read.
+    """Rows in `count` partitions, in order of arrival; all are added before any is read.
 
-    What is held is written to each of them, so that twice the rows would be four times the writes. More than
-    `MAX_OPEN_PARTITIONS` are filled in two rounds: first the square root of their number, and of these one after the other
-    as it is read. As a context manager it leaves nothing on the disk.
+    Each flush of the buffer writes to every partition, so that twice the rows would need four times the writes. More than
+    `MAX_OPEN_PARTITIONS` are filled in two rounds: first into the square root of their number, then each of those when it is
+    read. As a context manager it deletes its files.
     """
 
     def __init__(self, folder: Path, kind: np.dtype[Any], count: int, held_bytes: int) -> None:
@@ -63,7 +63,7 @@ class Partitions:
         self._last: BufferedRows | None = None
         self._coarse: Partitions | None = None
         self._fine: tuple[int, Partitions] | None = None
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
         if count > MAX_OPEN_PARTITIONS:
             self._each = max(2, isqrt(count))
             self._numbered = np.dtype([("number", "<i4"), ("row", kind)])
@@ -76,11 +76,11 @@ class Partitions:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def partition_numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The partition of each hash; lower hashes are in earlier ones."""
+        """Return the partition of each hash; lower hashes are in lower partitions."""
         return ((hashes >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
 
     def add(self, numbers: NDArray[Any], rows: Rows) -> None:
-        """Put each row into the partition of its number."""
+        """Add each row to the partition with its number."""
         assert self._last is None, "rows that come after the first was read would be lost"
         numbers = numbers.astype(np.int32)
         if self._coarse is not None:
@@ -92,7 +92,10 @@ class Partitions:
             self._write(self._drain_buffer())
 
     def pieces(self, number: int) -> Iterator[Rows]:
-        """The rows of a partition: all at once, unless it is far larger than the others, as where one hash is very often."""
+        """Yield the rows of a partition.
+
+        All at once, unless it is oversized, as with a very frequent hash.
+        """
         if self._coarse is not None:
             yield from self._open_fine(number // self._each).pieces(number % self._each)
             return
@@ -102,7 +105,7 @@ class Partitions:
             if len(rows := held.partition_rows(number)):
                 yield rows
             return
-        # One alone that is on the disk is no partition, but all rows in their order, of which nobody wants many together.
+        # A single partition on disk holds all rows in order, which are consumed in small batches.
         most = max(1, (2 * self._held_bytes if self.count > 1 else self._held_bytes // 4) // self._kind.itemsize)
         with path.open("rb") as file:
             for _ in range(0, path.stat().st_size, most * self._kind.itemsize):
@@ -134,7 +137,7 @@ class Partitions:
                 held.partition_rows(number).tofile(file)
 
     def _flush_buffer(self) -> "BufferedRows":
-        """What is not on the disk: all, or nothing."""
+        """Return the rows that are not on disk: all or none."""
         if self._last is None:
             self._last = self._drain_buffer()
             if self._folder.is_dir():
@@ -145,7 +148,7 @@ class Partitions:
 
 @dataclass(frozen=True)
 class BufferedRows:
-    """Rows in memory, and their order: that of partition 0, which begins at the first of `starts`, and so on."""
+    """Rows in memory, and their order by partition; `starts` holds the beginning of each partition."""
 
     rows: Rows
     order: NDArray[np.int64]
@@ -156,7 +159,10 @@ class BufferedRows:
 
 
 class SpilledColumn:
-    """One value for each place, put in in any order and read in theirs; where none was put it is `default`."""
+    """A column of values by position, assigned in any order and read sequentially.
+
+    Unset values are `default`.
+    """
 
     def __init__(self, scratch: Scratch, name: str, kind: np.dtype[Any], places: int, default: int) -> None:
         self._row = np.dtype([("place", "<u8"), ("value", kind)])
@@ -171,12 +177,12 @@ class SpilledColumn:
         self._rows.__exit__(*exception)
 
     def assign(self, places: RecordNumbers, values: Any) -> None:
-        """The same value for all places, or one for each."""
+        """Assign one value to all positions, or one value each."""
         values = np.broadcast_to(np.asarray(values, self._kind), places.shape)
         self._rows.add(places // np.uint64(self._at_once), build_rows(self._row, places, values))
 
     def runs(self, lengths: Iterable[int]) -> Iterator[NDArray[Any]]:
-        """The values from the first place on, so many at a time."""
+        """Yield the values from the first position on in runs of these lengths."""
         return map(self.reader().take, lengths)
 
     def reader(self) -> "ColumnReader":
@@ -192,7 +198,7 @@ class SpilledColumn:
 
 
 class ColumnReader:
-    """Blocks of values, of which so many are taken at a time as are asked for."""
+    """Reads values from blocks in runs of any length."""
 
     def __init__(self, blocks: Iterator[NDArray[Any]]) -> None:
         self._blocks = blocks
@@ -203,7 +209,7 @@ class ColumnReader:
         while (length := length - len(blocks[-1])) > 0:
             block = next(self._blocks, None)
             if block is None:
-                raise IndexError("more values are asked for than there are places")
+                raise IndexError("more values are requested than there are positions")
             self._block = block
             blocks.append(self._block[:length])
         self._block = self._block[len(blocks[-1]) :]

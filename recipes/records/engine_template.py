@@ -1,7 +1,7 @@
-"""A chat template as the serving engine applies it: jinja in transformers' sandbox, with the engine's adjustments.
+"""Render chat templates as the serving engine does: sandboxed Jinja with the engine's adjustments.
 
-llama.cpp tries what a template can do, and hands it messages accordingly: arguments as objects or as JSON texts, contents as
-texts or as lists of parts, and the system message by itself or as the beginning of the next one.
+llama.cpp probes what a template supports and adapts messages: arguments as objects or as JSON text, contents as text or as
+lists of parts, and the system message separate or merged into the next one.
 """
 
 import json
@@ -20,18 +20,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from recipes.records.conversation import INT64, Message, parse_arguments
 
 Tools = Sequence[Mapping[str, Any]]
-"""What an assistant may call, in the engine's normal form."""
+"""Callable tools in the engine's normal form."""
 
-# Numbers as the engine's templates write them.
+# Numbers in the format of the engine's templates.
 
 NUMBER_MARK = '"<|engine number {}|>"'
 NUMBER = re.compile(re.escape(NUMBER_MARK).replace(r"\{\}", "([^|]+)"))
-"""A number while the library writes the JSON around it."""
+"""Placeholder for a number while the surrounding JSON is serialized."""
 UINT64 = 2 * INT64
 
 
 class EngineNumber(float):
-    """A number of a tool or an argument: as JSON it has six significant digits, and six decimals where it is printed."""
+    """A number of a tool or an argument.
+
+    Six significant digits in JSON, six decimals when printed.
+    """
 
     def __str__(self) -> str:
         whole, _, decimals = f"{float(self):f}".partition(".")
@@ -46,7 +49,7 @@ class EngineNumber(float):
 
 
 def to_engine_values(value: Any) -> Any:
-    """A JSON value with the numbers that the engine has in its place: those of C++."""
+    """Convert the numbers in a JSON value to the engine's, which are those of C++."""
     if isinstance(value, dict):
         return {key: to_engine_values(held) for key, held in value.items()}
     if isinstance(value, list):
@@ -59,15 +62,18 @@ def to_engine_values(value: Any) -> Any:
 
 
 def dump_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
-    """The filter `tojson`."""
-    value = None if isinstance(value, Undefined) else value  # of a template that asks for tools where there are none
+    """Implement the filter `tojson`."""
+    value = None if isinstance(value, Undefined) else value  # templates may ask for tools that are not defined
     marked = mark_numbers(value)
     text = json.dumps(marked, ensure_ascii=ensure_ascii, **form)
     return text if marked is value else NUMBER.sub(r"\1", text)
 
 
 def mark_numbers(value: Any) -> Any:
-    """The value, or one in which a number is a text that says how it is written: the library writes all in one way."""
+    """Replace numbers with text that states their format; json.dumps has one format only.
+
+    Returns the same value if there are none.
+    """
     if isinstance(value, EngineNumber):
         return NUMBER_MARK[1:-1].format(value.in_json)
     if isinstance(value, dict):
@@ -79,11 +85,11 @@ def mark_numbers(value: Any) -> Any:
     return value
 
 
-# The language of templates.
+# Template syntax.
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what is learned, and changes no text."""
+    """`{% generation %}` marks learned text; it has no effect on the output."""
 
     tags = {"generation"}
 
@@ -93,14 +99,14 @@ class GenerationTag(Extension):
 
 
 def compile_template(template: str) -> Template:
-    """Raises TemplateError: it is none. A model's file is not to be trusted: what it computes is sandboxed."""
+    """Compile a template in a sandbox, because model files are untrusted. Raises TemplateError."""
     language = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
         finalize=lambda value: "" if value is None else value,
     )
-    language.filters["tojson"] = dump_json  # jinja's own is for HTML: it escapes more, and sorts
+    language.filters["tojson"] = dump_json  # Jinja's own is for HTML: it escapes more, and sorts keys
     language.globals |= {"raise_exception": raise_template_error, "strftime_now": datetime.now().strftime}
     return language.from_string(template)
 
@@ -109,7 +115,7 @@ def raise_template_error(why: str) -> NoReturn:
     raise TemplateError(why)
 
 
-# What the engine tries of a template before it uses it, and does accordingly.
+# Probes of a template, which determine how messages are adapted.
 
 PROBE = "Pro7be"
 ASKED: Message = {"role": "user", "content": "Who?"}
@@ -123,18 +129,18 @@ KNOWN_TOOL = {
     },
 }
 KNOWS_DEVELOPER = "<|channel|>"
-"""Stands in the templates that know the role `developer`: those of GPT-OSS."""
+"""Marker in templates that handle the role `developer`: those of GPT-OSS."""
 
 
 class EngineTemplate:
-    """A template with its variables. Rendering raises whatever the template does."""
+    """A template with its variables. Rendering raises the template's errors."""
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
         self._source = template
         self._variables = dict(variables)
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, answer: bool = False) -> str:
-        """The text of normalized messages and tools; with `answer`, up to where the assistant starts to answer."""
+        """Render normalized messages and tools; with `answer`, followed by the header of an answer."""
         adapted = [self._adapt_message(message) for message in messages]
         if self.takes_parts_alone:
             parts = ({**message, "content": [{"type": "text", "text": message["content"]}]} for message in adapted)
@@ -144,7 +150,7 @@ class EngineTemplate:
         return self._render(adapted, to_engine_values(list(tools)) if tools else None, answer)
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, answer: bool) -> str:
-        # Left out where there are none: a template may ask whether they are defined.
+        # Omitted if there are none: a template may test whether they are defined.
         known = self._variables if tools is None else {**self._variables, "tools": tools}
         return self._template.render(messages=messages, add_generation_prompt=answer, **known)
 
@@ -154,18 +160,18 @@ class EngineTemplate:
 
     @cached_property
     def takes_system_message(self) -> bool:
-        """Whether the template writes it: Gemma's refuses it, and others leave it out."""
+        """Whether the template renders system messages: Gemma's rejects them, others drop them."""
         return PROBE in self._try([{"role": "system", "content": PROBE}, ASKED], None)
 
     @cached_property
     def takes_parts_alone(self) -> bool:
-        """Whether the template reads contents as lists of parts, and no texts."""
+        """Whether the template only supports contents as lists of parts."""
         parts = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
         return PROBE not in self._try([{"role": "user", "content": PROBE}], None) and PROBE in self._try(parts, None)
 
     @cached_property
     def takes_objects(self) -> bool:
-        """Whether the template reads what is in the arguments of a call, which are a JSON text for it otherwise."""
+        """Whether the template supports a call's arguments as an object; otherwise they are JSON text."""
         messages = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALLED]}]
         text = self._try(messages, [KNOWN_TOOL])
         return PROBE in text and str(CALLED["function"]["arguments"]) not in text  # type: ignore[index]  # it is a dict
@@ -173,7 +179,7 @@ class EngineTemplate:
     def _try(self, messages: Sequence[Message], tools: Tools | None) -> str:
         try:
             return self._render(messages, tools, True)
-        except Exception:  # whatever a template raises: then it does not take them
+        except Exception:  # any error of the template means that it is unsupported
             return ""
 
     def _adapt_message(self, message: Message) -> Message:
@@ -194,7 +200,7 @@ class EngineTemplate:
 
 
 def merge_system_message(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the first one, of the system, as the beginning of the next."""
+    """Merge the system message into the beginning of the next one."""
     first, *others = messages
     if not others:
         return []

@@ -1,4 +1,4 @@
-"""Clean records, and compute features from their columns, alike for training and serving."""
+"""Clean records and compute features from columns, identically in training and serving."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from recipes.contracts.parameters import Bounds, CleanParameters, FeatureParamet
 
 
 class UncleanRecord(ValueError):
-    """A record that does not go on: `reason` is one of a few."""
+    """A rejected record; `reason` is one of a few categories."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -20,10 +20,12 @@ class UncleanRecord(ValueError):
 
 
 def clean_record(row: dict[str, Any], wanted: CleanParameters, filled: Counter[str]) -> dict[str, Any]:
-    """The record with the values that it lacks; itself where it lacks none. They are counted in `filled`, by column.
+    """Fill missing values of a record, counted by column in `filled`.
+
+    Returns the same object if none is missing.
 
     Raises:
-        UncleanRecord: it has no value where every record must have one, or a number that is an outlier.
+        UncleanRecord: a required value is missing, or a number is an outlier.
     """
     for column in wanted.required:
         if is_missing(row.get(column)):
@@ -35,41 +37,45 @@ def clean_record(row: dict[str, Any], wanted: CleanParameters, filled: Counter[s
 
 
 def check_outliers(row: Mapping[str, Any], within: Mapping[str, Bounds]) -> None:
-    """A value that is missing is none: `required` is what says that it may not be."""
+    """Check numbers against bounds.
+
+    A missing value is no outlier; `required` rejects those.
+    """
     for column, bounds in within.items():
         value = row.get(column)
         if is_missing(value):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise UncleanRecord("outlier", f"'{column}' is no number")
+            raise UncleanRecord("outlier", f"'{column}' is not a number")
         if bounds.min is not None and value < bounds.min:
             raise UncleanRecord("outlier", f"'{column}' is below {bounds.min:g}")
         if bounds.max is not None and value > bounds.max:
             raise UncleanRecord("outlier", f"'{column}' is above {bounds.max:g}")
 
 
-# What a record's columns are as numbers (specification row C5): the one place that knows, for preparing and for serving.
+# Features of a record as numbers. The only implementation, for preparation and serving.
 #
-# What was fitted is a `FeatureState`, the file `features.json` of a version. A category that was not fitted is 0
-# everywhere in one-hot columns and -1 as an ordinal, and so is none at all; a number that is missing stays null, as
-# `clean.fill` says what else it should be. Whoever has no records has the count 0, and null for all else.
+# Fitted parameters are a `FeatureState`, stored in a version's `features.json`. A category that was not fitted is 0 in all
+# one-hot columns and -1 as an ordinal. A missing number stays null, unless `clean.fill` replaces it. An entity without
+# records has count 0 and null for other aggregates.
 
 STATE_FILE, ONLINE_FILE, ONLINE_INDEX_FILE = "features.json", "online.jsonl", "online.index"
-"""The files of a version's features; the last two are a table of `recipes.records.key_index`, which only those with a key
-have.
-"""
+"""The files of a version's features; the last two are a table of `recipes.records.key_index`, only present with a key."""
 FEATURES_COLUMN = "features"
-"""Of a record that was prepared: the column with its features."""
+"""Column of a prepared record that holds its features."""
 MAX_NUMBER = sys.float_info.max
 
 NUMBER_TEXT = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*", re.ASCII)
-"""A number as a text."""
+"""A number in text form."""
 
 Features = dict[str, float | int | None]
 
 
 class Scale(FrozenModel):
-    """A number becomes (number - shift) / unit; 0 where all fitted numbers were the same, of which the unit is 0."""
+    """Scaling to (number - shift) / unit.
+
+    0 if all fitted numbers were equal, which have unit 0.
+    """
 
     shift: float
     unit: float
@@ -81,7 +87,10 @@ class Scale(FrozenModel):
 
 
 class FeatureState(FrozenModel):
-    """The logic of a version: what was declared, and what was fitted. `clean` holds for the declared columns alone."""
+    """Feature definitions and fitted parameters of a version.
+
+    `clean` only covers the columns of features.
+    """
 
     features: FeatureParameters
     clean: CleanParameters | None
@@ -90,10 +99,10 @@ class FeatureState(FrozenModel):
 
 
 def compute_features(state: FeatureState, row: Mapping[str, Any], aggregates: Mapping[str, Any] | None) -> Features:
-    """The features of a row, in their order.
+    """Compute the features of a row, in their defined order.
 
     Args:
-        aggregates: what is known of the row's key, by the features' names; none of an unknown one.
+        aggregates: aggregates of the row's key by feature name; None for an unknown key.
 
     Raises:
         UncleanRecord: a value is neither a number nor a category where one is needed.
@@ -116,10 +125,10 @@ def compute_features(state: FeatureState, row: Mapping[str, Any], aggregates: Ma
 
 
 def serve_features(state: FeatureState, row: Mapping[str, Any], find: Callable[[str], Mapping[str, Any] | None]) -> Features:
-    """The features of a row as it is before any preparation; `find` answers what the version has of a key.
+    """Compute the features of an unprepared row; `find` returns the version's aggregates of a key.
 
     Raises:
-        UncleanRecord: the preparation would have rejected it.
+        UncleanRecord: the preparation would have rejected the row.
     """
     if state.clean is not None:
         row = clean_record(dict(row), state.clean, Counter())
@@ -134,7 +143,7 @@ def find_aggregates(
 
 
 def check_features(spec: FeatureParameters, row: Mapping[str, Any]) -> None:
-    """Raises UncleanRecord where features of the row could not be computed."""
+    """Raise UncleanRecord if features of the row could not be computed."""
     read_entity_key(spec, row)
     for column, feature in spec.columns.items():
         parse_number(row.get(column), column) if feature.normalize else parse_category(row.get(column), column)
@@ -143,7 +152,7 @@ def check_features(spec: FeatureParameters, row: Mapping[str, Any]) -> None:
 
 
 def select_clean_rules(spec: FeatureParameters, clean: CleanParameters | None) -> CleanParameters | None:
-    """What of a cleaning holds for the columns that a row is asked for when it is served."""
+    """Return the cleaning rules for the columns that serving requests contain."""
     if clean is None:
         return None
     asked = {*spec.columns, spec.key}
@@ -159,14 +168,14 @@ def one_hot_column(column: str, category: str) -> str:
 
 
 def read_entity_key(spec: FeatureParameters, row: Mapping[str, Any]) -> str | None:
-    """Whom a row is about; None where it does not say."""
+    """Return the key of the row's entity, or None if it is missing."""
     return parse_category(row.get(spec.key), spec.key) if spec.key is not None else None
 
 
 def parse_number(value: Any, column: str) -> float | None:
-    """A number as 64 bits, of which zero has one sign; None where there is none. Raises UncleanRecord.
+    """Parse a 64-bit number, with zero normalized to +0.0; None if it is missing.
 
-    Also one that is written as a text: a single cell of a table that is no number makes texts of its whole column.
+    Raises UncleanRecord. Accepts numbers as text: in tables, a single non-numeric cell turns its whole column into text.
     """
     if is_missing(value):
         return None
@@ -176,14 +185,14 @@ def parse_number(value: Any, column: str) -> float | None:
     except (TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UncleanRecord("no number", f"'{column}' is no number: convert it, or fill or leave out the record before")
+        raise UncleanRecord("no number", f"'{column}' is not a number: convert it, or fill it or remove the record first")
     return number
 
 
 def parse_category(value: Any, column: str) -> str | None:
-    """A text, number or truth value as a text: 3 and 3.0 are one, as tables make the one of the other.
+    """Convert a text, number or boolean to a category.
 
-    Raises UncleanRecord.
+    Raises UncleanRecord. 3 and 3.0 are equal, because tables convert between them.
     """
     if is_missing(value):
         return None

@@ -1,7 +1,7 @@
-"""What a record is known by, in whatever version it stands: 64 bits of all of it, and of what it says.
+"""Fingerprints of records, independent of the version.
 
-Keys in another order, other spaces or escapes in its JSON make the same record. The same texts in another layout, other
-capitals or punctuation make another record that says the same.
+64-bit hashes of the whole record and of its text. Order of keys, whitespace and escapes in JSON do not matter. The same
+texts in another layout, or with other case or punctuation, have another record hash and the same text hash.
 """
 
 import re
@@ -16,23 +16,23 @@ from recipes.records.conversation import find_ordered_objects
 from recipes.records.record_layouts import LAYOUT_KEYS, Layout
 
 TEXT_KEYS: Sequence[tuple[str, ...]] = [keys for layout, keys in LAYOUT_KEYS.items() if layout is not Layout.MESSAGES]
-"""Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
+"""Keys of the layouts that a model reads. If a record has none of them and no messages, all texts count."""
 TEXT_TYPES = {str}
 LOWERCASE_BYTES = bytes(range(256)).lower()
 NON_ALPHANUMERIC_BYTES = bytes(code for code in range(128) if not chr(code).isalnum())
 NON_ASCII_PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
-"""Beside that of ASCII: of Latin-1, of the General Punctuation block, and of CJK."""
+"""Punctuation in addition to ASCII: of Latin-1, the General Punctuation block, and CJK."""
 
 encode_canonical_line = msgspec.json.Encoder(order="sorted").encode
-"""A record as the line that it is known by: all keys sorted, without the newline."""
+"""Encode a record as its canonical line: all keys sorted, without a newline."""
 encode_in_order = msgspec.json.Encoder().encode
 
 
 def encode_stored_line(row: Mapping[str, Any]) -> bytes:
-    """A record as the one line that it is stored as, without the newline.
+    """Encode a record as the line to store, without a newline.
 
-    It is the canonical line, but for the arguments of tool calls and the parameters of tools: a model reads their keys in
-    the order in which they were written.
+    It equals the canonical line, except that arguments of tool calls and parameters of tools keep their order of keys, which
+    a model reads.
     """
     places = list(find_ordered_objects(row))
     if not places:
@@ -48,37 +48,40 @@ def encode_stored_line(row: Mapping[str, Any]) -> bytes:
 
 
 def to_canonical_line(row: Mapping[str, Any], line: bytes) -> bytes:
-    """The canonical line of a record, given its stored one, which most often is the same."""
+    """Return a record's canonical line, given its stored one, which is usually the same."""
     return line if next(find_ordered_objects(row), None) is None else encode_canonical_line(row)
 
 
 class Fingerprint(NamedTuple):
-    """`record` is the hash of the canonical line, `text` that of what it says; a record without texts says all it is."""
+    """Hashes of the canonical line (`record`) and of the text.
+
+    Equal for a record without text.
+    """
 
     record: int
     text: int
 
 
 hash_record = xxhash.xxh3_64_intdigest
-"""The hash of a record, from its canonical line."""
+"""Hash of a record, from its canonical line."""
 
 
 def fingerprint_record(row: Mapping[str, Any], line: bytes) -> Fingerprint:
-    """The hashes of a record and of its line (XXH3, 64 bits), whatever the order of its keys."""
+    """Return the hashes of a record (XXH3, 64 bits), independent of the order of keys."""
     (text,), (record,) = fingerprint_records([row], [line])
     return Fingerprint(record, text)
 
 
 def fingerprint_records(rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> tuple[list[int], list[int]]:
-    """Of each record, given with its line, the hash of what it says, and of its canonical line."""
+    """Return the text hashes and record hashes of records, given with their lines."""
     records = [hash_record(to_canonical_line(row, line)) for row, line in zip(rows, lines, strict=True)]
-    # Sorted, because another layout has its texts in another order.
+    # Sorted, because layouts differ in the order of their texts.
     normalized = [b"\0".join(sorted([normalize_letters(text) for text in read_texts(row)])) for row in rows]
     return [hash_record(text) if text else record for text, record in zip(normalized, records, strict=True)], records
 
 
 def read_texts(row: Mapping[str, Any]) -> Iterable[str]:
-    """What a model would read of a record."""
+    """Return the texts of a record that a model would read."""
     for keys in TEXT_KEYS:
         if keys[0] in row:
             found: list[Any] = [row.get(key) for key in keys]
@@ -91,7 +94,7 @@ def read_texts(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def iterate_strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, however deep it is nested; keys are none."""
+    """Yield all texts in a JSON value recursively, except keys."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -104,7 +107,7 @@ def iterate_strings(value: Any) -> Iterator[str]:
 
 
 def normalize_letters(text: str) -> bytes:
-    """The text without capitals, spaces and punctuation; compatible forms of a character are one (Unicode NFKC)."""
+    """Remove case, whitespace and punctuation; compatible characters are unified (Unicode NFKC)."""
     if not text.isascii():
         text = NON_ASCII_PUNCTUATION.sub("", unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
     return text.encode().translate(LOWERCASE_BYTES, NON_ALPHANUMERIC_BYTES)

@@ -1,8 +1,8 @@
-"""Lines that are found by a key, each read of two places of two files, however many there are.
+"""A lookup table of JSON lines by key, with two reads per lookup.
 
-One file has JSON objects with the member `key`, in the order of their keys' hashes. These are spread evenly, and cut
-into buckets of some 16 lines each; the index has where each bucket begins with a checksum of its bytes, in 8 bytes each,
-and where the last one ends: what is answered of a key was recorded of it, without a look at the rest of the files.
+One file has JSON objects with the member `key`, sorted by hash of the key, in buckets of about 16 lines. The index file
+holds each bucket's start and the checksum of its bytes, 8 bytes each, and the end of the last one: a lookup is verified
+without reading the rest of the files.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ BUCKET_ENTRY, END_ENTRY = struct.Struct("<Q8s"), struct.Struct("<Q")
 ENTRY_WITH_NEXT = struct.Struct("<Q8sQ")
 
 ReadRange = Callable[[int, int], bytes]
-"""Bytes of a file from the first to before the second place."""
+"""Returns a file's bytes from the first to the second offset (exclusive)."""
 
 
 def hash_key(key: str) -> int:
-    """64 bits, the same on every machine."""
+    """Hash a key to 64 bits, identically on every machine."""
     return int.from_bytes(checksum(key.encode("utf-8", "surrogatepass")))
 
 
@@ -37,7 +37,7 @@ def bucket_number(hashed: int, buckets: int) -> int:
 
 
 def write_key_index(lines: Path, index: Path, count: int, records: Iterable[tuple[int, bytes]]) -> None:
-    """Write `count` lines, given with the hashes of their keys in the order of these."""
+    """Write `count` lines, given with their keys' hashes and sorted by them."""
     buckets, size = max(1, count // LINES_PER_BUCKET), 0
     filled = groupby(records, key=lambda record: bucket_number(record[0], buckets))
     following = next(filled, None)
@@ -53,22 +53,22 @@ def write_key_index(lines: Path, index: Path, count: int, records: Iterable[tupl
 
 
 def find_by_key(key: str, read_lines: ReadRange, read_index: ReadRange, index_bytes: int) -> Any:
-    """The object with the key; None where there is none.
+    """Return the object with the key, or None.
 
     Raises:
-        BrokenArtifact: what was read is not what was written.
+        BrokenArtifact: the bytes read differ from those written.
     """
     place = BUCKET_ENTRY.size * bucket_number(hash_key(key), index_bytes // BUCKET_ENTRY.size)
     begin, recorded, end = ENTRY_WITH_NEXT.unpack(read_index(place, place + ENTRY_WITH_NEXT.size))
     content = read_lines(begin, end) if begin < end else b""
     if len(content) != end - begin or checksum(content) != recorded:
-        raise BrokenArtifact("a line that is found by its key is not what was recorded")
+        raise BrokenArtifact("a bucket of the key index differs from its checksum")
     found = (json.loads(line) for line in content.split(b"\n") if line)
     return next((each for each in found if each["key"] == key), None)
 
 
 def make_file_reader(path: Path) -> ReadRange:
-    """Of a file of this machine."""
+    """Return a reader of a local file."""
 
     def read(begin: int, end: int) -> bytes:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Find records by fingerprint in a sorted index beside their artifact."""
+"""Find records by fingerprint in a sorted index next to their artifact."""
 
 import hashlib
 import math
@@ -17,27 +17,26 @@ from recipes.storage.locations import chunk_uri
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
 from recipes.storage.object_transfer import StoredObject
 
-# The index beside an artifact of records: fingerprint -> number of the record, in sorted segments of which little is
-# read.
+# The index of an artifact of records maps fingerprints to record numbers, in sorted segments of which lookups read little.
 #
-# It lies at the artifact's URI + `.index`, is published after it, and names it as its input; what does not is none of it.
-# `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
+# It is stored at the artifact's URI + `.index`, published afterwards, and has the artifact as its input; otherwise it is
+# ignored. `records.index` finds records by text. If records were derived from others, `origins.index` finds them by those.
 #
-# A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
-# segments, as they share the chunks of their files. Where those are no chunks (`publish_record_index`), a segment
-# is a file: after `records.index` comes `records-00001.index`. The manifest names them in their order.
+# A segment ends at a record whose hash matches a pattern. So two versions that share most records share most segments, as
+# they share the chunks of their files. Without chunks (`publish_record_index`), a segment is a file: `records.index`, then
+# `records-00001.index`. The manifest lists them in order.
 #
-# Keys are hashes, and spread evenly: where one must stand is known within a few square roots of the segment's length,
-# which takes the place of a table of fences.
+# Keys are hashes, which are uniformly distributed: a key's position is known within a few square roots of the segment's
+# length, which replaces a table of fences.
 
 RECORDS, ORIGINS = "records", "origins"
 INDEX_KIND = "index"
 INDEX_ENTRY = np.dtype([("key", "<u8"), ("value", "<u8"), ("number", "<u4")])
-"""`key` is a text's hash and `value` the record's; of an origin, `key` is the source record's and `value` the own text's."""
+"""`key` is a text's hash and `value` the record's; in origins, `key` is the source record's and `value` the text's."""
 AVERAGE_SEGMENT_ENTRIES, MIN_SEGMENT_ENTRIES, MAX_SEGMENT_ENTRIES = 1 << 15, 1 << 13, 1 << 17
-"""Entries of a segment that is a chunk; the last one may be smaller."""
+"""Number of entries in a segment stored as a chunk; the last one may be smaller."""
 SEARCH_WIDTH_ROOTS = 4
-"""Square roots of the length within which a key lies: eight standard deviations."""
+"""Search window in square roots of the length: eight standard deviations."""
 
 Entries = NDArray[np.void]
 Hashes = NDArray[np.uint64]
@@ -48,18 +47,18 @@ def index_uri(artifact_uri: str) -> str:
 
 
 def index_file_name(index_name: str, number: int = 0) -> str:
-    """The name of file `number`, from 0, of `RECORDS` or `ORIGINS`."""
+    """Return the name of file `number`, from 0, of `RECORDS` or `ORIGINS`."""
     return f"{index_name}-{number:05}.index" if number else f"{index_name}.index"
 
 
 class SegmentBuilder:
-    """Entries become segments as they come; numbers are counted within each."""
+    """Divides a stream of entries into segments; records are numbered within each."""
 
     def __init__(self) -> None:
         self._keys, self._values = array("Q"), array("Q")
 
     def add(self, key: int, value: int) -> bytes | None:
-        """Take the next record's entry. The segment, if it ended with this one."""
+        """Add the next record's entry; return the segment if it ends here."""
         self._keys.append(key)
         self._values.append(value)
         length = len(self._keys)
@@ -68,7 +67,7 @@ class SegmentBuilder:
         return None
 
     def finish(self) -> bytes:
-        """What is left; no bytes where nothing is."""
+        """Return the remaining segment, which may be empty."""
         segment = sort_segment(as_hashes(self._keys), as_hashes(self._values))
         self._keys, self._values = array("Q"), array("Q")
         return segment
@@ -79,7 +78,10 @@ def as_hashes(collected: "array[int]") -> Hashes:
 
 
 def sort_segment(keys: Hashes, values: Hashes) -> bytes:
-    """The entries of records 0, 1, ... in the order of their keys. Holds 64 bytes for each, those of the arguments too."""
+    """Sort the entries of records 0, 1, ... by key.
+
+    Needs 64 bytes of memory per record, including the arguments.
+    """
     order = np.argsort(keys, kind="stable")
     entries = np.empty(len(keys), INDEX_ENTRY)
     entries["key"], entries["value"], entries["number"] = keys[order], values[order], order
@@ -92,7 +94,7 @@ def build_index_manifest(artifact: Artifact, files: tuple[FileRecord, ...]) -> M
 
 @dataclass(frozen=True)
 class IndexHit:
-    """An entry of a key: which record it is of."""
+    """An index entry found for a key, and its record's number."""
 
     key: int
     value: int
@@ -107,11 +109,14 @@ class Segment:
     count: int
 
     def find(self, store: Store, keys: Collection[int]) -> list[IndexHit]:
-        """The entries of keys, numbered from 0. Of a few keys, little more than their entries is read."""
+        """Return the entries of keys, numbered from 0.
+
+        For few keys, little more than their entries is read.
+        """
         source = store.open_known_size(self.uri, self.count * INDEX_ENTRY.itemsize)
         if len(keys) * 2 * self._width < self.count:
             return [found for key in keys for found in self._among(self._around(source, key), [key])]
-        # Not all at once: a segment may be long, and many are asked at the same time.
+        # In pieces: a segment may be long, and many are searched at the same time.
         runs = (
             self._read(source, low, min(low + MAX_SEGMENT_ENTRIES, self.count))
             for low in range(0, self.count, MAX_SEGMENT_ENTRIES)
@@ -120,17 +125,17 @@ class Segment:
 
     @property
     def _width(self) -> int:
-        """Entries before and behind the place where a key should lie, among which it does lie."""
+        """Half the search window: entries before and after the expected position of a key."""
         return SEARCH_WIDTH_ROOTS * math.isqrt(self.count) + 1
 
     def _around(self, source: StoredObject, key: int) -> Entries:
-        """All entries of a key, and some before and after them."""
+        """Return all entries of a key, and some around them."""
         width = self._width
         guess = key * self.count >> 64
         low, high = max(0, guess - width), min(self.count, guess + width)
         while True:
             entries = self._read(source, low, high)
-            # Only where one key has very many entries, which shift all others.
+            # Only needed if one key has very many entries, which shift all others.
             width *= 2
             if low and entries["key"][0] >= key:
                 low = max(0, low - width)
@@ -156,7 +161,7 @@ class RecordIndex:
 
 
 def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
-    """The index of an artifact, if it has one."""
+    """Return the index of an artifact, or None."""
     uri = index_uri(artifact.uri)
     try:
         manifest = Manifest.model_validate_json(store.get_bytes(f"{uri}/{MANIFEST_FILE}"))
@@ -172,13 +177,16 @@ def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
 
 
 def list_segments(uri: str, file: FileRecord) -> Iterator[Segment]:
-    """Each chunk of a file in chunks is a segment; a file that lies at its path is one."""
+    """Yield the segments of a file.
+
+    Its chunks, or the whole file if it has none.
+    """
     parts = [(chunk_uri(uri, chunk.sha256), chunk.size) for chunk in file.chunks] or [(f"{uri}/{file.path}", file.size)]
     return (Segment(location, size // INDEX_ENTRY.itemsize) for location, size in parts if size)
 
 
 def number_hits(segments: Sequence[Segment], found: Mapping[Segment, Sequence[IndexHit]]) -> Iterator[IndexHit]:
-    """What was found in each segment, numbered from 1 as the records of the whole artifact are."""
+    """Renumber the entries of each segment as records of the whole artifact, from 1."""
     first = 1
     for segment in segments:
         yield from (replace(each, number=first + each.number) for each in found[segment])
@@ -186,30 +194,32 @@ def number_hits(segments: Sequence[Segment], found: Mapping[Segment, Sequence[In
 
 
 def fingerprint_line(line: bytes) -> Fingerprint:
-    """The fingerprint of a record in any form of JSON. Raises msgspec.DecodeError."""
+    """Return the fingerprint of a record from any JSON form. Raises msgspec.DecodeError."""
     row = msgspec.json.decode(line, type=dict)
     return fingerprint_record(row, encode_canonical_line(row))
 
 
-# The index of records whose files are no chunks, such as a preparation leaves: made of their hashes, part by part.
+# The index of records whose files are not in chunks, as a preparation writes them: built from hashes, part by part.
 #
-# Nothing is shared with another version's, so a segment ends after `MAX_SEGMENT_RECORDS`, and is a file.
+# Nothing is shared with other versions' indexes, so a segment ends after `MAX_SEGMENT_RECORDS` and is stored as a file.
 
 MAX_SEGMENT_RECORDS = 1 << 22
-"""Entries of a segment: it is sorted in 270 MB, and of ten billion records 2,400 are asked."""
+"""Number of entries in a segment: sorting one takes 270 MB, and ten billion records have 2,400 segments."""
 
 HashPairs = NDArray[np.uint64]
-"""Key and value of the entries of some records, a row each."""
+"""Keys and values of entries: shape [records, 2]."""
 
 
 def publish_record_index(
     store: Store, artifact: Artifact, records: Iterable[HashPairs], origins: Iterable[HashPairs] | None = None
 ) -> None:
-    """Index the records of an artifact whose files are no chunks. Holds `MAX_SEGMENT_RECORDS` of them at once.
+    """Index an artifact's records whose files are not in chunks.
+
+    Holds `MAX_SEGMENT_RECORDS` records in memory.
 
     Args:
-        records: their fingerprints, the text's hash and the record's, in their order: any number at once.
-        origins: the record hash of what each was made of, where that is another record, and its own text's hash.
+        records: text and record hashes in the order of records, in batches of any size.
+        origins: record hash of each record's source, if it is another record, and its own text hash.
     """
     uri = index_uri(artifact.uri)
     files = () if origins is None else store_segments(store, uri, ORIGINS, origins)
@@ -217,7 +227,7 @@ def publish_record_index(
 
 
 def store_segments(store: Store, uri: str, index_name: str, pairs: Iterable[HashPairs]) -> tuple[FileRecord, ...]:
-    """The files of an index, each in the store before the next is made."""
+    """Store the files of an index one after the other."""
     return tuple(
         store_segment(store, uri, index_file_name(index_name, number), run)
         for number, run in enumerate(cut_into_segments(pairs, MAX_SEGMENT_RECORDS))
@@ -231,10 +241,13 @@ def store_segment(store: Store, uri: str, name: str, run: HashPairs) -> FileReco
 
 
 def cut_into_segments(parts: Iterable[HashPairs], length: int) -> Iterator[HashPairs]:
-    """The rows of all parts, cut anew into runs of `length`. The last one has what is left, which may be nothing at all."""
+    """Divide the rows of all parts into runs of `length`.
+
+    The last one has the rest, which may be empty.
+    """
     waiting, room = [np.empty((0, 2), np.uint64)], length
     for part in parts:
-        # Only where more follow: what fits in one run is one.
+        # Only if more rows follow: rows that fit into one run stay one.
         while len(part) > room:
             run = np.concatenate([*waiting, part[:room]])
             waiting, part, room = [], part[room:], length

@@ -1,7 +1,7 @@
-"""The shapes that a training record may have, and what of each is read by a model.
+"""Layouts of training records, and which parts of each a model reads.
 
-A record may hold more keys than its layout's: they go with it, and nothing is learned from them. Those that people write
-beside an instruction are read: its `input` and the `system` message.
+A record may have keys outside its layout, which are stored but not learned from. Of the keys that commonly accompany an
+instruction, `input` and the message `system` are read.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from recipes.records.conversation import UnfitRecord as UnfitRecord
 
 
 class Layout(StrEnum):
-    """Keys that make a record what it is; the names are those that the field uses."""
+    """A record's layout by its keys; values are the field's names."""
 
     INSTRUCTION = "instruction/answer"
     COMPLETION = "prompt/completion"
@@ -35,43 +35,46 @@ LAYOUT_KEYS: dict[Layout, tuple[str, ...]] = {
     Layout.COMPLETION: ("prompt", "completion"),
     Layout.TEXT: ("text",),
 }
-"""Looked for in this order: the first whose keys a record has is its layout."""
+"""Checked in this order: the first layout whose keys are all present applies."""
 OPTIONAL_KEYS: dict[Layout, tuple[str, ...]] = {
     Layout.INSTRUCTION: ("system", "input"),
     Layout.MESSAGES: ("system", "tools"),
 }
-"""What else is read of a record of a layout."""
+"""Optional keys of a layout that a model reads."""
 KEY_COLUMN = "key"
-"""Names the word by which an answer is judged."""
+"""Key of the word by which an answer is scored."""
 FOREIGN_KEYS_ADVICE: dict[tuple[str, ...], str] = {
-    ("chosen", "rejected"): "a pair has its 'prompt' as a text beside 'chosen' and 'rejected', which are the answers alone",
-    ("instruction", "output"): "rename 'output' to 'answer', and put 'input', where it has one, beside them as it is",
+    ("chosen", "rejected"): "a pair needs 'prompt' as a text, and only the answers in 'chosen' and 'rejected'",
+    ("instruction", "output"): "rename 'output' to 'answer', and keep 'input', if it exists, as it is",
     ("conversations",): (
-        "rename 'conversations' to 'messages', of each 'from' to 'role' (human: user, gpt: assistant), 'value' to 'content'"
+        "rename 'conversations' to 'messages'; in each, 'from' to 'role' (human: user, gpt: assistant), 'value' to 'content'"
     ),
     ("prompt", "response"): "rename 'response' to 'completion'",
     ("question", "answer"): "rename 'question' to 'instruction'",
     ("input", "output"): "rename 'input' to 'instruction' and 'output' to 'answer'",
 }
-"""What to do with records as others have them, by their keys: Alpaca's and ShareGPT's first of all."""
+"""How to convert records of other formats, by their keys, such as Alpaca's and ShareGPT's."""
 
 
 MESSAGE_LIST_ADVICE = {
-    Layout.COMPLETION: "join 'prompt' and 'completion' to one list, 'messages'",
-    Layout.PREFERENCE: "a pair has texts, so write the prompt as the chat template does, and of each answer its content",
+    Layout.COMPLETION: "concatenate 'prompt' and 'completion' into one list, 'messages'",
+    Layout.PREFERENCE: "a pair needs texts: render the prompt with the chat template, and keep each answer's content",
 }
-"""What to do with lists of messages where texts are asked for, as TRL takes both."""
+"""How to convert lists of messages where texts are needed; TRL accepts both."""
 
 
 class UnknownLayout(UnfitRecord):
-    """It has the keys of none: a row of a table, as far as anybody knows."""
+    """The record has the keys of no layout.
+
+    It may be a row of a table.
+    """
 
 
 def detect_layout(row: Mapping[str, Any]) -> Layout:
-    """The layout of a record, whose values are checked.
+    """Detect and validate the layout of a record.
 
     Raises:
-        UnfitRecord: it has the keys of none, or a value that is not what the layout needs.
+        UnfitRecord: it has the keys of no layout, or an invalid value.
     """
     for layout, keys in LAYOUT_KEYS.items():
         if all(key in row for key in keys):
@@ -91,23 +94,23 @@ def detect_layout(row: Mapping[str, Any]) -> Layout:
 
 
 def detect_column_layout(columns: Collection[str]) -> Layout | None:
-    """The layout of the records that have these columns; none where no record can have one."""
+    """Return the layout of records with these columns, or None if there is none."""
     return next((layout for layout, keys in LAYOUT_KEYS.items() if all(key in columns for key in keys)), None)
 
 
 def has_asked_context(columns: Collection[str]) -> bool:
-    """Whether records with these columns may ask more than their instruction says."""
+    """Return whether instructions with these columns may have additional context."""
     has_instructions = detect_column_layout(columns) is Layout.INSTRUCTION
     return has_instructions and any(key in columns for key in OPTIONAL_KEYS[Layout.INSTRUCTION])
 
 
 def depends_on_rendering(columns: Collection[str]) -> bool:
-    """Whether the ways to render a record (`recipes.contracts.rendering`) may differ for records with these columns."""
+    """Return whether renderings (`recipes.contracts.rendering`) may differ for records with these columns."""
     return detect_column_layout(columns) is Layout.MESSAGES or has_asked_context(columns)
 
 
 def read_text_columns(columns: Collection[str]) -> set[str]:
-    """Of the columns of a table those that hold texts, whatever their cells look like: what its records' layout reads."""
+    """Return the columns of a table that hold text in its records' layout."""
     layout = detect_column_layout(columns)
     if layout is None:
         return set()
@@ -115,13 +118,13 @@ def read_text_columns(columns: Collection[str]) -> set[str]:
 
 
 def read_instruction(row: Mapping[str, Any]) -> str:
-    """What a record of an instruction asks: with its input behind a blank line, as Alpaca's are read."""
+    """Return an instruction with its input after a blank line, as in Alpaca."""
     given = read_optional_text(row, "input")
     return str(row["instruction"]) if given is None else f"{row['instruction']}\n\n{given}"
 
 
 def instruction_messages(row: Mapping[str, Any]) -> list[Message]:
-    """A record of an instruction as a conversation."""
+    """Convert an instruction to a conversation."""
     system = read_optional_text(row, "system")
     before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     asked: Message = {"role": "user", "content": read_instruction(row)}
@@ -129,13 +132,13 @@ def instruction_messages(row: Mapping[str, Any]) -> list[Message]:
 
 
 def find_unread(row: Mapping[str, Any], layout: Layout | None) -> set[str]:
-    """What of a record reads like a part of it, and no model is shown."""
+    """Return parts of a record that look relevant, but that no model reads."""
     if layout not in (Layout.COMPLETION, Layout.PREFERENCE, Layout.MESSAGES):
         return set()
     found = find_unread_keys(row) if layout is Layout.MESSAGES else set()
     system = row.get("system")
     if isinstance(system, str) and system.strip():
-        # Texts are read as they are, without a message before them, and a conversation may have its own.
+        # Plain texts are read without a system message, and a conversation may have its own.
         first = normalize_conversation(row).messages[0] if layout is Layout.MESSAGES else None
         if first is None or first["content"] != system:
             found.add("system")
@@ -143,10 +146,12 @@ def find_unread(row: Mapping[str, Any], layout: Layout | None) -> set[str]:
 
 
 def require_one_layout(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:
-    """The rows of a dataset as they come, and the one layout of them all; they are counted from line 1.
+    """Yield rows with their layout, which must be the same for all.
+
+    Errors count lines from 1.
 
     Raises:
-        BadConfiguration: a row has none, or another than those before it; the message names its line.
+        BadConfiguration: a row has no layout, or a different one; the message has its line.
     """
     found: Layout | None = None
     for line, row in enumerate(rows, start=1):
@@ -161,7 +166,10 @@ def require_one_layout(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapp
 
 
 def read_question(row: Mapping[str, Any], layout: Layout) -> str:
-    """What a record asks: records that ask the same must not be torn apart by a split."""
+    """Return the question of a record.
+
+    Records with equal questions must be in the same split.
+    """
     if layout is Layout.MESSAGES:
         asked = (message["content"] for message in row["messages"] if message["role"] == "user")
         return next(asked, None) or str(row["messages"][0].get("content") or "")
@@ -171,7 +179,7 @@ def read_question(row: Mapping[str, Any], layout: Layout) -> str:
 
 
 def read_record_text(row: Mapping[str, Any], layout: Layout) -> str:
-    """All that a model reads of a record, as one text."""
+    """Return all text of a record that a model reads."""
     if layout is Layout.MESSAGES:
         return "\n".join(message.get("content") or "" for message in row["messages"])
     if layout is Layout.INSTRUCTION:

@@ -1,4 +1,4 @@
-"""Read records from JSON lines, and compare answers to them."""
+"""Read records from JSON lines, and normalize texts for comparison."""
 
 import hashlib
 import json
@@ -15,15 +15,15 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.locations import BrokenArtifact
 from recipes.storage.manifest import Artifact, FileRecord
 
-# The records of an artifact as they are read: line by line where they lie, verified, nothing of it kept.
+# Stream an artifact's records line by line from the store, verified, without keeping them.
 
 
 def iterate_record_lines(store: Store, artifact: Artifact) -> Iterator[bytes]:
-    """Every line of the records, with its newline, in the order of the artifact; tokens beside them are none.
+    """Yield every record line with its newline, in the artifact's order; token files are skipped.
 
     Raises:
-        BrokenArtifact: as `Store.pieces`; of a file that does not lie in chunks, once its last line was given.
-        FileNotFoundError: as `Store.pieces`.
+        BrokenArtifact: as in `Store.pieces`; for a file without chunks, only after its last line.
+        FileNotFoundError: as in `Store.pieces`.
     """
     for file in store.manifest(artifact).files:
         if not file.path.endswith(".jsonl"):
@@ -37,7 +37,10 @@ def iterate_record_lines(store: Store, artifact: Artifact) -> Iterator[bytes]:
 
 
 def read_verified(store: Store, artifact: Artifact, file: FileRecord) -> Iterator[bytes]:
-    """A file's bytes. Those of chunks, and of lines that were chosen of such, are verified before they come."""
+    """Yield a file's bytes.
+
+    Chunks, and lines selected from them, are verified before they are yielded.
+    """
     if file.chunks or file.selection:
         yield from store.pieces(artifact.uri, file)
         return
@@ -51,19 +54,19 @@ def read_verified(store: Store, artifact: Artifact, file: FileRecord) -> Iterato
 
 @dataclass(frozen=True)
 class Record:
-    """One example, of any layout."""
+    """A record of any layout."""
 
     row: Mapping[str, Any]
     layout: Layout
 
     @property
     def instruction(self) -> str:
-        """What is asked."""
+        """The question."""
         return read_instruction(self.row) if self.layout is Layout.INSTRUCTION else read_question(self.row, self.layout)
 
     @property
     def answer(self) -> str:
-        """What should be answered: of a conversation, the last turn that is learned; of a pair, the chosen one."""
+        """The expected answer: a conversation's last learned turn, or a pair's chosen answer."""
         if self.layout is Layout.MESSAGES:
             turns = [message for message in self.row["messages"] if message["role"] == "assistant"]
             learned = [message for number, message in enumerate(turns, start=1) if read_weight(message, number)]
@@ -72,18 +75,24 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The word by which an answer is judged, of any JSON value, such as a number; without one it is the answer."""
+        """The text by which an answer is scored, converted from any JSON value.
+
+        By default the answer itself.
+        """
         key = self.row.get(KEY_COLUMN)
         return self.answer if key is None or str(key).strip() == "" else str(key)
 
 
 def parse_record(row: Mapping[str, Any]) -> Record:
-    """Raises recipes.records.record_layouts.UnfitRecord: the row has no layout that a model could be trained on."""
+    """Parse a record. Raises recipes.records.record_layouts.UnfitRecord if it has no trainable layout."""
     return Record(row, detect_layout(row))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """One row a line. Only a newline ends one: JSON texts may hold the other separators that `splitlines` knows."""
+    """Yield one row per line.
+
+    Only a newline ends a line: JSON text may contain other separators of `splitlines`.
+    """
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -91,16 +100,16 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All records of a split.
+    """Read all records of a split.
 
     Raises:
-        BadConfiguration: one has no layout that a model could be trained on; the message names its file and line.
+        BadConfiguration: a record has no trainable layout; the message has its file and line.
     """
     return list(iterate_records(folder))
 
 
 def iterate_records(folder: Path) -> Iterator[Record]:
-    """As `read_records`, without holding them."""
+    """Like `read_records`, as an iterator."""
     for file in sorted(folder.glob("*.jsonl")):
         for line, row in enumerate(read_json_lines(file), start=1):
             try:
@@ -110,5 +119,5 @@ def iterate_records(folder: Path) -> Iterator[Record]:
 
 
 def normalize_text(text: str) -> str:
-    """Lower case, words only: the form in which texts are compared."""
+    """Normalize text for comparison: lower case, words only."""
     return " ".join(re.findall(r"\w+", text.lower()))

@@ -1,8 +1,8 @@
-"""The rows of a SQL query as JSON lines, by a statement that can only read. The command line reads databases of its own
-machine so, the server those that its operator names.
+"""Read the rows of a read-only SQL query as JSON lines, from SQLite and PostgreSQL.
 
-Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.columnar`):
-decimals, dates and times are texts, binary values base64. In memory are a block of lines and one row.
+Used by the command line for databases that the user can reach, and by the server for those that its operator configured.
+Values are encoded like those of Arrow (`resources.ingest.columnar`): decimals, dates and times as text, binary values in
+base64. Memory holds a block of lines and one row.
 """
 
 import math
@@ -18,44 +18,47 @@ import msgspec
 
 BLOCK_BYTES = 1 << 20
 MAX_VALUE_BYTES = 64 << 20
-"""Bytes of a value of SQLite, which makes some of a few letters (`zeroblob`): no line of a dataset is longer."""
+"""Maximum bytes of a value in SQLite, which can create large ones from short expressions (`zeroblob`); no line is longer."""
 STEPS_PER_TIMEOUT_CHECK = 10_000
-"""Of SQLite's machine between two looks at the clock."""
+"""Virtual machine instructions of SQLite between two checks of the timeout."""
 PASSWORD = re.compile(r"(?<=://)[^\s/]*(?=@)")
-"""In an address, with the name before it. libpq repeats an address that it cannot read."""
+"""The password in an address, with the user. libpq repeats an address that it cannot parse."""
 DENIED_ACTIONS = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA)
 Row: TypeAlias = tuple[Sequence[str], Sequence[Any]]
-"""The names of the columns, the same ones for each row, and its values."""
+"""Column names, the same for each row, and values."""
 
 
 class BadQuery(Exception):
-    """The database or the query is no good; the message is one line without any password."""
+    """The database or the query is invalid; the message is one line without passwords."""
 
 
 class ConnectionRefused(BadQuery):
-    """The database cannot be reached. The message may tell where it is."""
+    """The database cannot be reached.
+
+    The message may reveal its location.
+    """
 
 
 def iterate_query_lines(database: str, statement: str, seconds: int | None = None) -> Iterator[bytes]:
-    """The rows of a statement, in blocks of lines.
+    """Yield the rows of a statement in blocks of lines.
 
     Args:
         database: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
-        seconds: how long it may take, until the last row is read; as long as it likes when None.
+        seconds: time limit for reading all rows; None for no limit.
     """
     if not database.isprintable() or not is_text(statement):
-        raise BadQuery("the query, or the address of the database, holds what is no text in UTF-8: correct it")
+        raise BadQuery("the query, or the address of the database, contains text that is not valid UTF-8: correct it")
     scheme = database.partition(":")[0]
     if scheme == "sqlite":
         rows = iterate_sqlite_rows(database, statement, seconds)
     elif scheme in ("postgresql", "postgres"):
         rows = iterate_postgresql_rows(database, statement, seconds)
     else:
-        raise BadQuery("no database that can be read: give --database sqlite:///FILE or postgresql://USER@HOST/NAME")
+        raise BadQuery("unsupported database: use --database sqlite:///FILE or postgresql://USER@HOST/NAME")
     known: Sequence[str] | None = None
     waiting: list[bytes] = []
     length = 0
-    with closing(rows):  # what is refused leaves no connection open for as long as somebody holds the refusal
+    with closing(rows):  # an error must not keep a connection open for as long as it is referenced
         for names, values in rows:
             if known is None:
                 refuse_duplicate_columns(names)
@@ -72,7 +75,7 @@ def iterate_query_lines(database: str, statement: str, seconds: int | None = Non
 
 
 def is_text(statement: str) -> bool:
-    """Whether databases read all of it: a zero ends it for some."""
+    """Return whether databases read all of a statement: some stop at NUL."""
     try:
         statement.encode()
     except UnicodeEncodeError:
@@ -82,18 +85,18 @@ def is_text(statement: str) -> bool:
 
 def refuse_duplicate_columns(names: Sequence[str]) -> None:
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise BadQuery(f"two columns of the query are called '{double}': rename one with AS")
+        raise BadQuery(f"two columns of the query have the name '{double}': rename one with AS")
 
 
 def timeout_error(seconds: int | None) -> BadQuery:
-    return BadQuery(f"the query took longer than the {seconds} s that it may: ask for less at a time")
+    return BadQuery(f"the query exceeded the limit of {seconds} s: select fewer rows at a time")
 
 
 def iterate_sqlite_rows(database: str, statement: str, seconds: int | None) -> Generator[Row, None, None]:
     try:
         path = unquote(urlsplit(database).path).removeprefix("/")
     except ValueError as error:
-        raise BadQuery(f"{database} is no address of a database ({error}): give --database sqlite:///FILE") from None
+        raise BadQuery(f"{database} is not a database address ({error}): use --database sqlite:///FILE") from None
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     try:
         connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
@@ -114,15 +117,16 @@ def iterate_sqlite_rows(database: str, statement: str, seconds: int | None) -> G
 
 
 def authorize_action(action: int, name: str | None, *_: object) -> int:
-    """A file that is opened to be read refuses what writes to it, and not what makes others (ATTACH), nor settings that hold
-    for a whole process, such as the memory that all its databases may take (PRAGMA).
+    """Deny actions that a read-only connection still allows.
+
+    ATTACH could create files, and PRAGMA could change settings of the whole process, such as memory limits.
     """
-    is_own = action not in DENIED_ACTIONS or name == "data_version"  # which full-text search looks at
+    is_own = action not in DENIED_ACTIONS or name == "data_version"  # full-text search reads it
     return sqlite3.SQLITE_OK if is_own else sqlite3.SQLITE_DENY
 
 
 def iterate_postgresql_rows(database: str, statement: str, seconds: int | None) -> Generator[Row, None, None]:
-    import psycopg  # only those who ask a PostgreSQL need it
+    import psycopg  # imported only for PostgreSQL
 
     try:
         connection = psycopg.connect(database)
@@ -131,9 +135,9 @@ def iterate_postgresql_rows(database: str, statement: str, seconds: int | None) 
     try:
         with connection, connection.cursor(name="dataset") as query, connection.cursor() as rows:
             connection.read_only = True
-            connection.execute("SET LOCAL TIME ZONE 'UTC'")  # or a point in time would be another text for another reader
+            connection.execute("SET LOCAL TIME ZONE 'UTC'")  # otherwise timestamps would depend on the reader's time zone
             connection.execute("SELECT set_config('statement_timeout', %s, true)", (f"{seconds or 0}s",))
-            query.execute(statement.encode())  # DECLARE CURSOR takes one statement, and none but a query
+            query.execute(statement.encode())  # DECLARE CURSOR accepts a single statement, which must be a query
             stream = cast(Generator[Any, None, None], rows.stream('FETCH ALL FROM "dataset"'))
             with closing(stream):
                 names: list[str] = []
@@ -153,15 +157,18 @@ def describe_error(error: Exception) -> str:
 def encode_row(names: Sequence[str], row: Sequence[Any]) -> bytes:
     for name, value in zip(names, row, strict=True):
         if (number := find_non_finite(value)) is not None:
-            raise BadQuery(f"column '{name}' holds {number}, which JSON has not: select NULL or a text instead")
+            raise BadQuery(f"column '{name}' contains {number}, which JSON cannot represent: select NULL or a text instead")
     try:
         return msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n"
     except (TypeError, ValueError) as error:
-        raise BadQuery(f"a row has a value without a form in JSON ({error}): cast it to text") from None
+        raise BadQuery(f"a row has a value that JSON cannot represent ({error}): cast it to text") from None
 
 
 def find_non_finite(value: Any) -> float | None:
-    """A number in a value that JSON has not: within an array it would become null without a word."""
+    """Return a non-finite number in a value, or None.
+
+    In an array it would silently become null.
+    """
     match value:
         case float():
             return None if math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""What a dataset version is like: its contract, its statistics, how it differs from another, and what of it leaked.
+"""Validate dataset versions: contract, statistics, drift and leakage.
 
-The programs `validate` and `find_leaks` measure. What a measure means, the control plane judges by the dataset's policy.
+The programs `validate` and `find_leaks` measure; the control plane evaluates the results by the dataset's policy.
 """

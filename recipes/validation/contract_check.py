@@ -76,7 +76,7 @@ class ContractChecker:
 
 
 def find_failures(schema: pa.DataFrameSchema, frame: pl.DataFrame) -> list[tuple[int, str, str]]:
-    """(row, column, reason) of all that does not fit."""
+    """Return row, column and reason of each failure."""
     try:
         schema.validate(frame, lazy=True)
     except SchemaErrors as errors:
@@ -86,9 +86,9 @@ def find_failures(schema: pa.DataFrameSchema, frame: pl.DataFrame) -> list[tuple
 
 
 def build_schema(contract: Contract) -> pa.DataFrameSchema:
-    """The contract as pandera knows it: for each column its values, and apart from them their types and lengths.
+    """Translate the contract to pandera: for each column its values, and separately types and lengths.
 
-    A polars column has one type, a column of JSON lines may have several: the kinds are a column of their own.
+    A polars column has one type, while a column of JSON lines may have several: JSON types are a separate column.
     """
     columns: dict[str, pa.Column] = {}
     for name, rules in contract.columns.items():
@@ -142,13 +142,16 @@ def membership_check(values: Sequence[Any], error: str) -> pa.Check:
 
 
 def pattern_check(name: str, pattern: str) -> pa.Check:
-    """Raises BadConfiguration for a pattern that Python knows, and polars does not."""
+    """Create a check of a pattern.
+
+    Raises BadConfiguration if Python supports the pattern, but polars does not.
+    """
     whole = rf"^(?:{pattern})$"
     try:
         pl.Series([""]).str.contains(whole)
     except pl.exceptions.ComputeError:
         raise BadConfiguration(
-            f"contract.columns.{name}.pattern: {pattern} cannot be checked: write it without look-around, references back "
+            f"contract.columns.{name}.pattern: {pattern} is not supported: write it without look-around, backreferences "
             r"and \Z"
         ) from None
     return pa.Check.str_matches(whole, error=f"must match {pattern}")
@@ -166,11 +169,14 @@ VALUE_CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "number": lambda value: to_double(value) if type(value) in (int, float) else None,
     "boolean": lambda value: value if type(value) is bool else None,
 }
-"""A value as polars has it, which of numbers too large for it is the nearest; None of those of another type."""
+"""Convert a value for polars, clipping numbers to its range; None for values of another type."""
 
 
 def build_frame(contract: Contract, block: RecordBlock) -> pl.DataFrame:
-    """The columns of `build_schema`, for the records of a block. Values of another type than the contract's are null."""
+    """Build the columns of `build_schema` for a block.
+
+    Values of other types than the contract's are null.
+    """
     checks: dict[str, pl.Series] = {}
     for name, rules in contract.columns.items():
         values, kinds = read_column(block.rows, name)
@@ -187,7 +193,10 @@ def build_frame(contract: Contract, block: RecordBlock) -> pl.DataFrame:
 
 
 def make_conversation_columns(name: str, block: RecordBlock) -> dict[str, pl.Series]:
-    """Of each conversation: whether it is one, its roles in their order, its turns, its shortest and longest content."""
+    """Build the columns of a conversation.
+
+    Validity, roles in order, number of turns, shortest and longest content.
+    """
     found = [read_turns(row.get(name)) for row in block.rows]
     lengths = [[length for _, length in turns or ()] for turns in found]
     roles = ["".join(f"{role} " for role, _ in turns) if turns else None for turns in found]
@@ -203,7 +212,10 @@ def make_conversation_columns(name: str, block: RecordBlock) -> dict[str, pl.Ser
 
 
 def read_turns(messages: Any) -> list[tuple[str, int]] | None:
-    """(role, characters) of each message; None where it is no list of messages. A call of a tool may have no content."""
+    """Return role and length of each message; None for an invalid list.
+
+    Tool calls may have no content.
+    """
     if not isinstance(messages, list):
         return None
     turns = []
@@ -221,7 +233,7 @@ def read_turns(messages: Any) -> list[tuple[str, int]] | None:
 
 
 class UniqueValues:
-    """Values that must not come twice, by 64-bit hashes: 16 bytes a record."""
+    """Detects duplicate values by 64-bit hashes: 16 bytes per record."""
 
     def __init__(self) -> None:
         self._hashes: list[NDArray[np.uint64]] = []
@@ -235,7 +247,7 @@ class UniqueValues:
         self._lines.append(np.array(given, dtype=np.int64) + block.start)
 
     def find_duplicates(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lines in rising order whose value came before, and the line where it first did."""
+        """Return the sorted lines of repeated values, and the line of each value's first occurrence."""
         hashes = np.concatenate([*self._hashes, np.zeros(0, dtype=np.uint64)])
         lines = np.concatenate([*self._lines, np.zeros(0, dtype=np.int64)])
         order = np.argsort(hashes, kind="stable")

@@ -21,11 +21,15 @@ from recipes.records.fingerprint import encode_canonical_line
 from recipes.validation.drift import ColumnCollector, SampledMoments
 from recipes.validation.record_blocks import RecordBlock
 
-# Which records describe a dataset: each is drawn by a hash of its line, so the same version gives the same sample.
+# A sample of records for distributions, drawn by a hash of the line number, so that it is reproducible.
 
 
 def draw_sample(start: int, count: int, share: float) -> NDArray[np.bool_]:
-    """Of the lines `start`, `start + 1`, ..., which are in the sample of a `share` from 0 to 1 of all (splitmix64)."""
+    """Return a mask of the lines in a deterministic sample of `share` of all.
+
+    `start` is the index of the first of `count` lines; `share` is from 0 to 1. A line is chosen by the splitmix64 hash of
+    its index.
+    """
     if share >= 1:
         return np.ones(count, dtype=bool)
     value = np.arange(start, start + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -40,8 +44,8 @@ MIN_CONFIDENCE = 0.5
 
 
 def count_languages(texts: Sequence[str]) -> dict[str, int]:
-    """ISO 639 code -> number of texts; `unclear` where the model is less than half sure. The beginning of a text decides."""
-    # Its model is read from disk, and not every dataset is asked for its languages.
+    """Count texts by ISO 639 code of their beginning; `unclear` below `MIN_CONFIDENCE`."""
+    # Imported here: the model is read from disk, and not all datasets need it.
     from recipes.preparation.text_filters import detect_language, load_model
 
     model = load_model()
@@ -52,20 +56,20 @@ def count_languages(texts: Sequence[str]) -> dict[str, int]:
     return dict(found.most_common())
 
 
-# Blocks of records -> the statistics of a version. Memory holds the sample, of however many records.
+# Compute the statistics of a version from blocks of records. Memory holds the sample, independent of the dataset's size.
 
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 2000
 MAX_TOP_VALUES = 40
 MAX_SLICES = 50
 MAX_TIMESTAMP_MS = 253_402_300_800_000
-"""Milliseconds from 1970 to the end of the year 9999: a larger number is no time."""
+"""Milliseconds from 1970 to the end of the year 9999; larger numbers are no timestamps."""
 HASH_ROW = np.dtype([("hash", "<u8")])
 WORD_PATTERN = r"[\p{L}\p{N}]+"
 
 
 class StatisticsCollector:
-    """Collects the statistics of records. `records` is how many there will be; `scratch` is a folder for large things."""
+    """Collects statistics over blocks; `records` is their total number, `scratch` a folder for temporary files."""
 
     def __init__(self, measures: Measures, records: int, scratch: Path) -> None:
         self._measures = measures
@@ -132,8 +136,8 @@ class StatisticsCollector:
             self._newest = max((moment for moment in [self._newest, *moments] if moment is not None), default=None)
 
     def _add_personal_data(self, block: RecordBlock) -> None:
-        # Of texts, and of integers as long as a card number: to the pattern that looks first, those of all numbers in a line
-        # of JSON are one.
+        # Texts, and integers as long as a card number: in a whole JSON line, the prefilter's pattern would match across
+        # several numbers.
         suspected = find_suspected_kinds(
             pa.array(["\n".join(iterate_searched_texts(row)) for row in block.rows], pa.large_string())
         )
@@ -151,7 +155,10 @@ class StatisticsCollector:
         np.save(self._signatures[-1], signer.signatures())
 
     def _duplicates(self) -> tuple[int, int | None]:
-        """Records that are equal to an earlier one; and those that are nearly equal to one, if they were asked for."""
+        """Return the numbers of records that equal, and that nearly equal, an earlier one.
+
+        The latter is None if not requested.
+        """
         scratch, total, near = self._scratch, self._records, self._measures.near_duplicates
         with scratch.column("equal", np.bool_, total, 0) as equal, scratch.column("near", np.bool_, total, 0) as close:
             with self._hashes:
@@ -197,16 +204,17 @@ class StatisticsCollector:
 
 
 def record_identities(block: RecordBlock) -> list[str]:
-    """By what each record is equal to others: what a model reads of it; where that is not known, all of it.
+    """Return the texts by which records are compared.
 
-    By their texts alone, all records of numbers were one.
+    What a model reads, or the whole record without a layout. By their texts alone, all purely numeric records would be
+    equal.
     """
     read = zip(block.rows, block.layouts, block.texts, strict=True)
     return [text if layout else encode_canonical_line(row).decode() for row, layout, text in read]
 
 
 def iterate_searched_texts(value: Any) -> Iterator[str]:
-    """All in a value that may hold personal data, as texts."""
+    """Yield all parts of a value that may contain personal data, as text."""
     if isinstance(value, str):
         yield value
     elif type(value) is int and value in CARD_NUMBER_RANGE:
@@ -229,7 +237,10 @@ def count_vocabulary(texts: list[str]) -> Vocabulary:
 
 
 def parse_timestamp_ms(value: Any) -> int | None:
-    """Milliseconds since 1970 of an ISO 8601 text or of Unix seconds (or milliseconds, which are larger); None of others."""
+    """Parse ISO 8601 text or Unix seconds (or milliseconds, which are larger) to milliseconds.
+
+    None for others.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value if value > 1e11 else value * 1000) if abs(value) < MAX_TIMESTAMP_MS else None
     if not isinstance(value, str):

@@ -11,15 +11,15 @@ from recipes.contracts.validation_results import ColumnStatistics, Drift, Featur
 from recipes.validation.record_blocks import RecordBlock, read_column, to_double
 
 SIGNIFICANT_DIGITS = 6
-"""Significant digits of a stored sample."""
+"""Significant digits of stored samples."""
 MAX_CATEGORIES = 50
-"""A column with at most so many different values in the sample, each twice on average, holds categories."""
+"""A sampled column with at most this many distinct values, each twice on average, is categorical."""
 MAX_CATEGORY_CHARACTERS = 100
-"""Characters of a category's name."""
+"""Maximum characters of a category's name."""
 
 
 class SampledMoments:
-    """Count, mean and bounds of all values, and the sampled ones."""
+    """Count, mean and bounds of all values, and the sampled values."""
 
     def __init__(self) -> None:
         self._count, self._sum = 0, 0.0
@@ -49,7 +49,7 @@ class SampledMoments:
 
 
 class ColumnCollector:
-    """Collects what a column holds over blocks. Records before its first block do not have it."""
+    """Collects a column's values over blocks; records before its first block lack the column."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -78,7 +78,10 @@ class ColumnCollector:
                 self._values = None
 
     def statistics(self, records: int) -> ColumnStatistics:
-        """Of `records` records, of which those in blocks that were not seen do not have the column."""
+        """Return the column's statistics over `records` records.
+
+        Those in blocks without the column count as missing.
+        """
         unseen = records - self._kinds.total()
         kinds = Counter(self._kinds)
         kinds["missing"] += unseen
@@ -96,13 +99,13 @@ class ColumnCollector:
 
 QUANTILE_BINS = 10
 MIN_SHARE = 1e-4
-"""Stands for an empty bin, whose logarithm there is not."""
+"""Replaces the share of an empty bin, whose logarithm is undefined."""
 MIN_SAMPLE_VALUES = 20
-"""Values that both samples need: with fewer, chance looks like drift."""
+"""Minimum size of both samples: with fewer values, random variation looks like drift."""
 
 
 def compare_versions(name: str, reference: Statistics, current: Statistics) -> Drift:
-    """`current` against `reference`, which is the version `name`."""
+    """Measure the drift of `current` against `reference`, which is the version `name`."""
     before, now = column_types(reference), column_types(current)
     return Drift(
         reference=name,
@@ -118,7 +121,7 @@ def compare_versions(name: str, reference: Statistics, current: Statistics) -> D
 
 
 def column_types(statistics: Statistics) -> dict[str, str]:
-    """Column -> its types but null; `?` where it is not always there."""
+    """Return the types of columns except null; `?` marks optional columns."""
     return {name: column_type(column) for name, column in statistics.columns.items()}
 
 
@@ -141,13 +144,13 @@ def compare_features(reference: Statistics, current: Statistics) -> Iterator[Fea
 
 
 def numeric_drift(feature: str, before: Numbers | None, now: Numbers | None) -> Iterator[FeatureDrift]:
-    """PSI over the reference's deciles, and the two-sample Kolmogorov-Smirnov test."""
+    """Yield PSI over the reference's deciles, and the two-sample Kolmogorov-Smirnov test."""
     if before is None or now is None or min(len(before.sample), len(now.sample)) < MIN_SAMPLE_VALUES:
         return
-    from scipy.stats import ks_2samp  # takes a second to import, and a first version is compared with nothing
+    from scipy.stats import ks_2samp  # takes a second to import, and a first version has no reference
 
-    # A value that equals an edge is in the bin below it, and what is below all of the reference has a bin of its own: else
-    # a constant would fall together with all that is larger, or smaller.
+    # A value equal to an edge is in the bin below it, and values below the whole reference have their own bin: otherwise a
+    # constant would share a bin with all larger, or smaller, values.
     deciles = np.quantile(before.sample, np.linspace(0, 1, QUANTILE_BINS + 1)[1:-1])
     edges = np.unique([np.nextafter(before.sample[0], -np.inf), *deciles])
     counts = [
@@ -165,7 +168,7 @@ def numeric_drift(feature: str, before: Numbers | None, now: Numbers | None) -> 
 
 
 def categorical_drift(feature: str, before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[FeatureDrift]:
-    """PSI over the values, and the chi-squared test of independence."""
+    """Yield PSI over categories, and the chi-squared test of independence."""
     if min(sum(before.values()), sum(now.values())) < MIN_SAMPLE_VALUES:
         return
     from scipy.stats import chi2_contingency
@@ -184,6 +187,9 @@ def categorical_drift(feature: str, before: Mapping[str, int], now: Mapping[str,
 
 
 def psi(before: NDArray[np.int64], now: NDArray[np.int64]) -> float:
-    """Population stability index of two counts over the same bins: 0.1 is a small shift, 0.25 a large one."""
+    """Return the population stability index of counts over equal bins.
+
+    0.1 is a small shift, 0.25 a large one.
+    """
     shares = [np.maximum(counts / max(counts.sum(), 1), MIN_SHARE) for counts in (before, now)]
     return float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())

@@ -1,4 +1,4 @@
-"""Find test records that stand in training data, exactly or nearly."""
+"""Find test records in training data, exactly or nearly equal."""
 
 import os
 from array import array
@@ -19,11 +19,11 @@ from recipes.records.record_layouts import Layout, read_question
 from recipes.records.record_reader import normalize_text
 from recipes.validation.record_blocks import RecordBlock, iterate_blocks, iterate_lines, read_layout_and_text
 
-# Records that stay in their files: each is read again by its number, for 20 bytes in memory however long it is.
+# Random access to records in files: 20 bytes of memory per record, independent of its length.
 
 
 class RecordOffsets:
-    """The records of files with one JSON object a line, counted from 0 over all files; lines that hold nothing are none."""
+    """Records of JSON lines files, numbered from 0 over all files; blank lines are skipped."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._paths = files
@@ -55,10 +55,10 @@ class RecordOffsets:
         return self._decode(os.pread(self._open[self._file_numbers[number]], self._lengths[number], self._starts[number]))
 
 
-# Records of a test split that stand in what a model was trained on: the same question, or nearly the same text.
+# Search training data for a test split's records: equal questions, or nearly equal texts.
 #
-# In memory are fingerprints of the test split, some 200 bytes a record however long the records are; what was trained on
-# is read past them. A test record whose fingerprint is met is read again, and its text decides.
+# Memory holds fingerprints of the test split, about 200 bytes per record independent of its length; training data is
+# streamed. If a fingerprint matches, the test record is read again and its text is compared.
 
 MAX_TEXT_CHARACTERS = 200
 HashKeys = NDArray[np.uint64]
@@ -66,7 +66,7 @@ RowNumbers = NDArray[np.uint32]
 
 
 class HeldOutIndex:
-    """The records of a test split, by what they ask and by the signatures of their texts."""
+    """Index of a test split by questions and by signatures of texts."""
 
     def __init__(self, files: Sequence[Path], near: NearDuplicates) -> None:
         self._near = near
@@ -92,7 +92,10 @@ class HeldOutIndex:
         return len(self._records)
 
     def leaks(self, lines: Iterable[bytes], ancestor: str) -> Iterator[Leak]:
-        """Each test record that stands in these lines, once, where it first does; an equal question before a near text."""
+        """Yield the test records found in these lines, each once with its first match.
+
+        Equal questions take precedence.
+        """
         exact, near = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         similarity = np.ones(len(self))
         for block in iterate_blocks(lines):
@@ -110,7 +113,7 @@ class HeldOutIndex:
             )
 
     def _find_equal(self, block: RecordBlock, exact: NDArray[np.int64]) -> None:
-        """Note the line where the question of a test record stands; `exact` has 0 where none does yet."""
+        """Record the line of equal questions in `exact`, in which 0 means none."""
         keys = hash_questions(block)
         for place in self._asked.find_present(keys):
             rows = self._asked.rows(keys[place])
@@ -124,7 +127,10 @@ class HeldOutIndex:
     def _find_near(
         self, block: RecordBlock, exact: NDArray[np.int64], near: NDArray[np.int64], similarity: NDArray[np.float64]
     ) -> None:
-        """Note the line of a text that is nearly that of a test record. Candidates share a band; Jaccard decides."""
+        """Record the line of nearly equal texts.
+
+        Candidates share a band; their Jaccard similarity decides.
+        """
         bands = list(self._band_keys(block))
         met = [band.find_present(keys) for band, keys in zip(self._bands, bands, strict=True)]
         for place in np.unique(np.concatenate(met)).tolist():
@@ -146,7 +152,7 @@ class HeldOutIndex:
 
 
 class KeyBuckets:
-    """The rows of each key."""
+    """Rows by key."""
 
     def __init__(self, parts: Sequence[HashKeys]) -> None:
         keys = np.concatenate([np.zeros(0, np.uint64), *parts])
@@ -154,7 +160,7 @@ class KeyBuckets:
         self._keys, self._order = keys[order], order.astype(np.uint32)
 
     def find_present(self, keys: HashKeys) -> NDArray[np.int64]:
-        """Which of the keys have rows."""
+        """Return the indices of keys that have rows."""
         places = np.searchsorted(self._keys, keys)
         found = places < len(self._keys)
         found[found] = self._keys[places[found]] == keys[found]
@@ -166,16 +172,16 @@ class KeyBuckets:
 
 
 def hash_questions(block: RecordBlock) -> HashKeys:
-    """Of each record, the hash of what it asks."""
+    """Return the hashes of records' questions."""
     texts = (normalized_question(*record) for record in zip(block.rows, block.layouts, block.texts, strict=True))
     return np.array([hash_record(text.encode()) for text in texts], np.uint64)
 
 
 def normalized_question(row: dict[str, Any], layout: Layout | None, text: str) -> str:
-    """What a record asks, regardless of capitals and punctuation; of one without a layout, all that it says."""
+    """Normalize a record's question for comparison; without a layout, its whole text."""
     return normalize_text(text if layout is None else read_question(row, layout))
 
 
 def jaccard_similarity(one: set[str], two: set[str]) -> float:
-    """Share of the runs of three words that two texts have in common."""
+    """Return the Jaccard similarity of two sets of word trigrams."""
     return len(one & two) / len(one | two)

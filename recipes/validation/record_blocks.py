@@ -12,7 +12,7 @@ from recipes.records.conversation import UnfitRecord
 from recipes.records.record_layouts import Layout, detect_layout, read_record_text
 
 MISSING = object()
-"""Stands where a record does not have the column."""
+"""Placeholder for a missing column."""
 
 JSON_TYPES: dict[type, str] = {
     bool: "boolean",
@@ -29,12 +29,12 @@ MAX_DOUBLE = sys.float_info.max
 
 
 def to_double(value: float) -> float:
-    """The nearest double: JSON has integers beyond all of them."""
+    """Convert to the nearest double: JSON integers may exceed the range of doubles."""
     return float(min(max(value, -MAX_DOUBLE), MAX_DOUBLE))
 
 
 def read_column(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], list[str]]:
-    """The values of a column and their kinds."""
+    """Return a column's values and their JSON types."""
     values = [row.get(name, MISSING) for row in rows]
     return values, [JSON_TYPES[type(value)] for value in values]
 
@@ -45,9 +45,9 @@ MAX_BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class RecordBlock:
-    """Consecutive records: their lines as bytes, as values, and as the text that a model reads of them.
+    """Consecutive records as lines, as values, and as the text that a model reads.
 
-    `start` is the line of the first; lines count from 1 over all files. A record without a layout has None.
+    `start` is the first record's line; lines count from 1 over all files. Records without a layout have None.
     """
 
     start: int
@@ -58,7 +58,7 @@ class RecordBlock:
 
 
 def iterate_blocks(records: Iterable[bytes]) -> Iterator[RecordBlock]:
-    """All blocks of records, each a line with one JSON object."""
+    """Yield blocks of records from JSON lines."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     start, lines, size = 1, [], 0
     for line in records:
@@ -74,7 +74,7 @@ def iterate_blocks(records: Iterable[bytes]) -> Iterator[RecordBlock]:
 
 
 def iterate_lines(files: Iterable[Path]) -> Iterator[bytes]:
-    """The lines of files, one file after the other."""
+    """Yield the lines of files in sequence."""
     for file in files:
         with file.open("rb") as stream:
             yield from stream
@@ -86,7 +86,7 @@ def make_block(start: int, lines: Sequence[bytes], rows: Sequence[dict[str, Any]
 
 
 def read_layout_and_text(row: dict[str, Any]) -> tuple[Layout | None, str]:
-    """The layout of a record and its text; where it has no layout, all texts in it."""
+    """Return the layout and text of a record; without a layout, all its texts."""
     try:
         layout = detect_layout(row)
     except UnfitRecord:

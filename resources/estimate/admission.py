@@ -22,13 +22,14 @@ from recipes.storage.artifact_store import Store
 from resources.errors import invalid
 from resources.metadata.datasets import DatasetVersion
 
-# The shape of a recipe's base model: from its own configuration where it is at hand, else as it is known.
+# The shape of a recipe's base model: from its own configuration if that is available, else from the known shapes.
 
 
 def base_model_shape(recipe: Recipe, store: Store) -> Architecture | None:
-    """The shape, or none where nobody has stated it, or it is of a family that is not known here.
+    """Return the shape.
 
-    A folder is looked into: whoever names one may (`resources.jobs.submission.allow_base_model`).
+    None if it is not stated anywhere, or its family is not supported. A folder is read without a check:
+    `resources.jobs.submission.allow_base_model` checks who may name one.
     """
     uri = recipe.base_model.artifact_uri
     if uri is None:
@@ -42,7 +43,10 @@ def base_model_shape(recipe: Recipe, store: Store) -> Architecture | None:
 
 
 def local_or_known_shape(recipe: Recipe) -> Architecture | None:
-    """Of a base model that no job has used yet: its first run is compared with its memory too."""
+    """Return the shape of a base model that no job has used yet.
+
+    So the memory of its first run is checked too.
+    """
     try:
         return read_folder_shape(recipe) or known_shape(recipe)
     except BadConfiguration:
@@ -50,21 +54,24 @@ def local_or_known_shape(recipe: Recipe) -> Architecture | None:
 
 
 def is_shape_assumed(recipe: Recipe) -> bool:
-    """Whether the shape is only assumed (see `recipes.planning.recipe_checks`)."""
+    """Return whether the shape is only assumed (see `recipes.planning.recipe_checks`)."""
     return recipe.architecture is None and recipe.base_model.sha256 is None and recipe.base_model.uri in ASSUMED_SHAPES
 
 
-# Whether a job may be launched: one whose recipe cannot be trained, or cannot fit its memory, is refused, with what would
-# do (row L8).
+# Decides whether a job may be launched. A recipe that cannot be trained, or does not fit in memory, is refused with a
+# suggestion.
 
 
 def machine_memory_bytes() -> int:
-    """In bytes."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def estimate_memory(recipe: Recipe, shape: Architecture | None) -> HardwareFit | None:
-    """How a recipe fits; none where the base model's shape, or a module that the adapter is put on, is not known here."""
+    """Return how a recipe fits.
+
+    None if the base model's shape, or a module with an adapter, is unknown.
+    """
     if shape is None:
         return None
     try:
@@ -74,11 +81,13 @@ def estimate_memory(recipe: Recipe, shape: Architecture | None) -> HardwareFit |
 
 
 def admit_recipe(recipe: Recipe, shape: Architecture | None) -> HardwareFit | None:
-    """How a recipe fits; one that cannot is refused. Nothing is refused of which too little is known.
+    """Return how a recipe fits, and refuse one that cannot.
+
+    If too little is known, nothing is refused.
 
     Raises:
-        HanzoError: it asks for what this version cannot do, or cannot fit; then the message has both sizes and the nearest
-            recipe that fits.
+        HanzoError: this version does not support the recipe, or it does not fit; then the message has both sizes and the
+            nearest recipe that fits.
     """
     if problem := find_contradiction(recipe, shape) or sequence_too_long_reason(
         recipe, shape.max_position_embeddings if shape else None
@@ -91,12 +100,12 @@ def admit_recipe(recipe: Recipe, shape: Architecture | None) -> HardwareFit | No
 
 
 def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
-    """Refuse a dataset whose records, as its columns say, the objective cannot learn from. Of the objectives of others only
-    those are known that learn from pairs.
+    """Refuse a dataset from whose columns the objective cannot learn.
+
+    Of custom objectives, only those that declare pairs are checked.
 
     Raises:
-        HanzoError: it has pairs and the objective takes none, it has none and the objective takes them, or nothing that a
-            model could be trained on.
+        HanzoError: it has pairs and the objective uses none, the reverse, or no layout that can be trained on.
     """
     if recipe.objective not in BUILT_IN_OBJECTIVES and not recipe.has_pairs:
         return
@@ -104,13 +113,13 @@ def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
     refusal = f"objective {recipe.objective} cannot learn from dataset {version.reference}"
     if found is None:
         named = ", ".join(layout for layout in Layout if (layout is Layout.PREFERENCE) is wants_pairs)
-        raise invalid(f"{refusal}, whose records have none of {named}: name a dataset that has")
+        raise invalid(f"{refusal}, whose records have none of {named}: use a dataset that has")
     if wants_pairs and found is not Layout.PREFERENCE:
         named = f"whose records are {found} and not {Layout.PREFERENCE}"
-        raise invalid(f"{refusal}, {named}: set objective sft, or name a dataset of pairs")
+        raise invalid(f"{refusal}, {named}: set objective sft, or use a dataset of pairs")
     if found is Layout.PREFERENCE and not wants_pairs:
         others = " or ".join(PREFERENCE_OBJECTIVES)
-        raise invalid(f"{refusal}, whose records are pairs ({found}): set objective {others}, or name another dataset")
+        raise invalid(f"{refusal}, whose records are pairs ({found}): set objective {others}, or use another dataset")
 
 
 def suggest_fitting_recipe(recipe: Recipe, shape: Architecture) -> str:
@@ -119,7 +128,7 @@ def suggest_fitting_recipe(recipe: Recipe, shape: Architecture) -> str:
 
 
 def readable_recipes() -> Iterator[Recipe]:
-    """All recipes but those whose file is broken, of which `hanzo-ml recipe list` tells."""
+    """Yield all recipes except those with a broken file, which `hanzo-ml recipe list` reports."""
     for name in Recipe.names():
         with suppress(BadConfiguration):
             yield Recipe.named(name)

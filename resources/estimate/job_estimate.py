@@ -1,4 +1,4 @@
-"""The estimate of a job: steps, tokens, memory, hours and dollars, each with what it rests on. Pure functions."""
+"""Estimate a job: steps, tokens, memory, hours and dollars, each with its source. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ from recipes.planning.throughput import CPU_CORE_FLOPS, Range, assume_flops, ass
 from resources.estimate.past_runs import PastRun, work_per_token
 
 SINGLE_RUN_MARGIN = 0.30
-"""How far a run may be from the only one that was measured: other load, other lengths of texts."""
+"""How far a run may be from the only measured one: the load and the lengths of texts differ."""
 MULTIPLE_RUNS_MARGIN = 0.10
-"""How far beyond the slowest and the fastest of several."""
+"""How far a run may be beyond the slowest and the fastest of several."""
 DEFAULT_OVERHEAD_SECONDS = Range(20.0, 120.0, 900.0)
-"""Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
-parameters from an object store."""
+"""Seconds of a job outside its steps, if not measured: from a small model on a laptop to 72 billion parameters from an
+object store.
+"""
 
 COMPUTE_OPTIMAL_TOKENS_PER_PARAMETER = 20
-"""Tokens per parameter where compute is spent best, of a model trained from nothing (Hoffmann et al. 2022; row L9)."""
+"""Tokens per parameter of compute-optimal training from scratch (Hoffmann et al. 2022)."""
 
 
 @dataclass(frozen=True)
 class DatasetTokens:
-    """`count` tokens in all `records` of a version; `source` says how that is known."""
+    """A version has `count` tokens in all its `records`; `source` says how that was determined."""
 
     count: int
     records: int
@@ -36,8 +37,10 @@ class DatasetTokens:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why. `trained` counts parameters,
-    `checkpoint` bytes.
+    """The estimate of a job.
+
+    `hours`, `dollars` and `memory` are None if too little is known; `notes` say why. `trained` is a number of parameters,
+    `checkpoint` a number of bytes.
     """
 
     recipe: Recipe
@@ -56,14 +59,17 @@ class Estimate:
 
     @property
     def epochs(self) -> float | None:
-        """How often each token is seen at most: rows of packed texts have some padding. Pairs are seen whole, one by one."""
+        """The maximum number of times that a token is seen.
+
+        Rows of packed texts have some padding. Pairs are not packed.
+        """
         if self.recipe.has_pairs and self.dataset and self.dataset.records:
             return self.steps * self.recipe.samples_per_step / self.dataset.records
         return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
 
     @property
     def tokens_per_parameter(self) -> float | None:
-        """Of those that are trained."""
+        """Tokens per trained parameter."""
         return self.tokens / self.trained if self.trained else None
 
 
@@ -77,18 +83,21 @@ def estimate_job(
     prices: Mapping[str, float],
     notes: Sequence[str] = (),
 ) -> Estimate:
-    """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
+    """Combine what is known about a job.
+
+    `prices` are in dollars per hour, by GPU type.
+    """
     remarks = list(notes)
     tokens, max_tokens = total_tokens(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
     if recipe.has_pairs:
         remarks.append(f"tokens: {describe_pair_tokens(recipe, dataset)}")
     if memory is None:
-        remarks.append("memory: the base model's shape is not known until the first job has stored it")
+        remarks.append("memory: the base model's shape is unknown until the first job has stored it")
     speed, source = expected_speed(recipe, shape, past)
     if speed is None:
         remarks.append(f"hours: no past run, and {source}")
     work = work_per_token(recipe, shape)
-    # Past runs were as slow as their padding made them; without one, it may be up to sequence_length.
+    # The measured speeds include the runs' padding; without a run, padding may be up to sequence_length.
     hours = estimate_hours(tokens * work, tokens * work if past else max_tokens * work, speed, past) if speed else None
     gpus = recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
     price = prices.get(recipe.hardware.gpu_type or "") if gpus else 0.0
@@ -113,7 +122,10 @@ def estimate_job(
 
 
 def total_tokens(recipe: Recipe, dataset: DatasetTokens | None) -> int:
-    """Of all steps. Packed rows are of one length; a pair is as long as it is, and at most two rows of that length."""
+    """Return the tokens of all steps. Packed rows have one length.
+
+    A pair is at most two rows of that length.
+    """
     max_tokens = recipe.tokens_per_step * recipe.max_steps
     if not recipe.has_pairs or not dataset or not dataset.records:
         return max_tokens
@@ -128,25 +140,28 @@ def describe_pair_tokens(recipe: Recipe, dataset: DatasetTokens | None) -> str:
 
 
 def count_trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
-    """All of them, or the adapter's; none where too little is known."""
+    """Return the number of trained parameters, those of an adapter included.
+
+    None if too little is known.
+    """
     try:
         return sum(tensors.total for tensors in trained_tensors(recipe, shape)) if shape else None
-    except BadConfiguration:  # an adapter on a module that is not known here
+    except BadConfiguration:  # an adapter on an unknown module
         return None
 
 
 def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[PastRun]) -> tuple[Range | None, str]:
-    """Work a second, as `past_runs.work_per_token` counts it, and what that rests on."""
+    """Return the work per second, in units of `past_runs.work_per_token`, and its source."""
     if past:
         found = [run.speed for run in past]
         margin = MULTIPLE_RUNS_MARGIN if len(found) > 1 else SINGLE_RUN_MARGIN
         speed = Range(min(found) * (1 - margin), median(found), max(found) * (1 + margin))
         return speed, f"measured: {pluralize(len(found), 'past run')} of this recipe on this hardware"
     if shape is None:
-        return None, "the base model's shape is not known"
+        return None, "the base model's shape is unknown"
     assumed = assume_flops(recipe)
     if assumed is None:
-        return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is not known"
+        return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is unknown"
     return assumed, f"assumed: no past run of this recipe on this hardware; {describe_assumption(recipe)}"
 
 
@@ -158,7 +173,10 @@ def describe_assumption(recipe: Recipe) -> str:
 
 
 def estimate_hours(work: float, max_tokens: float, speed: Range, past: Sequence[PastRun]) -> Range:
-    """Hours for that much work, or `max_tokens`: the steps, and what a job takes beside them."""
+    """Return the hours for `work`, or at most `max_tokens`.
+
+    The steps, and what a job needs outside of them.
+    """
     measured = [run.overhead_seconds for run in past if run.overhead_seconds is not None]
     around = Range(min(measured), median(measured), max(measured)) if measured else DEFAULT_OVERHEAD_SECONDS
     return Range(

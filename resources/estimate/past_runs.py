@@ -1,4 +1,4 @@
-"""How fast runs of the same kind were, by the times of the losses that they logged."""
+"""Measure the speed of comparable past runs, from the times of their logged losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,19 +20,20 @@ from resources.registration.model_facts import STEPS_METRIC, TOKENS_METRIC
 
 LOSS_METRIC = "train/loss"
 MAX_RUNS = 20
-"""Runs that are looked at: older ones ran other code."""
+"""Maximum number of runs to read: older ones ran other code."""
 MAX_POINTS = 2000
-"""Steps of a run that are enough to know its speed."""
+"""Number of a run's steps that suffice to measure its speed."""
 MIN_STEPS = 5
 PAUSE_FACTOR = 10.0
-"""An interval that many times the median is no step: the run was killed, and went on later."""
+"""An interval of more than this many times the median is a pause: the run was killed, and resumed later."""
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a run measured. `speed` is operations a second where the base model's shape is known, else tokens a second.
+    """The measurements of a run.
 
-    `overhead_seconds` is what the job took beside its steps; none while it has not ended well.
+    `speed` is operations per second if the base model's shape is known, else tokens per second. `overhead_seconds` is the
+    job's time outside its steps; None until it has completed.
     """
 
     run_id: str
@@ -42,15 +43,18 @@ class PastRun:
 
 
 def work_per_token(recipe: Recipe, shape: Architecture | None) -> float:
-    """What `PastRun.speed` counts for a token."""
+    """Return the work per token, in the units of `PastRun.speed`."""
     try:
         return estimate_flops_per_token(recipe, shape) if shape else 1.0
-    except BadConfiguration:  # an adapter on a module that is not known here
+    except BadConfiguration:  # an adapter on an unknown module
         return 1.0
 
 
 def find_past_runs(database: Database, recipe: Recipe, shape: Architecture | None, organization: str) -> list[PastRun]:
-    """The newest runs of a recipe that were comparable and long enough to be measured, newest first."""
+    """Return a recipe's newest comparable runs, newest first.
+
+    Runs that are too short to be measured are left out.
+    """
     with database.read() as connection:
         found = []
         for job in recipe_jobs(connection, recipe.name, organization):
@@ -58,7 +62,7 @@ def find_past_runs(database: Database, recipe: Recipe, shape: Architecture | Non
             if then is None or comparison_key(then) != comparison_key(recipe):
                 continue
             history = Metrics(database).history(job.id, LOSS_METRIC, MAX_POINTS, connection=connection).points
-            times = {point.step: point.timestamp for point in history}  # of a step that was repeated, the last
+            times = {point.step: point.timestamp for point in history}  # if a step was repeated, the last time counts
             seconds = seconds_per_step(times)
             each = tokens_per_step(then, Metrics(database).latest(job.id, connection=connection))
             if seconds is None or each is None:
@@ -70,7 +74,10 @@ def find_past_runs(database: Database, recipe: Recipe, shape: Architecture | Non
 
 
 def tokens_per_step(recipe: Recipe, latest: Sequence[MetricPoint]) -> float | None:
-    """Of a run with those newest metrics. Pairs are as long as they are: it is known once the run has said what it used."""
+    """Return the tokens per step of a run with these newest metrics.
+
+    Pairs have different lengths, so their number is known only after the run has logged what it used.
+    """
     if not recipe.has_pairs:
         return recipe.tokens_per_step
     used = {point.key: point.value for point in latest}
@@ -78,7 +85,7 @@ def tokens_per_step(recipe: Recipe, latest: Sequence[MetricPoint]) -> float | No
 
 
 def recipe_jobs(connection: Connection, recipe: str, organization: str) -> list[JobRecord]:
-    """The newest jobs whose runs say that they used the recipe of that name."""
+    """Return the newest jobs whose runs logged this recipe name."""
     query = (
         select(jobs)
         .join(params, params.c.run_id == jobs.c.id)
@@ -91,7 +98,10 @@ def recipe_jobs(connection: Connection, recipe: str, organization: str) -> list[
 
 
 def newest_model_job(connection: Connection, model: str, organization: str) -> JobRecord | None:
-    """The newest job of a model definition that was started, which says which recipe and dataset that has."""
+    """Return the newest started job of a model definition.
+
+    Its run names the definition's recipe and dataset.
+    """
     query = (
         select(jobs)
         .where(jobs.c.organization == organization, jobs.c.started_at.is_not(None))
@@ -103,7 +113,7 @@ def newest_model_job(connection: Connection, model: str, organization: str) -> J
 
 
 def newest_run_params(database: Database, model: str, organization: str) -> dict[str, str]:
-    """The parameters that the run of `newest_model_job` logged; nothing where none was started."""
+    """Return the params that the run of `newest_model_job` logged; empty if none was started."""
     with database.read() as connection:
         job = newest_model_job(connection, model, organization)
         return read_params(connection, job.id) if job else {}
@@ -115,7 +125,10 @@ def read_params(connection: Connection, run_id: str) -> dict[str, str]:
 
 
 def job_recipe(job: JobRecord, name: str) -> Recipe | None:
-    """The recipe as the job changed it; none where it is no longer there or does not fit today's schema."""
+    """Return the recipe with the job's changes.
+
+    None if it no longer exists or does not fit the current schema.
+    """
     try:
         return Recipe.named(name).changed(job.config.get("parameters") or {})
     except BadConfiguration:
@@ -123,7 +136,7 @@ def job_recipe(job: JobRecord, name: str) -> Recipe | None:
 
 
 def comparison_key(recipe: Recipe) -> tuple[object, ...]:
-    """What two runs must share so that the speed of one says something about the other."""
+    """Return what two runs must have in common for one's speed to predict the other's."""
     return (
         recipe.base_model,
         recipe.method,
@@ -137,7 +150,10 @@ def comparison_key(recipe: Recipe) -> tuple[object, ...]:
 
 
 def seconds_per_step(times: dict[int, int]) -> float | None:
-    """Mean seconds of a step, evaluations and checkpoints included, from the milliseconds at which steps ended."""
+    """Return the mean seconds of a step, including evaluations and checkpoints.
+
+    `times` has the time (ms since 1970) at which each step ended. None if there are too few.
+    """
     steps = sorted(times)
     each = [
         (times[after] - times[before]) / 1000 / (after - before)
@@ -152,11 +168,13 @@ def seconds_per_step(times: dict[int, int]) -> float | None:
 
 
 def job_overhead_seconds(job: JobRecord, times: dict[int, int], steps: int, last_started_at: int) -> float | None:
-    """Seconds before the first step and after the last one of a job that ran through.
+    """Return a completed job's seconds before the first and after the last step.
+
+    Returns None if the job did not complete all steps.
 
     Args:
-        begun_at: when it was started last. Of one that had broken off before its first step nothing counts but that start:
-            `started_at` is the time of the first, and between the two it stood still.
+        last_started_at: when the job was last started. If it was interrupted before its first step, only this start counts:
+            `started_at` is the first start, and the job was idle between the two.
     """
     if job.status != "completed" or job.started_at is None or job.ended_at is None or max(times) != steps:
         return None

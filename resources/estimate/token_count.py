@@ -17,23 +17,26 @@ from recipes.storage.manifest import FileRecord
 from resources.estimate.job_estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion
 
-# How many tokens a dataset version has for a model, from a sample of its records and the base model's own tokenizer.
+# Counts the tokens of a dataset version for a model, from a sample of its records and the base model's own tokenizer.
 #
-# The tokenizer and its chat template are read from the object store, where the first job that uses a base model puts
-# them; until then four bytes count as a token. The answer always says which of these it is.
+# The tokenizer and its chat template are read from the object store, where the first job that uses a base model stores them;
+# until then four bytes count as a token. The result always says which of these was used.
 
 SAMPLE_PLACES = 16
 SAMPLE_PLACE_BYTES = 64 << 10
-"""A sample is that many places of a file, evenly spread; a file that is no larger is counted whole."""
+"""A sample is this many parts of a file, evenly spaced; a file that is not larger is counted completely."""
 BYTES_PER_TOKEN = 4.0
-"""Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
+"""For English text and a vocabulary of 50,000 or more, with JSON's keys and quotes."""
 
 END_TOKENS = 1
-"""The token behind what is learned. A chat template writes its own."""
+"""The end token after the learned text. A chat template writes its own."""
 
 
 class ChatTokenCounter:
-    """Counts a record's tokens as the program train makes them: chat template or beginning, texts, end token."""
+    """Counts a record's tokens as training produces them.
+
+    Chat template or start token, texts, end token.
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
         self._tokenizer = tokenizer
@@ -42,9 +45,13 @@ class ChatTokenCounter:
         self._head = min(1, len(tokenizer.encode("", add_special_tokens=True)))
 
     def count(self, record: dict[str, Any]) -> int:
-        """Tokens of one record, of a pair those of both answers with their prompt: each is read.
+        """Return the tokens of a record.
 
-        Raises ValueError where it is nothing to train on, TemplateError of the template.
+        For a pair, those of both answers, each with the prompt.
+
+        Raises:
+            ValueError: the record cannot be trained on.
+            TemplateError: of the chat template.
         """
         match detect_layout(record):
             case Layout.INSTRUCTION:
@@ -69,23 +76,29 @@ class ChatTokenCounter:
 
 
 def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
-    """Tokens of a whole version. What cannot be read as a conversation is estimated by its bytes."""
-    # Beside the records may lie their tokens, for another model perhaps.
+    """Return the tokens of a version.
+
+    If its records cannot be read as conversations, they are estimated from the bytes.
+    """
+    # Other files may contain the records' tokens, perhaps for another model.
     files = [file for file in store.manifest(version.artifact).files if file.path.endswith(".jsonl")]
     try:
         counter = load_token_counter(recipe, store)
         if counter is not None and files:
             return sample_tokens(version, files, counter, store)
-    except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
+    except (KeyError, TypeError, ValueError, TemplateError):  # records of another layout, or a template that needs more
         pass
-    # What was uploaded may be compressed, or of columns.
+    # Uploaded files may be compressed or columnar.
     size = sum(file.size for file in files) or version.size_bytes
     source = f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token"
     return DatasetTokens(int(size / BYTES_PER_TOKEN), version.num_records, source)
 
 
 def load_token_counter(recipe: Recipe, store: Store) -> ChatTokenCounter | None:
-    """The base model's tokenizer with its chat template; none where the store does not have both."""
+    """Return the base model's tokenizer with its chat template.
+
+    None if the store does not have both.
+    """
     uri = recipe.base_model.artifact_uri
     if uri is None:
         return None
@@ -100,7 +113,7 @@ def load_token_counter(recipe: Recipe, store: Store) -> ChatTokenCounter | None:
 
 
 def default_template(templates: str | list[dict[str, str]] | None) -> str | None:
-    """Of several templates by name the one that questions take (`recipes.preparation.tokenization.chat_template`)."""
+    """Return the template used for questions, if there are several (`recipes.preparation.tokenization.chat_template`)."""
     if not isinstance(templates, list):
         return templates
     return next((each["template"] for each in templates if each["name"] == "default"), None)
@@ -109,7 +122,10 @@ def default_template(templates: str | list[dict[str, str]] | None) -> str | None
 def sample_tokens(
     version: DatasetVersion, files: Sequence[FileRecord], counter: ChatTokenCounter, store: Store
 ) -> DatasetTokens:
-    """Tokens for each byte of the sample, times all bytes. Raises ValueError on what is no record."""
+    """Return the tokens per byte of the sample times all bytes.
+
+    Raises ValueError: a line is not a record.
+    """
     read = tokens = records = 0
     for file in files:
         for line in sample_lines(store, version.artifact.uri, file):
@@ -125,18 +141,21 @@ def sample_tokens(
 
 
 def sample_lines(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
-    """Whole lines of an artifact's file with their newlines, from places evenly spread over it."""
+    """Yield complete lines of an artifact's file, with newlines, from evenly spaced parts."""
     if file.size <= SAMPLE_PLACES * SAMPLE_PLACE_BYTES:
         yield from (line for line in b"".join(store.pieces(uri, file)).splitlines(keepends=True) if line.strip())
         return
     for number, part in enumerate(sample_parts(store, uri, file)):
         lines = part.split(b"\n")
-        # The first line began before the part, where that is not the file's first, and the last one ends behind it.
+        # The first line begins before the part, unless it is the file's first, and the last line ends after it.
         yield from (line + b"\n" for line in lines[bool(number) : -1] if line.strip())
 
 
 def sample_parts(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
-    """The beginnings of chunks, where the file lies in chunks; the first is the file's own."""
+    """Yield evenly spaced parts of a file, the first from its beginning.
+
+    If the file is stored in chunks, the parts are the beginnings of chunks.
+    """
     if file.chunks:
         last = len(file.chunks) - 1
         for number in sorted({place * last // (SAMPLE_PLACES - 1) for place in range(SAMPLE_PLACES)}):

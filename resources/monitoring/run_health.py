@@ -11,17 +11,18 @@ from resources.metadata.outbox import emit
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.run_data import require_active, write_tags
 
-# Whether a running training run, or a command, does what it should: metrics come, checkpoints come (rows I4, Y5). Pure.
+# Checks whether a running training run, or a command, makes progress: metrics and checkpoints arrive in time. Pure
+# functions.
 
 STALLED, CHECKPOINT_STALE = "job.stalled", "job.checkpoint_stale"
 
 
 @dataclass(frozen=True)
 class RunActivity:
-    """Times in milliseconds; none of what has not come yet.
+    """When a run last showed activity, in milliseconds since 1970.
 
-    `last_started_at` is when the job was started last, which is later than what it said before it was resumed;
-    `first_metric` is when training itself began, the first time.
+    Times of what has not happened yet are None. `last_started_at` is the latest start of the job: activity before a resume
+    does not count. `first_metric` is when training itself first began.
     """
 
     last_started_at: int
@@ -32,7 +33,7 @@ class RunActivity:
 
 @dataclass(frozen=True)
 class SilenceLimits:
-    """Milliseconds without a metric, and without a checkpoint, after which something is wrong."""
+    """How many milliseconds a run may log no metric, and save no checkpoint."""
 
     metric: float
     checkpoint: float
@@ -40,7 +41,10 @@ class SilenceLimits:
 
 @dataclass(frozen=True)
 class Alert:
-    """`type` is the event's; `since` in milliseconds tells one occurrence from the next."""
+    """An alert of event type `type`.
+
+    `since` (ms since 1970) distinguishes one occurrence from the next.
+    """
 
     type: str
     since: int
@@ -48,7 +52,10 @@ class Alert:
 
 
 def find_alerts(signs: RunActivity, limits: SilenceLimits, now: int) -> Iterator[Alert]:
-    """What is wrong at `now`, in milliseconds. The same silence gives an equal alert however often it is looked at."""
+    """Yield the alerts at `now` (ms since 1970).
+
+    The same silence always gives an equal alert.
+    """
     spoke = max(signs.last_started_at, signs.newest_metric or 0)
     if now - spoke > limits.metric:
         yield Alert(STALLED, spoke, f"no metric for more than {format_duration(limits.metric)}")
@@ -60,33 +67,38 @@ def find_alerts(signs: RunActivity, limits: SilenceLimits, now: int) -> Iterator
 
 
 def find_checkpoint_alert(saved: int, limit: float, now: int) -> Iterator[Alert]:
-    """That the newest checkpoint is of `saved`, or that there is none since the run got going then."""
+    """Yield an alert if `limit` ms have passed without a checkpoint.
+
+    `saved` is the time of the newest checkpoint or of the start of training.
+    """
     if now - saved > limit:
         yield Alert(CHECKPOINT_STALE, saved, f"no checkpoint in the store for more than {format_duration(limit)}")
 
 
 def format_duration(milliseconds: float) -> str:
-    """As people say it: half a minute is not "0 minutes"."""
+    """Format a duration for people: half a minute is not "0 minutes"."""
     seconds = milliseconds / 1000
     if seconds < 120:
         return f"{seconds:g} second{'' if seconds == 1 else 's'}"
     return f"{seconds / 60:g} minutes"
 
 
-# What happened to a run on its way: an event for whoever listens and a tag on the run for whoever looks, once for each.
+# Records what happened to a run: an event for subscribers and a tag on the run for users, once for each occurrence.
 #
-# The tag is what makes it once: an equal one that is there already means that the event was written, in one transaction.
+# The tag ensures that it happens once: both are written in one transaction, so an equal tag means that the event exists.
 
 TAG_PREFIX = "health/"
 
 
 def record_once(connection: Connection, run_id: str, tag: str, value: str, type: str, facts: Mapping[str, Any]) -> bool:
-    """Write the event and the tag, unless the run has an equal tag already. True when it was news.
+    """Write the event and the tag, unless the run has an equal tag.
+
+    Returns whether they were written.
 
     Raises:
         HanzoError: there is no such run, or it was deleted.
     """
-    require_active(connection, run_id)  # locks its row: two who look at once do not tell it twice
+    require_active(connection, run_id)  # locks the row, so that two concurrent calls write one event
     query = select(run_tags.c.value).where(run_tags.c.run_id == run_id, run_tags.c.key == tag)
     if connection.execute(query).scalar() == value:
         return False
@@ -96,7 +108,7 @@ def record_once(connection: Connection, run_id: str, tag: str, value: str, type:
 
 
 def record_incidents(connection: Connection, run_id: str, incidents: Iterable[RecoveryEvent]) -> None:
-    """What the program has healed, each under its number in the run."""
+    """Record what the program recovered from, each incident under its number in the run."""
     for number, incident in enumerate(incidents, 1):
         facts = incident.model_dump(mode="json", exclude={"kind"}) | {"message": incident.message}
         record_once(connection, run_id, f"{TAG_PREFIX}incident_{number}", incident.message, f"job.{incident.kind}", facts)

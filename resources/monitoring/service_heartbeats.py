@@ -1,4 +1,4 @@
-"""Heartbeats: when sensors, relay and other services were last at work."""
+"""Heartbeats: when sensors, relay and other services were last active."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from resources.metadata.tables import heartbeats as table
 from resources.metadata.transactions import insert_into
 
 SENSORS_NAME = "sensors"
-"""Dagster's daemon looks at the sensors: without it, no job is started and no version is checked."""
+"""Dagster's daemon evaluates the sensors: without it, no job is started and no version is checked."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """`beat_at` in milliseconds."""
+    """The last heartbeat of a service; `beat_at` in milliseconds since 1970."""
 
     name: str
     beat_at: int
@@ -27,13 +27,13 @@ class Heartbeats:
         self._database = database
 
     def beat(self, name: str) -> None:
-        """Say that `name` is at work now."""
+        """Record that `name` is active now."""
         values = {"beat_at": now_ms()}
         with self._database.write() as connection:
             row = insert_into(connection, table).values(name=name, **values)
             connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=values))
 
     def list(self) -> Sequence[Heartbeat]:
-        """Everybody who was ever heard, and when last."""
+        """Return the last heartbeat of each service that ever sent one."""
         with self._database.read() as connection:
             return [Heartbeat(**row) for row in connection.execute(select(table).order_by(table.c.name)).mappings()]

@@ -18,10 +18,10 @@ from resources.metadata.tables import (
     runs,
 )
 
-# Numbers over all organizations, for Prometheus (rows V3-V5), each by one grouped query.
+# Totals over all organizations for Prometheus, each from one grouped query.
 #
-# What only grows is counted from what is never taken back (a job that reached a state stays one that did), so that a
-# counter goes on where it was after a restart.
+# Counters are computed from facts that never change back (a job that reached a state always will have), so that a counter
+# continues from its value after a restart.
 
 Labels = tuple[str, ...]
 SUBMITTED_TYPE = case(
@@ -30,7 +30,7 @@ SUBMITTED_TYPE = case(
 TYPED_JOBS = select(
     jobs.c.id, SUBMITTED_TYPE.label("type"), jobs.c.status, jobs.c.organization, jobs.c.started_at, jobs.c.ended_at
 ).subquery()
-"""Jobs by the type that was submitted, as the API tells it: a command is none of the specification's (row G3)."""
+"""Jobs by the type that was submitted and that the API returns, also for commands, which the specification does not have."""
 REACHED_STATES = {
     "job.submitted": "queued",
     "job.started": "running",
@@ -41,14 +41,17 @@ REACHED_STATES = {
 DURATION_BUCKETS = (10, 60, 300, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 259_200)
 GPU_HOURS_METRIC = "system/total_gpu_hours"
 GPU_HOURS = cast(func.sum(gpu_usage.c.gpus * (gpu_usage.c.metered_until - gpu_usage.c.started_at)), Double) / 3_600_000.0
-"""Metered by the control plane. The metric of the runs counts for nothing: any user can write it."""
+"""Metered by the control plane. The runs' own metric is not used, because any user can write it."""
 GPU_TYPE_TAG = "system/gpu_type"
 DEFAULT_PRIORITY = "medium"
 
 
 @dataclass(frozen=True)
 class Durations:
-    """A histogram: how many ended within each of `DURATION_BUCKETS`, how many in all, and their sum in seconds."""
+    """A histogram.
+
+    How many jobs ended within each of `DURATION_BUCKETS`, how many in all, and their sum in seconds.
+    """
 
     within: Sequence[int]
     count: int
@@ -57,7 +60,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Totals:
-    """Values by labels, in the order of the specification's label names."""
+    """Values by label values, in the order of the specification's label names."""
 
     jobs: Mapping[Labels, float]
     gpu_hours: Mapping[Labels, float]
@@ -79,7 +82,7 @@ def read_totals(connection: Connection) -> Totals:
         ),
         models=read_grouped(
             connection,
-            # The newest number given out: versions that were deleted were registered all the same.
+            # The highest number assigned: versions that were deleted later were registered too.
             select(registered_models.c.organization, func.sum(registered_models.c.last_version)).group_by(
                 registered_models.c.organization
             ),
@@ -98,7 +101,7 @@ def read_totals(connection: Connection) -> Totals:
 
 
 def read_grouped(connection: Connection, query: object) -> dict[Labels, float]:
-    """Rows of labels and a number."""
+    """Read rows of labels and a number."""
     rows = connection.execute(query).all()  # type: ignore[call-overload]
     return {tuple(str(label) for label in row[:-1]): float(row[-1] or 0) for row in rows}
 
@@ -139,7 +142,7 @@ def read_durations(connection: Connection) -> dict[str, Durations]:
 
 
 def count_allocated_gpus(connection: Connection) -> dict[Labels, float]:
-    """GPUs that attempts hold now."""
+    """Return the number of GPUs that running attempts use."""
     held = select(gpu_usage.c.gpu_type, func.sum(gpu_usage.c.gpus)).where(gpu_usage.c.is_open)
     return read_grouped(connection, held.group_by(gpu_usage.c.gpu_type))
 
@@ -159,7 +162,10 @@ def count_queued_jobs(connection: Connection) -> dict[Labels, float]:
 
 
 def sum_stored_bytes(connection: Connection) -> dict[str, float]:
-    """Size of the recorded artifacts by the beginning of their URI: `s3://BUCKET/KIND`, or a bucket of its own."""
+    """Return the size of the recorded artifacts by kind.
+
+    The kind is the beginning of the URI: `s3://BUCKET/KIND`, or a bucket of its own.
+    """
     place = case(
         (artifacts.c.uri.startswith(f"{uris.DATASETS}/"), "datasets"),
         (artifacts.c.uri.startswith(f"{uris.CHECKPOINTS}/"), "checkpoints"),
@@ -172,11 +178,14 @@ def sum_stored_bytes(connection: Connection) -> dict[str, float]:
     return {place: total for (place,), total in read_grouped(connection, query).items() if place != "other"}
 
 
-# GPU hours of runs and experiments (row E10).
+# GPU hours of runs and experiments.
 
 
 def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[int]) -> Mapping[int, float]:
-    """Of all runs, deleted ones too: what they used was used. 0 where no run held a GPU."""
+    """Sum the GPU hours of all runs of each experiment, including deleted ones.
+
+    0 if no run used a GPU.
+    """
     query = (
         select(runs.c.experiment_id, GPU_HOURS)
         .join_from(runs, gpu_usage, gpu_usage.c.owner_id == runs.c.id)
@@ -187,6 +196,9 @@ def sum_gpu_hours_by_experiment(reader: Connection, experiment_ids: Collection[i
 
 
 def sum_run_gpu_hours(reader: Connection, run_id: str) -> float | None:
-    """None where the run is no job's, or held no GPU."""
+    """Return a run's GPU hours.
+
+    None if it belongs to no job, or used no GPU.
+    """
     hours = reader.execute(select(GPU_HOURS).where(gpu_usage.c.owner_id == run_id)).scalar()
     return None if hours is None else float(hours)

@@ -1,1 +1,1 @@
-"""The object store as the control plane uses it: chunk claims, chunk upload, health."""
+"""The control plane's use of the object store: chunk claims, chunk upload, program access, health."""

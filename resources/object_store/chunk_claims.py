@@ -1,4 +1,4 @@
-"""Claims that keep chunks from deletion, and the removal of chunks that nobody needs."""
+"""Claims that keep chunks from deletion, and the removal of unused chunks."""
 
 from collections.abc import Collection, Sequence
 
@@ -14,22 +14,23 @@ from resources.metadata.tables import dataset_holders as holders
 from resources.metadata.tables import dataset_versions
 from resources.metadata.transactions import insert_into
 
-# Which chunks are held by whom: so it is safe to leave out a chunk that is there, and to remove one that nobody needs.
+# Claims record who uses which chunks, so that it is safe to skip the upload of an existing chunk and to remove an unused
+# one.
 #
-# A holder claims chunks before it looks which of them are there, and whoever removes one does so under a lock that no
-# claim passes: so what was there after the claim stays. A holder is a dataset version, or what is on its way to become
-# one; whatever was killed on its way, or while it was deleted, is removed a day later by whoever comes by.
+# A holder claims chunks before it checks which of them exist, and a removal uses a lock that excludes claims: so a chunk
+# that existed after the claim stays. A holder is a dataset version or an upload that is to become one. What an aborted
+# upload or deletion leaves is removed a day later by the next call of `release_abandoned`.
 
 DAY_MS = 24 * 3600 * 1000
 DEAD_AT = -1
-"""Time at which a holder was seen that nobody may be any more."""
+"""The `updated_at` of a holder that was released and may not be used again."""
 REMOVAL_BATCH = 64
-"""Chunks that are removed under one lock: on SQLite nobody writes meanwhile."""
+"""Chunks that are removed under one lock: on SQLite it blocks all writes."""
 POSTGRES_CHUNK_LOCK = 57_000_002
 
 
 class ChunkClaims:
-    """The claims of one organization, below whose datasets at `place` the chunks lie."""
+    """The claims of one organization, whose chunks are below its datasets' folder at `place`."""
 
     def __init__(self, database: Database, organization: str, place: str) -> None:
         self._database = database
@@ -42,7 +43,7 @@ class ChunkClaims:
             connection.execute(insert(holders).values(**row))
 
     def claim(self, holder: str, hashes: Collection[str]) -> None:
-        """Hold chunks, whether they are there or not yet."""
+        """Claim chunks, whether or not they exist yet."""
         with self._database.write() as connection:
             self._lock(connection, "pg_advisory_xact_lock_shared")
             self.keep_alive(connection, holder)
@@ -50,18 +51,23 @@ class ChunkClaims:
             connection.execute(insert_into(connection, claims).on_conflict_do_nothing(), rows)
 
     def keep_alive(self, connection: Connection, holder: str, place: str | None = None) -> None:
-        """Say that a holder is at work, and where it is about to put what is its own.
+        """Mark a holder as active.
+
+        `place` is the folder to which it is about to write.
 
         Raises:
-            HanzoError: 409 where it was taken for dead, and what it held is gone.
+            HanzoError: 409 if it was considered dead, and its chunks were removed.
         """
         values: dict[str, object] = {"updated_at": now_ms()} | ({"place": place} if place is not None else {})
         alive = (holders.c.id == holder) & (holders.c.updated_at != DEAD_AT)
         if connection.execute(update(holders).where(alive).values(**values).returning(holders.c.id)).first() is None:
-            raise conflict("the upload stood still for a day, and its beginning was removed: send it again")
+            raise conflict("the upload made no progress for a day, and what it had sent was removed: send it again")
 
     def claim_for_deletion(self, connection: Connection, version: str, place: str) -> None:
-        """In the transaction that deletes a version: what lies at its place goes with its chunks."""
+        """Mark the files at a version's place for removal with its chunks.
+
+        Called within the transaction that deletes the version.
+        """
         row = {"id": version, "organization": self._organization, "place": place, "updated_at": now_ms()}
         holder = insert_into(connection, holders).values(**row)
         connection.execute(
@@ -69,38 +75,44 @@ class ChunkClaims:
         )
 
     def release(self, store: Store, holder: str) -> int:
-        """Remove what only this holder holds, unless it is a version. Returns how many chunks that were.
+        """Remove what only this holder uses, unless it is a version.
 
-        Killed at any moment, it is done again later.
+        Returns the number of removed chunks.
+
+        If the process is killed meanwhile, a later call continues.
         """
         return sum(self._release(store, place, id) for id, place in self._condemn(holders.c.id == holder))
 
     def release_abandoned(self, store: Store) -> None:
-        """Release every holder of a day ago that is no version."""
+        """Release all holders that are not versions and were inactive for a day."""
         old = (holders.c.organization == self._organization) & (holders.c.updated_at < now_ms() - DAY_MS)
         for holder, place in self._condemn(old):
             self._release(store, place, holder)
 
     def finish_deletion(self, store: Store, place: str) -> None:
-        """End what was killed while it deleted the version at a place, before another is made there."""
+        """Complete an aborted deletion at a place, before a version is created there."""
         for holder, _ in self._condemn((holders.c.organization == self._organization) & (holders.c.place == place)):
             self._release(store, place, holder)
 
     def check_not_being_deleted(self, connection: Connection, place: str) -> None:
-        """In the transaction that makes a version at a place where there was one before.
+        """Check that no earlier version at a place is being deleted.
+
+        Called within the transaction that creates a version there.
 
         Raises:
-            HanzoError: 409 where that one's files are still being removed, and the new one's with them.
+            HanzoError: 409 if it is: the removal would also delete the new version's files.
         """
         at_place = (holders.c.organization == self._organization) & (holders.c.place == place)
         if connection.execute(select(holders.c.id).where(at_place)).first() is not None:
-            raise conflict("the same was prepared before, and is being deleted just now: ask for it again")
+            raise conflict("an earlier version with the same contents is being deleted: try again in a moment")
 
     def _condemn(self, which: ColumnElement[bool]) -> list[tuple[str, str]]:
-        """Declare holders that are no versions dead, and nothing brings them back. Returns their ids and places.
+        """Mark holders that are not versions as dead for good.
 
-        They are locked by a statement of its own: one that waits for a holder that becomes a version in that moment does not
-        see the version afterwards, only the next does.
+        Returns their ids and places.
+
+        The rows are locked by a separate statement: a statement that waits for a holder which becomes a version meanwhile
+        does not see the version afterwards; only the next statement does.
         """
         lives = exists().where(dataset_versions.c.id == holders.c.id)
         found = select(holders.c.id).where(which).order_by(holders.c.id).with_for_update()
@@ -118,9 +130,10 @@ class ChunkClaims:
         return removed
 
     def _remove_all(self, store: Store, place: str, holder: str) -> None:
-        """Remove what lies at a holder's place, for as long as there is the holder.
+        """Remove what is at a holder's place, as long as the holder exists.
 
-        Once another has ended this deletion, the same may be made there anew; who was still at it took of that.
+        Once another process has completed this deletion, the same version may be created again: its files must not be
+        removed.
         """
         objects = store.list_deletions(place)
         for begin in range(0, len(objects), REMOVAL_BATCH):
@@ -132,11 +145,15 @@ class ChunkClaims:
                     store.remove(uri)
 
     def _release_some(self, store: Store, holder: str) -> int | None:
-        """The next chunks; None when nothing was left, and the holder is gone too."""
+        """Release the next batch of chunks, and return how many were removed.
+
+        None if none is left and the holder is deleted.
+        """
         with self._database.write() as connection:
             self._lock(connection, "pg_advisory_xact_lock")
             own_claims = (claims.c.holder == holder) & (claims.c.organization == self._organization)
-            # By the holder alone: by the organization too, SQLite went through all claims of the others for each batch.
+            # Filter by holder only: with the organization as well, SQLite scanned all claims of other holders for each
+            # batch.
             held = select(claims.c.sha256).where(claims.c.holder == holder).limit(REMOVAL_BATCH)
             batch = list(connection.execute(held).scalars())
             if not batch:
@@ -153,7 +170,10 @@ class ChunkClaims:
         return set(connection.execute(select(claims.c.sha256).where(others & claims.c.sha256.in_(hashes))).scalars())
 
     def _lock(self, connection: Connection, function: str) -> None:
-        """Shared by claims, alone for a removal. SQLite has one writer anyway."""
+        """Take the chunk lock.
+
+        Shared for claims, exclusive for a removal. SQLite has only one writer.
+        """
         if connection.dialect.name == "postgresql":
             statement = text(f"SELECT {function}(:space, hashtext(:organization))")
             connection.execute(statement, {"space": POSTGRES_CHUNK_LOCK, "organization": self._organization})

@@ -1,4 +1,7 @@
-"""Store files in chunks while they are read: each chunk once, however many versions have it."""
+"""Store files in chunks while they are read.
+
+Each chunk is stored once, even if several versions have it.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,20 +15,20 @@ from recipes.storage.manifest import Chunk, FileRecord
 from resources.object_store.chunk_claims import ChunkClaims
 
 BATCH_BYTES = 8 << 20
-"""What is claimed together, and with `Chunker`'s buffer the memory of a file that is written."""
+"""Bytes that are claimed together. With `Chunker`'s buffer, this is the memory used by a file that is being written."""
 
 
 BATCH_CHUNKS = 500
-"""The most that are claimed together: on SQLite nobody else writes meanwhile."""
+"""Maximum number of chunks that are claimed together: on SQLite a claim blocks all other writes."""
 
 
 UPLOAD_THREADS = 8
-"""Threads: two of them at most hash and cut a file, the others have a chunk on its way to the store each."""
+"""Threads: at most two of them hash and split a file; each of the others uploads a chunk."""
 
 
 @dataclass(frozen=True)
 class ChunkStore:
-    """Puts chunks where those of the dataset at `folder_uri` lie, for one holder of `claims`."""
+    """Stores chunks of the dataset at `folder_uri` on behalf of one holder of `claims`."""
 
     store: Store
     claims: ChunkClaims
@@ -35,13 +38,17 @@ class ChunkStore:
     buffer: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, chunks: dict[str, bytes]) -> None:
-        """Store chunks by their SHA-256. Those that are there are not sent again; one that was damaged there is mended."""
+        """Store chunks by their SHA-256. Existing ones are not uploaded again.
+
+        A damaged one is repaired.
+        """
         self.claims.claim(self.holder, chunks)
         list(self.pool.map(self._put_one, chunks.items()))
 
     def put_buffered(self, chunks: dict[str, bytes]) -> None:
-        """Store what files end with, those of many files together: one by one, to claim them was most of what a small file
-        took. Only one thread may.
+        """Buffer the last chunks of files, and store those of many files together. Not thread-safe.
+
+        Claiming them one by one was most of the time that a small file took.
         """
         self.buffer.update(chunks)
         if len(self.buffer) >= BATCH_CHUNKS or sum(map(len, self.buffer.values())) >= BATCH_BYTES:
@@ -61,7 +68,7 @@ class ChunkStore:
 
 @contextmanager
 def open_chunk_store(store: Store, claims: ChunkClaims, holder: str, folder_uri: str) -> Iterator[ChunkStore]:
-    """Every file that was closed is in the store once this has ended."""
+    """Open a chunk store. When the block ends, every file that was closed is stored."""
     with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="chunks") as pool:
         chunks = ChunkStore(store, claims, holder, folder_uri, pool)
         yield chunks
@@ -69,15 +76,16 @@ def open_chunk_store(store: Store, claims: ChunkClaims, holder: str, folder_uri:
 
 
 class ChunkedFile:
-    """One file on its way into the store.
+    """A file that is being stored.
 
-    It is hashed and cut by a thread of the pool, one piece behind: those leave Python's lock to whoever reads the records.
+    A thread of the pool hashes and splits it, one piece behind the writer: both release the GIL, so that the records can be
+    read meanwhile.
     """
 
     def __init__(self, chunks: ChunkStore, path: str) -> None:
         self._chunks = chunks
         self._path = path
-        # It loads numpy, which a server need not load to start.
+        # Imported late: it loads numpy, which a server does not need to start.
         from recipes.storage.chunking import Chunker
 
         self._chunker = Chunker()
@@ -88,13 +96,13 @@ class ChunkedFile:
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Take more bytes. Raises what went wrong with those before."""
+        """Write more bytes. Raises the error of an earlier write, if there was one."""
         self._await_pending()
         self.size += len(data)
         self._pending = self._chunks.pool.submit(self._process, data)
 
     def close(self) -> FileRecord:
-        """Store what is left, or have it stored with what the next files end with."""
+        """Store the rest of the file, or buffer it for a later batch."""
         self._await_pending()
         for chunk in self._chunker.finish():
             self._add(chunk)

@@ -1,8 +1,8 @@
-"""Which objects the pods of a program may read and write: what the job document names, and nothing else.
+"""Which objects the pods of a program may read and write.
 
-Reads: the job's inputs and what their manifests select from, its outputs, its result, its run's folders, base models.
-Writes: declared outputs, the result, usage and unsent metrics beside it, logs of the caller's own attempt, and a base model
-that the recipe pins and that is not there yet.
+Only those that the job document names. Reads: the job's inputs and the origins that their manifests select lines from, its
+outputs, its result, its run's folders, base models. Writes: declared outputs, the result, usage and unsent metrics next to
+it, logs of the caller's own attempt, and a base model that the recipe pins and that does not exist yet.
 """
 
 from collections.abc import Iterable
@@ -21,23 +21,25 @@ from resources.errors import ErrorCode, HanzoError, conflict
 EXIT_DOCUMENT = "exit.json"
 """Last part of the URI of an attempt's exit document, in its folder (`recipes.storage.uris.attempt_folder`)."""
 PODS_FOLDER = "_pods"
-"""Beside the result of a preparation: what its pods exchange."""
+"""A folder next to the result of a preparation, through which its pods exchange data."""
 BASE_MODELS = f"{uris.MODELS}/base"
 MAX_CACHED_SCOPES = 1024
 MAX_SELECTION_DEPTH = 8
-"""Of selections from files that are selections themselves."""
+"""Limit for selections from files that are selections themselves."""
 
 
 @dataclass(frozen=True)
 class ProgramScope:
-    """Folders and objects of one program. A place covers the object of that name and everything below it.
+    """The folders and objects of one program.
+
+    A place covers the object of that name and everything below it.
 
     Args:
-        readable: places that are read in addition to the writable ones.
-        writable: places that are written by the newest attempt.
-        logs: folder of the program; an attempt writes to its own folder there.
-        creatable: places that are written once: never again when their manifest exists.
-        chunk_folders: of the inputs' organizations; their chunks are read by hash, and not listed.
+        readable: places that may be read in addition to the writable ones.
+        writable: places that the newest attempt may write.
+        logs: the program's folder; an attempt writes to its own folder in it.
+        creatable: places that are written only once, until their manifest exists.
+        chunk_folders: of the inputs' organizations; their chunks may be read by hash, but not listed.
         result_uri: the result document.
     """
 
@@ -54,34 +56,43 @@ class ProgramScope:
         return is_chunk or is_base_model(uri) or any(is_within(uri, place) for place in places)
 
     def check_write(self, uri: str, attempt: int) -> None:
-        """Raises HanzoError: 403 for what is no output of the job, or belongs to another attempt."""
+        """Check that an attempt may write here.
+
+        Raises HanzoError: 403 if it is no output, or another attempt's.
+        """
         if is_within(uri, self.logs):
             if not is_within(uri, f"{self.logs}/{attempt:06d}"):
                 raise refusal(f"{uri} does not belong to attempt {attempt}: an attempt writes to its own folder only")
         elif not any(is_within(uri, place) for place in (*self.writable, *self.creatable)):
-            raise refusal(f"{uri} is no output of this job: only its outputs, its result and its logs can be written")
+            raise refusal(f"{uri} is not an output of this job: only its outputs, its result and its logs can be written")
 
     def check_create(self, uri: str, store: Store) -> None:
-        """Raises HanzoError: 409 for a part of a shared artifact that is complete."""
+        """Check that an object may be created.
+
+        Raises HanzoError: 409 if it is part of a complete shared artifact.
+        """
         for place in self.creatable:
             if is_within(uri, place) and store.exists(f"{place}/{MANIFEST_FILE}"):
-                raise conflict(f"{place} exists and is shared by jobs: it is never written again")
+                raise conflict(f"{place} already exists and is shared by jobs: it cannot be overwritten")
 
     def is_committed(self, uri: str) -> bool:
-        """Whether it is only written through this server, which limits its size.
+        """Return whether an object may be written only through this server, which limits its size.
 
-        It makes others visible, ends the job, or is read whole by the control plane.
+        Such an object makes others visible, ends the job, or is read whole by the control plane.
         """
         committed = (MANIFEST_FILE, EXIT_DOCUMENT, USAGE_FILE, UNSENT_METRICS_FILE)
         return uri == self.result_uri or uri.rpartition("/")[2] in committed
 
     def is_own_log(self, uri: str, attempt: int) -> bool:
-        """Whether it is a log of this attempt, which it may finish when a newer one has begun."""
+        """Return whether this is a log of the attempt.
+
+        The attempt may complete it even after a newer one has begun.
+        """
         return is_within(uri, f"{self.logs}/{attempt:06d}") and not self.is_committed(uri)
 
 
 def program_scope(job: Job) -> ProgramScope:
-    """The scope that the job document alone decides."""
+    """Return the scope that follows from the job document alone."""
     run = (uris.run_folder(job.tracking.run_id), uris.run_checkpoints(job.tracking.run_id)) if job.tracking else ()
     inputs = tuple(strip(artifact.uri) for artifact in job.inputs.values())
     outputs = tuple(strip(uri) for uri in job.outputs.values())
@@ -91,7 +102,7 @@ def program_scope(job: Job) -> ProgramScope:
         readable=(*inputs, *run),
         writable=(*outputs, *(f"{uri}.index" for uri in outputs), *beside_result, job.result_uri),
         logs=uris.program_folder(job.id, job.program.value),
-        # All organizations trust a base model by its name: no pod writes one that runs code of its user.
+        # All organizations trust base models by name: a pod that runs its user's code must not write one.
         creatable=() if runs_user_code(job) else tuple(uris.base_model(sha256) for sha256 in pinned_base_models(job)),
         chunk_folders=tuple({chunk_folder(uri) for uri in inputs if is_within(uri, uris.DATASETS)}),
         result_uri=job.result_uri,
@@ -99,21 +110,27 @@ def program_scope(job: Job) -> ProgramScope:
 
 
 def runs_user_code(job: Job) -> bool:
-    """Whether its user can have a program run code of their own: a command, an image, or through variables and volumes."""
+    """Return whether the user can run their own code: by a command, an image, variables or volumes."""
     recipe = job.parameters.get("recipe")
     image = isinstance(recipe, dict) and recipe.get("image")
     return job.program is Program.COMMAND or bool(image) or bool(job.env) or bool(job.pod.volumes)
 
 
 class ProgramScopes:
-    """Scopes with the origins of inputs, which take reads of the store and never change for the same work."""
+    """Caches scopes that include the origins of inputs.
+
+    Origins are read from the store, and never change for the same work.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._resolved: dict[str, ProgramScope] = {}
 
     def check_read(self, job: Job, uri: str) -> None:
-        """Raises HanzoError: 403 for what is neither an input nor an output of the job."""
+        """Check that the job may read an object.
+
+        Raises HanzoError: 403 if it is neither an input nor an output.
+        """
         scope = program_scope(job)
         if not scope.may_read(uri):
             key = f"{job.id}/{job.program}/{job.work_digest}"
@@ -127,7 +144,9 @@ class ProgramScopes:
 
 
 def with_origins(scope: ProgramScope, job: Job, store: Store) -> ProgramScope:
-    """Add the artifacts whose lines the job's inputs consist of, verified by the digest in the input's manifest.
+    """Add the artifacts from which the job's inputs select lines.
+
+    They are verified by the digest in the input's manifest.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -137,7 +156,7 @@ def with_origins(scope: ProgramScope, job: Job, store: Store) -> ProgramScope:
 
 
 def list_origins(store: Store, artifact: Artifact, depth: int = MAX_SELECTION_DEPTH) -> set[str]:
-    """URIs of the artifacts that an artifact selects lines from; those of its own organization only."""
+    """Return the URIs of the artifacts of the organization from which an artifact selects lines."""
     if not is_within(artifact.uri, uris.DATASETS) or not depth:
         return set()
     found: set[str] = set()
@@ -146,7 +165,7 @@ def list_origins(store: Store, artifact: Artifact, depth: int = MAX_SELECTION_DE
         for selection in selections.values():
             found |= follow_selection(store, artifact, selection, depth)
     except BrokenArtifact:
-        return found  # the program finds it broken as well, and says so
+        return found  # the program finds the same problem, and reports it
     return found
 
 
@@ -160,18 +179,24 @@ def follow_selection(store: Store, artifact: Artifact, selection: LineSelection,
 
 
 def pinned_base_models(job: Job) -> Iterable[str]:
-    """SHA-256 of the base models that the job may have to resolve: its recipe's, or that of its tokenizer's recipe."""
+    """Yield the SHA-256 of the base models that the job may have to resolve.
+
+    Its recipe's or its tokenizer's.
+    """
     parameters = job.parameters
     recipe, tokenize = parameters.get("recipe"), parameters.get("tokenize")
     if isinstance(recipe, dict) and isinstance(base := recipe.get("base_model"), dict) and base.get("sha256"):
         yield str(base["sha256"])
-    with suppress(BadConfiguration):  # the recipe is not there any more: the program says so
+    with suppress(BadConfiguration):  # the recipe no longer exists: the program reports it
         if isinstance(tokenize, dict) and (named := find_recipe(str(tokenize.get("tokenizer", "")))) is not None:
             yield from filter(None, [named.base_model.sha256])
 
 
 def normalize_uri(store: Store, uri: str) -> str:
-    """A logical URI in its one form. Raises BrokenArtifact: it is no URI of the store."""
+    """Return a logical URI in its canonical form.
+
+    Raises BrokenArtifact: it is not a URI of the store.
+    """
     key = resolve_uri(store.address, uri).key
     return f"s3://{uri.removeprefix('s3://').partition('/')[0]}/{key}"
 
@@ -181,7 +206,10 @@ def is_within(uri: str, place: str) -> bool:
 
 
 def is_base_model(uri: str) -> bool:
-    """Base models are shared by all organizations, and found by their hash only."""
+    """Return whether a URI is within a base model.
+
+    All organizations share base models, and find them only by hash.
+    """
     return len(uri.removeprefix(f"{BASE_MODELS}/").split("/")[0]) == 64 and uri.startswith(f"{BASE_MODELS}/")
 
 

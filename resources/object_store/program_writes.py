@@ -1,4 +1,7 @@
-"""Check and make a program's writes: to its own outputs, by its newest attempt."""
+"""Check and perform a program's writes.
+
+Only to its own outputs, and only by its newest attempt.
+"""
 
 import re
 from contextlib import AbstractContextManager
@@ -17,7 +20,7 @@ from resources.object_store.program_scope import ProgramScope, normalize_uri, pr
 
 @dataclass(frozen=True)
 class ProgramWrites:
-    """Writes of one attempt of a program."""
+    """The writes of one attempt of a program."""
 
     store: Store
     database: Database
@@ -29,10 +32,10 @@ class ProgramWrites:
         return program_scope(self.grant.job)
 
     def check(self, uri: str) -> str:
-        """The URI in its one form.
+        """Check a write, and return the URI in its canonical form.
 
         Raises:
-            HanzoError: 403 for what is no output, 409 for an older attempt and for what is never written again.
+            HanzoError: 403 if it is no output, 409 for an older attempt or for an object that cannot be overwritten.
         """
         uri, scope = normalize_uri(self.store, uri), self.scope
         scope.check_write(uri, self.attempt)
@@ -42,16 +45,19 @@ class ProgramWrites:
         return uri
 
     def hold(self) -> AbstractContextManager[None]:
-        """Keep a newer attempt from being claimed. Raises HanzoError: 409 for an older attempt."""
+        """Prevent a newer attempt from being claimed. Raises HanzoError: 409 for an older attempt."""
         return hold_attempt(self.database, self.grant, self.attempt)
 
     def commit(self, uri: str, data: bytes) -> None:
-        """Store an object that goes through this server. The manifest of a new checkpoint is recorded as progress."""
+        """Store an object that is written through this server.
+
+        The manifest of a new checkpoint is recorded as progress.
+        """
         if self.scope.is_own_log(uri, self.attempt):
             self.store.put_bytes(uri, data)
             return
         with self.hold():
-            # Metadata is added to manifests that are there already.
+            # Metadata is added to existing manifests, which are no new checkpoints.
             is_new_checkpoint = is_checkpoint_manifest(self.grant.job, uri) and not self.store.exists(uri)
             self.store.put_bytes(uri, data)
         if is_new_checkpoint:
@@ -59,7 +65,7 @@ class ProgramWrites:
 
 
 def is_checkpoint_manifest(job: Job, uri: str) -> bool:
-    """Whether an object makes a checkpoint of a training complete."""
+    """Return whether writing this object completes a training checkpoint."""
     if job.program is not Program.TRAIN or job.tracking is None:
         return False
     folder = re.escape(uris.run_checkpoints(job.tracking.run_id))

@@ -1,1 +1,1 @@
-"""Register what a run or a client made as a model version."""
+"""Register the result of a run, or a client's model, as a model version."""

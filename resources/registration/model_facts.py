@@ -12,19 +12,22 @@ from recipes.contracts.yaml_reader import load_yaml
 from recipes.planning.hardware_fit import METHODS_BY_MEMORY
 from resources.metadata.tracking.logged_runs import LoggedRun
 
-# What a run says of the model that it made (specification row O1): its parameters, and what it measured. Pure.
+# What a run says about its model: its params and its measurements. Pure functions.
 
 CONFIG_PARAMS = ("dataset", "method", "recipe")
 STEPS_METRIC = "system/total_steps"
 TOKENS_METRIC = "system/total_tokens_processed"
 NUMERIC_PARAMS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
 SYSTEM_PREFIX = "system/"
-"""Begins the metrics that say what a run used, and nothing of its model."""
+"""Prefix of metrics that describe what a run used, not its model."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run does not say is left out, or empty."""
+    """What a run logged about its model.
+
+    What it did not log is left out, or empty.
+    """
 
     base_model: str
     method: str
@@ -33,14 +36,17 @@ class RunFacts:
 
 
 def read_run_facts(logged: LoggedRun, gpu_hours: float | None) -> RunFacts:
-    """`gpu_hours` are those that the control plane metered; None where the run held no GPU."""
+    """Read the facts from what a run logged. `gpu_hours` are metered by the control plane.
+
+    None if it used no GPU.
+    """
     params = logged.params
     measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
     config: dict[str, object] = {key: params[key] for key in CONFIG_PARAMS if key in params}
     config |= {key: parse_number(convert, params[key]) for key, convert in NUMERIC_PARAMS.items() if key in params}
     if "max_steps" in config:
         config = {"total_steps": config.pop("max_steps"), **config}
-    if STEPS_METRIC in measured:  # training may end before the steps that it was given
+    if STEPS_METRIC in measured:  # training may end before its last planned step
         config["total_steps"] = int(measured[STEPS_METRIC])
     if gpu_hours is not None:
         config["gpu_hours"] = gpu_hours
@@ -53,7 +59,10 @@ def read_run_facts(logged: LoggedRun, gpu_hours: float | None) -> RunFacts:
 
 
 def parse_number(convert: Callable[[str], float], value: str) -> float | str:
-    """A run that is no job's may call its dataset version "v7". JSON has no NaN and no infinity: they are text."""
+    """Convert a number, or return the text.
+
+    A script's run may call its dataset version "v7". JSON has no NaN and no infinity: they stay text.
+    """
     try:
         number = convert(value)
     except ValueError:
@@ -61,16 +70,16 @@ def parse_number(convert: Callable[[str], float], value: str) -> float | str:
     return value if isinstance(number, float) and not math.isfinite(number) else number
 
 
-# What the files of a logged artifact say of the model that is in them (row O1): its weights and its architecture.
+# What the files of a logged artifact say about the model in it: its weights and its architecture.
 #
-# Pure functions of names, sizes and bytes. Whoever logged them wrote them: what cannot be read is left out, and nothing
-# of it is proof of anything.
+# Pure functions of names, sizes and bytes. The files come from users: what cannot be read is left out, and nothing is
+# trusted as proof.
 
 WEIGHTS_FORMAT = "safetensors"
-"""The specification's word for weights that training left. None of the formats that are proved, exported or served."""
+"""The specification's name for weights from training. It is not one of the formats that are verified, exported or served."""
 CONFIG_FILE = "config.json"
 MLFLOW_FORMAT, MLMODEL_FILE = "mlflow", "MLmodel"
-"""The format of what MLflow's clients log as a model, a folder, and the file in it that describes it."""
+"""The format of a model folder that MLflow's clients log, and the file in it that describes the model."""
 MAX_FLAVORS = 20
 MAX_CONFIG_BYTES = 1 << 20
 MAX_NAME_CHARACTERS = 250
@@ -78,23 +87,25 @@ MAX_NAME_CHARACTERS = 250
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The places of a model's files: of its weights, in the order of their names, and of what describes them."""
+    """The URIs of a model's files: its weights, ordered by name, and its configuration."""
 
     files: tuple[str, ...]
     config: str | None
 
     @property
     def location(self) -> str:
-        """The one file, or the folder of several with a slash behind it."""
+        """The URI of the only file, or of the files' folder with a trailing slash."""
         return self.files[0] if len(self.files) == 1 else self.files[0].rpartition("/")[0] + "/"
 
 
 def find_weights(artifact: str, places: Sequence[str]) -> WeightFiles:
-    """The weights of an artifact: in its topmost folder that has any, for what lies deeper is a part or a copy of them.
+    """Return the weights of an artifact.
+
+    Those in its topmost folder with any, since deeper ones are parts or copies.
 
     Args:
-        artifact: where it lies, a file or a folder.
-        places: its files.
+        artifact: the URI of a file or a folder.
+        places: the URIs of its files.
     """
     found = [location for location in places if location.endswith(f".{WEIGHTS_FORMAT}")]
     folder = min(
@@ -106,7 +117,10 @@ def find_weights(artifact: str, places: Sequence[str]) -> WeightFiles:
 
 
 def read_architecture(config: bytes) -> str:
-    """The first of the architectures that a config.json names; empty where it is none or names none."""
+    """Return the first architecture that a config.json names.
+
+    Empty if it cannot be read or names none.
+    """
     try:
         known = json.loads(config)
     except (ValueError, RecursionError):
@@ -117,7 +131,10 @@ def read_architecture(config: bytes) -> str:
 
 
 def read_flavors(mlmodel: bytes) -> tuple[str, ...]:
-    """The ways in which MLflow can load a model, as its MLmodel names them; none where it is none."""
+    """Return the ways in which MLflow can load a model, from its MLmodel file.
+
+    Empty if it cannot be read.
+    """
     try:
         known = load_yaml(mlmodel.decode())
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -130,10 +147,12 @@ def read_flavors(mlmodel: bytes) -> tuple[str, ...]:
 
 
 def combined_checksum(hashes: Mapping[str, str]) -> str:
-    """Of one file its SHA-256; of several that of their list, as `sha256sum *.safetensors | sha256sum` has it.
+    """Return a file's SHA-256, or for several files that of their list.
+
+    The list's is the one that `sha256sum *.safetensors | sha256sum` prints.
 
     Args:
-        hashes: by the files' names, in their folder.
+        hashes: by the files' names in their folder.
     """
     if len(hashes) == 1:
         return f"sha256:{next(iter(hashes.values()))}"

@@ -28,18 +28,21 @@ from resources.registration.model_facts import (
     read_run_facts,
 )
 
-# The last checkpoint of a run whose script registers `checkpoint/step-final` (rows S0, S8).
+# Resolves the last checkpoint of a run whose script registers `checkpoint/step-final`.
 #
 # The specification's own script logs `checkpoint/step-1000`, `-2000` and so on, and then registers a name under which it
-# logged nothing: what it means is the last of them.
+# logged nothing: it means the last of them.
 
 FINAL_NAME = re.compile(r"(.+/)?(step|checkpoint)-final")
 FINAL_FOLDER, STEP_KEY_PREFIX = "checkpoint-final", "checkpoint/step-"
-"""Row E4: the key `checkpoint/step-1000` is the place `checkpoint-1000`, so the one word means the other too."""
+"""The key `checkpoint/step-1000` is stored as `checkpoint-1000`, so `checkpoint-final` means either."""
 
 
 def resolve_artifact_key(store: Store, records: FileHashes, run_id: str, artifact: str) -> str | None:
-    """The key of a run's artifact: its own, or that of the last checkpoint where it means that; None where it has none."""
+    """Return the key of a run's artifact.
+
+    Its own, or that of the last checkpoint if it means that; None if there is none.
+    """
     root = f"{uris.run_artifacts(run_id)}/"
     try:
         if store.exists(root + artifact):
@@ -53,17 +56,20 @@ def resolve_artifact_key(store: Store, records: FileHashes, run_id: str, artifac
 
 
 def final_checkpoint_prefixes(artifact: str) -> list[str]:
-    """How the keys begin of which a word for the last checkpoint means the newest; nothing where it is no such word."""
+    """Return the key prefixes of the checkpoints that a name for the last one covers.
+
+    Empty for other names.
+    """
     if not FINAL_NAME.fullmatch(artifact):
         return []
     return [artifact.removesuffix("final"), *([STEP_KEY_PREFIX] if artifact == FINAL_FOLDER else [])]
 
 
 def newest_upload(beginnings: Sequence[str], uploads: Mapping[str, int]) -> str | None:
-    """The file or folder that begins so and came last.
+    """Return the newest file or folder with one of the prefixes.
 
     Args:
-        uploads: each file of the run, with a number that grows with time: steps do not, where a script starts over.
+        uploads: a number for each file of the run that increases with time; steps do not if a script starts over.
     """
     last: dict[str, int] = {}
     for file, number in uploads.items():
@@ -73,30 +79,30 @@ def newest_upload(beginnings: Sequence[str], uploads: Mapping[str, int]) -> str 
     return max(last, key=lambda key: (last[key], key), default=None)
 
 
-# A run becomes a version of the registry: what the version says of itself is taken from the run's own record.
+# Registers a run as a model version, whose description is read from the run's own record.
 #
-# Version asset, API and client all end here, so that the gate's verdict holds whichever way a run is registered.
+# The version asset, the API and the client all use this module, so that the gate's verdict applies to each.
 
-"""The definition of jobs that bring their own configuration: their models have the jobs' names."""
+"""The definition for jobs with a configuration of their own: their models have the jobs' names."""
 ARTIFACT_TAG = "hanzo.artifact"
-"""Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
+"""The tag with the resolved artifact of a version that was registered by a name for the last checkpoint."""
 CHECKPOINTS_ARTIFACT = "checkpoints"
-"""The artifact of a command, which its final checkpoint is in where it logged none. One that did not end well may be gone on
-with, and its states go one after the other.
+"""The artifact of a command that contains its final checkpoint if it logged none. Only for a completed job: another may
+resume, and its snapshots are deleted one after the other.
 """
 
 
 def register_job(
     database: Database, store: Store, name: str, job: JobRecord, tags: Mapping[str, str] | None = None
 ) -> ModelVersion:
-    """The version of a trained and evaluated job: in staging, or quarantined with the gate's reasons.
+    """Register a trained and evaluated job: in staging, or quarantined with the gate's reasons.
 
     Raises:
         HanzoError: the job is not trained or not evaluated yet.
     """
     if job.status != "completed" or job.evaluation is None:
         state = job.status if job.status != "completed" else "completed, but not evaluated yet"
-        raise conflict(f"run '{job.id}' is {state}: a version is registered once it was evaluated")
+        raise conflict(f"run '{job.id}' is {state}: it can be registered after its evaluation")
     accepted = bool(job.evaluation["verdict"]["accepted"])
     scores = job.evaluation["report"]["scores"]["tuned"]
     base = job.artifact("base")
@@ -111,7 +117,7 @@ def register_job(
     )
     model, registry = ModelKey(job.organization, name), Registry(database)
     with database.write() as connection:
-        if (known := registry.find_by_training(model, job.id, connection)) is not None:  # its model may be renamed
+        if (known := registry.find_by_training(model, job.id, connection)) is not None:  # its model may have been renamed
             return known
         return registry.register(
             connection,
@@ -125,18 +131,20 @@ def register_job(
 def register_run(
     database: Database, store: Store, name: str, run_id: str, artifact: str, user: str, tags: Mapping[str, str]
 ) -> ModelVersion:
-    """The version of any run: of a training job's as `register_job`, of another's a pointer to one of its artifacts.
+    """Register any run.
+
+    A training job's like `register_job`, another's with one of its artifacts as the source.
 
     Raises:
-        HanzoError: the run has no such artifact; that of a training job is of another model, or not evaluated yet.
+        HanzoError: the run has no such artifact, or is a training job's that is of another model or not evaluated yet.
     """
     with database.read() as connection:
         jobs = Jobs(database)
         job = jobs.find(run_id, connection)
-    # A command's run is as any script's: what it logged is registered while it runs, and nothing evaluates it.
+    # A command's run is treated like any script's: what it logged can be registered while it runs, and is not evaluated.
     if job is not None and job.type == TRAINING:
         if (own := registered_model_name(job)) != name:
-            raise conflict(f"run '{run_id}' trained the model '{own}', as which it is exported: register it as '{own}'")
+            raise conflict(f"run '{run_id}' trained the model '{own}': register it as '{own}'")
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
     records = FileHashes(database)
@@ -153,7 +161,7 @@ def register_run(
         key, source = CHECKPOINTS_ARTIFACT, checkpoints.uri
         listed = {f"{source}/{file.object_path}": file.sha256 for file in store.manifest(checkpoints).files}
     else:
-        raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
+        raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before you register it")
     if key != artifact:
         tags = {**tags, ARTIFACT_TAG: key}
     weights = find_weights(source, store.list(source) or [source])
@@ -161,7 +169,7 @@ def register_run(
         architecture = stored_architecture(store, weights)
         files = {WEIGHTS_FORMAT: hash_logged_files(store, records, weights, listed)} if weights.files else {}
     except FileNotFoundError:
-        raise conflict(f"artifact '{key}' of run '{run_id}' is being replaced: register it when it is there") from None
+        raise conflict(f"artifact '{key}' of run '{run_id}' is being replaced: register it after the upload") from None
     registration = describe_run(
         database, run_id, architecture=architecture, metrics=None, source=source, user=user, tags=tags
     )
@@ -177,8 +185,9 @@ def stored_architecture(store: Store, weights: WeightFiles) -> str:
 
 
 def hash_logged_files(store: Store, records: FileHashes, weights: WeightFiles, listed: Mapping[str, str]) -> LoggedFiles:
-    """Each file's hash is the recorded one, or that of a manifest, which has it `listed`; what has none, or one of several,
-    is read.
+    """Return the logged files with their hashes.
+
+    A file's hash is the recorded one or the one in the manifest (`listed`). A file with no hash, or several, is read.
     """
     hashes = {}
     for location in weights.files:
@@ -190,7 +199,7 @@ def hash_logged_files(store: Store, records: FileHashes, weights: WeightFiles, l
 
 
 def registered_model_name(job: JobRecord) -> str:
-    """The name under which what a training job trained is registered, exported and deployed."""
+    """Return the name under which a training job's model is registered, exported and deployed."""
     model = str(job.config["model"])
     return registered_name(model, job.name)
 
@@ -205,10 +214,12 @@ def describe_run(
     user: str,
     tags: Mapping[str, str],
 ) -> Registration:
-    """What the run's parameters say, and what it measured (specification row O1). What it does not say is left out.
+    """Describe a run by its params and metrics.
+
+    What it did not log is left out.
 
     Args:
-        metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
+        metrics: the results of its evaluation; None if it was not evaluated, and the run's own are used.
     """
     with database.read() as connection:
         gpu_hours = sum_run_gpu_hours(connection, run_id)

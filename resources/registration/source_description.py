@@ -1,7 +1,8 @@
-"""What a version says of itself whose files a client points at (row O1): what its run logged, and what lies at its source.
+"""Describe a version whose source a client names.
 
-A client may point at what nobody here can look into, and nothing of that is known. Of what lies in the store nothing is
-read but what describes it: weights may have hundreds of GB, and are told with the hash that they came in with, or none.
+What its run logged, and the files at its source. A source may be inaccessible to this server; then its files are not
+described. In the store, only files that describe the model are read: weights may have hundreds of GB, and are described with
+the hash recorded at upload, or without one.
 """
 
 from collections.abc import Mapping
@@ -37,11 +38,11 @@ from resources.registration.model_facts import (
 )
 
 MAX_FILES = 500
-"""Of a folder, to be looked up one by one: a model has ten or a hundred."""
+"""Maximum number of files of a folder whose hashes are read: a model has ten to a hundred."""
 
 
 def describe_source(database: Database, store: Store, sourced: CheckedSource, organization: str) -> SourceDescription:
-    """What is known of a source that was checked."""
+    """Describe a source that was checked."""
     with database.read() as connection:
         if (original := find_original(connection, sourced, organization)) is not None:
             return copy_description(original)
@@ -50,14 +51,14 @@ def describe_source(database: Database, store: Store, sourced: CheckedSource, or
         run_id = connection.execute(known).scalar()
         gpu_hours = sum_run_gpu_hours(connection, run_id) if run_id else None
     architecture, files = describe_files(store, FileHashes(database), location) if location else ("", {})
-    if run_id is None:  # it is another server's
+    if run_id is None:  # the run is another server's
         return SourceDescription(architecture=architecture, artifacts=files)
     facts = read_run_facts(RunSearch(database).get(Runs(database).get(run_id)), gpu_hours)
     return SourceDescription(architecture, facts.base_model, facts.method, files, facts.metrics, facts.training_config)
 
 
 def find_original(connection: Connection, sourced: CheckedSource, organization: str) -> ModelVersion | None:
-    """The version that a source names as `models:/NAME/NUMBER`."""
+    """Return the version that a source names as `models:/NAME/NUMBER`, or None."""
     scheme, _, rest = sourced.source.partition(":/")
     if scheme != "models" or LOGGED_MODEL_PATTERN.fullmatch(rest):
         return None
@@ -66,7 +67,10 @@ def find_original(connection: Connection, sourced: CheckedSource, organization: 
 
 
 def copy_description(version: ModelVersion) -> SourceDescription:
-    """As the version that it is made of, but for what was made here: that is proved, exported and served as the original."""
+    """Copy a version's description, without the artifacts made here.
+
+    Those are verified, exported and served as the original.
+    """
     logged = {format: LoggedFiles(**each) for format, each in version.artifacts.items() if "artifact" not in each}
     return SourceDescription(
         version.architecture, version.base_model, version.method, logged, version.metrics, version.training_config
@@ -74,7 +78,10 @@ def copy_description(version: ModelVersion) -> SourceDescription:
 
 
 def stored_uri(connection: Connection, sourced: CheckedSource) -> str | None:
-    """Where in the store a source lies; None where it lies elsewhere, or nobody knows."""
+    """Return the URI of a source in the store.
+
+    None if it is elsewhere or unknown.
+    """
     source = sourced.source.rstrip("/")
     scheme, _, rest = source.partition(":/")
     if is_own_store_uri(source):
@@ -95,7 +102,10 @@ def stored_uri(connection: Connection, sourced: CheckedSource) -> str | None:
 
 
 def describe_files(store: Store, records: FileHashes, location: str) -> tuple[str, dict[str, LoggedFiles]]:
-    """The architecture that files name, and they by their formats: weights, and a folder that MLflow's clients logged."""
+    """Return the architecture and the files by format.
+
+    Weights, and a folder that MLflow's clients logged.
+    """
     try:
         sizes = {entry.uri: entry.size for entry in store.entries(location)} or {location: store.size(location)}
         weights = find_weights(location, list(sizes))
@@ -107,12 +117,12 @@ def describe_files(store: Store, records: FileHashes, location: str) -> tuple[st
             found[MLFLOW_FORMAT] = describe_mlflow_folder(records, location, sizes, flavors)
         config = weights.config
         return read_architecture(read_small_file(store, config, sizes)) if config else "", found
-    except (FileNotFoundError, BrokenArtifact):  # it is being replaced, or no name for a place here
+    except (FileNotFoundError, BrokenArtifact):  # it is being replaced, or its name is not valid in the store
         return "", {}
 
 
 def read_small_file(store: Store, location: str, sizes: Mapping[str, int]) -> bytes:
-    """A description; nothing of one that is none, by its size."""
+    """Read a file that describes a model; empty if it is too large for that."""
     return store.get_bytes(location) if sizes[location] <= MAX_CONFIG_BYTES else b""
 
 
@@ -135,7 +145,7 @@ def describe_mlflow_folder(
 
 
 def recorded_hashes(records: FileHashes, places: tuple[str, ...]) -> dict[str, str]:
-    """The recorded hash of every file; of none where one is not known, or may be one of several."""
+    """Return the recorded hash of each file; empty if one is unknown or ambiguous."""
     if len(places) > MAX_FILES:
         return {}
     known = {location: {row.sha256 for row in records.at(location)} - {UNKNOWN_HASH} for location in places}

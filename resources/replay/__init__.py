@@ -1,1 +1,1 @@
-"""A finished run again, from its record alone, and what came out otherwise (rows Y11, Y12)."""
+"""Repeat a finished run from its record alone, and compare the results."""

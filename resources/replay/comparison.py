@@ -9,13 +9,13 @@ from recipes.contracts.job import Machine
 from recipes.contracts.recovery_log import RecoveryEvent
 from resources.lineage.run_record import Environment
 
-# Whether two runs came out the same: every step's loss, then the final weights' hash. Pure.
+# Compares each step's loss and the hashes of the final weights. Pure functions.
 
 Loss = float | Literal["not finite", "missing"]
 
 
 class StepDifference(FrozenModel):
-    """The losses of the first step at which two runs part."""
+    """The losses at the first step where two runs differ."""
 
     step: int
     then: Loss
@@ -23,7 +23,10 @@ class StepDifference(FrozenModel):
 
 
 class FileDifference(FrozenModel):
-    """SHA-256 of a file of weights in both runs; null where one does not have it."""
+    """SHA-256 of a file of weights in both runs.
+
+    Null if a run does not have it.
+    """
 
     path: str
     then: str | None
@@ -31,7 +34,10 @@ class FileDifference(FrozenModel):
 
 
 class Comparison(FrozenModel):
-    """`steps` counts the losses compared; `first_difference` and `weights` say where two runs part, if they do."""
+    """`steps` counts the compared losses.
+
+    `first_difference` and `weights` describe where two runs differ, if they do.
+    """
 
     steps: int
     first_difference: StepDifference | None
@@ -48,9 +54,9 @@ def compare_runs(
     weights_then: Mapping[str, str],
     weights_now: Mapping[str, str],
 ) -> Comparison:
-    """Compare step -> loss, and path -> SHA-256.
+    """Compare losses by step and SHA-256 hashes by path.
 
-    Equal means every bit. A loss that is not finite is NaN or None, and equals another one that is not.
+    Values are equal only if every bit is. A loss that is not finite is NaN or None, and equals any other such loss.
     """
     steps = sorted({*then, *now})
     pairs = ((step, comparable_loss(then, step), comparable_loss(now, step)) for step in steps)
@@ -64,18 +70,21 @@ def compare_runs(
 
 
 def comparable_loss(losses: Mapping[int, float | None], step: int) -> Loss:
-    """A step's loss, so that `==` says what this file calls equal."""
+    """Return a step's loss in a form in which `==` has the meaning of `compare_runs`."""
     if step not in losses:
         return "missing"
     loss = losses[step]
     return loss if loss is not None and math.isfinite(loss) else "not finite"
 
 
-# What one of two runs was healed of and the other was not: from there on it took other micro-batches or samples. Pure.
+# Incidents that only one of the two runs recovered from: from there on its micro-batches or samples differ. Pure functions.
 
 
 class Unrepeated(FrozenModel):
-    """An incident of the run `of`. `step` is null where the kernel ended the program, which says none."""
+    """An incident of the run `of`.
+
+    `step` is null if the kernel ended the program, when the step is unknown.
+    """
 
     of: Literal["run", "replay"]
     kind: Literal["out_of_memory", "diverged", "not_deterministic", "not_compiled"]
@@ -84,10 +93,12 @@ class Unrepeated(FrozenModel):
 
 
 def find_unrepeated(then: Sequence[RecoveryEvent], now: Sequence[RecoveryEvent]) -> tuple[Unrepeated, ...]:
-    """Incidents of the first run that its replay does not have, then those that it has alone.
+    """Return the incidents that only one of a run and its replay has.
 
-    A replay takes the smaller micro-batches of the first run where that took them, and leaves out the samples that it left
-    out, so that it does not come to those divergences; it may run out of memory earlier, or once more.
+    The run's come first.
+
+    A replay uses smaller micro-batches from the same step as the first run, and skips the samples that it skipped, so it
+    does not reach those divergences. It may run out of memory earlier, or once more.
     """
     return (
         *(describe_incident("run", incident) for incident in then if incident not in now),
@@ -99,14 +110,14 @@ def describe_incident(of: Literal["run", "replay"], incident: RecoveryEvent) -> 
     return Unrepeated(of=of, kind=incident.kind, step=incident.step, what=incident.message)
 
 
-# In what two environments differ, as far as it may change the last bits of a number. Pure.
+# How two environments differ, as far as it may change the last bits of a number. Pure functions.
 
 NOT_RECORDED = "not recorded"
 NONE = "none"
 
 
 class Difference(FrozenModel):
-    """`what` was `then`, when the first run was made, and is `now`."""
+    """`what` was `then` in the first run, and is `now`."""
 
     what: str
     then: str
@@ -116,9 +127,10 @@ class Difference(FrozenModel):
 def environment_differences(
     then: Environment, then_on: Machine | None, now: Environment, now_on: Machine | None, *, threads: bool = True
 ) -> tuple[Difference, ...]:
-    """What differs between two runs' code and machines.
+    """Return the differences between two runs' code and machines.
 
-    `threads` says whether theirs count: before a replay starts they do not, since it is given the first run's.
+    If `threads` is false, the number of threads is not compared: before a replay starts, since it uses the first run's
+    number.
     """
     first, second = describe_environment(then, then_on), describe_environment(now, now_on)
     names = [*first, *(name for name in second if name not in first)]
@@ -132,12 +144,12 @@ def environment_differences(
 
 
 def process_differences(then: str, now: str) -> tuple[Difference, ...]:
-    """That a run was trained by other numbers of processes, as `FinishedRun.processes` says them."""
+    """Return a difference if other numbers of processes trained the run (see `FinishedRun.processes`)."""
     return (Difference(what="processes", then=then, now=now),) if then != now else ()
 
 
 def describe_environment(code: Environment, machine: Machine | None) -> dict[str, str]:
-    """Everything that is compared, by the name that people know it by."""
+    """Return everything that is compared, by its display name."""
     found = {
         "git commit": code.git_commit,
         "uncommitted changes": f"yes, SHA-256 {code.git_diff_sha256[:12]}" if code.git_dirty else "no",

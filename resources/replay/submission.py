@@ -22,7 +22,7 @@ from resources.metadata.jobs import REPLAY_OF, TRAINING, JobRecord, Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.replay.comparison import Difference, environment_differences, process_differences
 
-# What is left of a run that ended well: its record, its result, its weights. All that a replay has to go by.
+# Reads a completed run: its record, its result and its weights. A replay uses nothing else.
 
 INPUT_ROLES = ("train", "validation", "base")
 WEIGHTS_SUFFIX = ".safetensors"
@@ -30,7 +30,7 @@ WEIGHTS_SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is completed, and what it left."""
+    """A completed run and its results."""
 
     job: JobRecord
     record: RunRecord
@@ -40,31 +40,31 @@ class FinishedRun:
 
     @property
     def processes(self) -> str:
-        """How many trained it, one number after the other: on another one its sums are others."""
+        """The numbers of processes that trained it, in order: another number changes the sums."""
         resumed = self.job.resumed
         counts = (self.record.recipe.processes, *resumed.gpus_before, *([resumed.gpus] if resumed.gpus else []))
         return ", ".join(str(count) for count, _ in groupby(counts))
 
     @property
     def repeated_steps(self) -> tuple[range, ...]:
-        """Steps that it did once more: after a divergence, or sent back."""
+        """Steps that were trained again, after a divergence or because the run was sent back."""
         diverged = (steps for steps, _ in RecoveryLog(entries=self.incidents).repeated_steps)
         return (*diverged, *(back.repeated_steps for back in self.job.resumed.sent_back))
 
 
 def read_finished_run(database: Database, store: Store, run_id: str) -> FinishedRun:
-    """The run of a training job, once it is completed.
+    """Read the completed run of a training job.
 
     Raises:
-        HanzoError: there is no such run, no job of this server trained it, it is not completed, or what it left is gone or
-            was changed since.
+        HanzoError: there is no such run, no job of this server trained it, it is not completed, or its record or result is
+            missing or was changed.
     """
     with database.read() as connection:
         job = Jobs(database).find(run_id, connection)
     if job is None or job.type != TRAINING:
-        raise not_found(f"no job trained a run '{run_id}': a replay needs one that did, see `hanzo-ml job list`")
+        raise not_found(f"run '{run_id}' was not trained by a job: only such runs can be replayed, see `hanzo-ml job list`")
     if job.status != "completed":
-        raise conflict(f"run '{run_id}' is {job.status}, and there is nothing to compare before it is completed")
+        raise conflict(f"run '{run_id}' is {job.status}: only completed runs can be replayed or compared")
     place = uris.run_result(run_id, "train")
     described = job.artifact("run")
     try:
@@ -85,12 +85,12 @@ def one_line(error: Exception) -> str:
 
 
 def check_inputs(run: FinishedRun, store: Store) -> None:
-    """That what the run was made of is still in the store: each manifest as it was, and each file there.
+    """Check that the run's inputs are still in the store.
 
-    The bytes are verified by the program that reads them.
+    Each manifest unchanged, and each file present. The bytes are verified by the program that reads them.
 
     Raises:
-        HanzoError: naming what is missing.
+        HanzoError: an input is missing, which the message names.
     """
     for role in INPUT_ROLES:
         artifact = run.job.artifact(role)
@@ -111,10 +111,12 @@ def missing_input_error(run_id: str, missing_input: str) -> HanzoError:
 
 
 def read_weight_hashes(run: FinishedRun, store: Store) -> dict[str, str]:
-    """Role and path -> SHA-256 of each file of weights that the run made, as its manifests have it.
+    """Return the SHA-256 of each file of weights that the run made.
+
+    The keys are `ROLE/PATH`; the hashes are those in the manifests.
 
     Raises:
-        HanzoError: a manifest is gone.
+        HanzoError: a manifest is missing.
     """
     made = {role: run.job.artifact(role) for role in TRAINED_ROLES if role in run.job.artifacts}
     try:
@@ -128,14 +130,14 @@ def read_weight_hashes(run: FinishedRun, store: Store) -> dict[str, str]:
         raise missing_input_error(run.job.id, f"its weights ({error})") from None
 
 
-# A finished run as a new job: the record of the new run is that of the first, and says so.
+# Submits a finished run as a new job. The record of the new run equals the first run's, and names it.
 
 REPLAY_TAG = "hanzo_ml.replay_of"
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay that waits for its start, and in what its environment differs from the first run's."""
+    """A queued replay, and how its environment differs from the first run's."""
 
     job: JobRecord
     environment: tuple[Difference, ...]
@@ -144,14 +146,16 @@ class Replay:
 def submit_replay(
     database: Database, store: Store, first: FinishedRun, source: Path, user: str, id: str | None = None
 ) -> Replay:
-    """Queue the run once more. Its record is written now, so that nothing decides it but the first run's.
+    """Queue a run again.
+
+    Its record is written now, so that only the first run's record determines it.
 
     Args:
         source: the checkout whose programs will run.
-        id: of the replay; one that is there already stays as it is.
+        id: the id of the replay; if a job with it exists, it is returned unchanged.
 
     Raises:
-        HanzoError: what the run was made of is no longer there.
+        HanzoError: an input of the run no longer exists.
     """
     environment, machine = read_environment(source), read_machine()
     found = (
@@ -191,9 +195,9 @@ def submit_replay(
 
 
 def thread_count(first: FinishedRun) -> int | None:
-    """What a node's processes share, as in the first run, on a processor. On a GPU they decide no number.
+    """Return the number of threads of a node's processes in the first run.
 
-    A machine says it of one process.
+    None on a GPU, where it changes no result. A machine states the number for one process.
     """
     machine, shape = first.machine, first.record.recipe.distributed
     return None if machine is None or machine.gpus else machine.threads * (shape.gpus_per_node if shape else 1)

@@ -22,21 +22,21 @@ from resources.replay.comparison import (
 )
 from resources.replay.submission import FinishedRun, read_finished_run, read_weight_hashes
 
-# Whether the tracker tells of a run what its result says: a metric can be changed where it is stored.
+# Checks whether the tracked losses of a run equal those in its result: a stored metric can be changed.
 #
-# It adds points and replaces none, and its only order is by time, which is that of whichever machine logged: where a
-# clock was behind, what a run came to before a divergence was taken for its last word. So times say nothing here. A step
-# has as many losses as it was done, one of them the run's. Done twice on the same samples they may differ in their last
-# digits (in smaller micro-batches, on other GPUs), and count as one.
+# The tracker only adds points, and orders them by the time of the machine that logged them: with a slow clock, a loss from
+# before a divergence was once taken for the last one. So times are ignored here. A step has as many losses as it was
+# trained, one of which must be the run's. If it was trained twice on the same samples, they may differ in their last digits
+# (in smaller micro-batches, on other GPUs), and count as one.
 
 LOSS_METRIC = "train/loss"
 PAGE_POINTS = 25_000
 LOSS_TOLERANCE = 0.02
-"""Relative: as far apart as two ways of adding up in bfloat16 may come."""
+"""Relative tolerance: two orders of summation in bfloat16 may differ this much."""
 
 
 def read_tracked_losses(database: Database, run_id: str) -> dict[int, list[float]]:
-    """Step -> all of its losses."""
+    """Return all losses of each step."""
     metrics, token = Metrics(database), None
     found: dict[int, list[float]] = {}
     while True:
@@ -51,10 +51,12 @@ def read_tracked_losses(database: Database, run_id: str) -> dict[int, list[float
 def find_wrong_loss(
     losses: Mapping[int, float | None], tracked: Mapping[int, Sequence[float]], repeated: Sequence[range] = ()
 ) -> StepDifference | None:
-    """The first step of which another loss is tracked, `now`, than the run had, `then`. None where all are true.
+    """Return the first step for which a wrong loss is tracked, or None.
+
+    `then` is the run's, `now` the tracked loss.
 
     Args:
-        anew: steps that were done once more, on other samples or from other weights.
+        repeated: steps that were trained again, on other samples or from other weights.
     """
     for step in sorted(losses.keys() & tracked.keys()):
         then = comparable_loss(losses, step)
@@ -66,7 +68,7 @@ def find_wrong_loss(
 
 
 def distinct_losses(losses: Sequence[float]) -> list[Loss]:
-    """Each but for those that one before it is like."""
+    """Return the losses without those that are close to an earlier one."""
     found: list[Loss] = []
     for loss in losses:
         comparable = comparable_loss({0: loss}, 0)
@@ -82,10 +84,11 @@ def is_close(then: object, now: object) -> bool:
 
 
 class Verdict(FrozenModel):
-    """`equal` means every loss and the hash of the final weights, and that no other loss is tracked of the first run than it
-    had: `untrue` is the first step of which one is. `environment` and `find_unrepeated` may explain why they are not: the
-    replay
-    computed elsewhere, or only one of the two runs was healed of something.
+    """The result of comparing a replay with its first run.
+
+    `equal` means that all losses and the hashes of the final weights are equal, and that the first run's tracked losses are
+    those it had; `untrue` is the first step where they are not. If the runs differ, `environment` and `unrepeated` may
+    explain it: the replay ran elsewhere, or only one of the runs recovered from an incident.
     """
 
     run: str
@@ -108,7 +111,7 @@ def read_verdict(database: Database, store: Store, replay_id: str) -> Verdict:
     replay = read_finished_run(database, store, replay_id)
     original = replay.job.replay_of
     if original is None:
-        raise invalid(f"run '{replay_id}' is no replay: `hanzo-ml run replay {replay_id}` makes one of it")
+        raise invalid(f"run '{replay_id}' is not a replay: create one with `hanzo-ml run replay {replay_id}`")
     return judge_replay(read_finished_run(database, store, original), replay, read_tracked_losses(database, original), store)
 
 

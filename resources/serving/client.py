@@ -45,7 +45,7 @@ class Served(StrictModel):
     """A deployment as it is now. `sha256` was computed from the file right before it was loaded.
 
     `loading`: wanted, and being verified and loaded after a restart; requests wait for it. `serving`: it answers.
-    `refused`: wanted, not served, for the `reason` given. `path` is None where the file lies in several replicas.
+    `refused`: wanted, not served, for the `reason` given. `path` is None if several replicas have the file.
     """
 
     name: str

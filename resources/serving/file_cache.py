@@ -15,7 +15,7 @@ READ_TIMEOUT_SECONDS = 60
 
 
 class FileCache:
-    """A folder of GGUF files. A file has its name only once its bytes have the SHA-256 of that name."""
+    """A folder of GGUF files, each verified before it gets its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class FileCache:
     async def _download(
         self, part: Path, size_bytes: int, http: httpx.AsyncClient, url: str, headers: dict[str, str]
     ) -> bool:
-        """Append what is missing of a file. Returns whether a part of it was there before."""
+        """Append the missing rest of a file. Returns whether a download was resumed."""
         have = part.stat().st_size if part.exists() else 0
         if have == size_bytes and have > 0:
             return True
@@ -90,7 +90,7 @@ class FileCache:
 
 
 async def refuse_error(answer: httpx.Response) -> None:
-    """Raises EngineError where an answer is no file: EngineUnavailable if a later attempt can succeed."""
+    """Raise EngineError for an error response, EngineUnavailable if a retry can succeed."""
     if answer.is_success:
         return
     body = (await answer.aread()).decode(errors="replace")

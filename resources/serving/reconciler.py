@@ -1,6 +1,6 @@
 """Keeps a replica at what the API wants served: poll, download, load, report.
 
-The API may be away at any time: what serves goes on serving, and the loop continues when it answers again.
+While the API is away, models that are loaded keep serving, and the loop retries.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Reconciler:
                 self._outage, pause = "", POLL_SECONDS
             except EngineUnavailable as error:
                 if not self._outage:
-                    log.warning("%s; what serves goes on serving", error)
+                    log.warning("%s; loaded models keep serving, will retry", error)
                 self._outage, pause = str(error), min(pause * 1.5, MAX_POLL_SECONDS)
                 await self._apply()
             with suppress(TimeoutError):
@@ -125,7 +125,7 @@ class Reconciler:
         return ""
 
     async def drain(self) -> None:
-        """Stop polling and loading, and tell the API that nothing is to be waited for."""
+        """Stop polling and loading, and delete this replica's report."""
         self._draining = True
         self._changed.set()
         for task in self._loads.values():
@@ -152,7 +152,7 @@ class Reconciler:
         self._etag = answer.headers.get("ETag", "")
 
     async def _apply(self) -> None:
-        """Begin what brings the replica nearer to what is wanted. Does nothing before the API has answered once."""
+        """Start the loads and removals that are missing. Does nothing before the first poll."""
         if self._expected is None:
             return
         by_name: dict[str, list[WantedDeployment]] = {}
@@ -267,7 +267,7 @@ def choose_load(
     failures: Mapping[tuple[int, int], Failure],
     now: float,
 ) -> WantedDeployment | None:
-    """What to load next under a name; `wishes` are ordered by id. None where nothing better can be loaded now.
+    """What to load next under a name, if anything. `wishes` are ordered by id.
 
     While nothing answers, the oldest comes first: it has served before, its successor has not.
     """
@@ -284,7 +284,10 @@ def choose_load(
 def find_unsettled(
     expected: Collection[WantedDeployment] | None, served: Collection[Served], progress: Progress
 ) -> str | None:
-    """The first model that neither answers nor has failed; before the API has answered, of those in the cache."""
+    """Describe the first model that neither answers nor has failed.
+
+    Before the first poll, models are those of the cache.
+    """
     answers = {each.name for each in served if each.status == "serving"}
     if expected is None:
         loading = [each.name for each in served if each.status == "loading"]
@@ -300,7 +303,7 @@ def find_unsettled(
 def list_reports(
     expected: Collection[WantedDeployment], served: Collection[Served], progress: Progress
 ) -> list[DeploymentReport]:
-    """What became of each wanted deployment, and what serves although it is no longer wanted."""
+    """The state of each wanted deployment, and of others that still serve."""
     attempts = {each.id: each.attempt for each in expected}
     serving = {each.deployment: each for each in served if each.status == "serving"}
     reports = [

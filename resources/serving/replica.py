@@ -79,7 +79,7 @@ def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI,
 
 
 class CloseWhileDraining:
-    """ASGI middleware that has clients open a new connection, which reaches another replica, while this one drains."""
+    """ASGI middleware: while the replica drains, clients open new connections, which reach others."""
 
     def __init__(self, app: ASGIApp, reconciler: Reconciler) -> None:
         self._app = app
@@ -95,9 +95,10 @@ class CloseWhileDraining:
 
 
 class DrainingServer(uvicorn.Server):
-    """Accepts requests for a while after SIGTERM: proxies of the cluster learn only then that this replica ends.
+    """Accepts requests for a while after SIGTERM.
 
-    A second signal ends the wait.
+    The cluster removes a pod from its Service at the same time as it sends the signal, and proxies learn of it later. A
+    second signal ends the wait.
     """
 
     def __init__(self, config: uvicorn.Config, reconciler: Reconciler, drain_seconds: float) -> None:

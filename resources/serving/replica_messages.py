@@ -17,7 +17,10 @@ class Message(BaseModel):
 
 
 class WantedDeployment(Message):
-    """A version to serve. Of one name there may be two: what serves, and its successor with a higher `id`."""
+    """A version to serve.
+
+    A name may have two: the one that serves, and its successor with a higher `id`.
+    """
 
     id: int
     attempt: int
@@ -35,7 +38,7 @@ class WantedDeployments(Message):
 
 
 class DeploymentReport(Message):
-    """What became of one deployment in one replica.
+    """The state of one deployment in one replica.
 
     `serving`: it answers; `sha256` was computed from the file before it was loaded. `loading`: `reason` says how far it is.
     `failed`: `reason` and `error_code` say why; another version may serve under its name.

@@ -1,10 +1,10 @@
-"""An engine of several replicas that pull, as the control plane sees it: through the metadata database alone.
+"""The control plane's view of replicas that pull, through the metadata database alone.
 
 It answers as `EngineClient` does for an engine that is pushed to: what is served, and whether a deployment is gone.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +50,15 @@ class ReplicatedEngine:
         Raises:
             EngineUnavailable: no replica has reported lately.
         """
+        with self._database.read() as connection:
+            expected = {each.id for each in engine_replicas.list_wanted(connection)}
         best: dict[str, DeploymentReport] = {}
-        for report in self._reports():
-            known = best.get(report.name)
-            if known is None or rank(report) > rank(known):
-                best[report.name] = report
+        for report in sorted(self._reports(), key=lambda each: rank(each, expected)):
+            best[report.name] = report
         return [describe(report) for _, report in sorted(best.items())]
 
     def served_hashes(self, name: str) -> set[str]:
-        """The SHA-256 of every file that answers under a name now, as replicas computed it before they loaded the file."""
+        """SHA-256 of each file that serves a name, as replicas computed it before loading."""
         try:
             return {found.sha256 for found in self._reports() if found.name == name and found.status == "serving"}
         except EngineUnavailable:
@@ -77,7 +77,7 @@ class ReplicatedEngine:
         raise EngineUnavailable(f"{pluralize(len(found), 'replica')} of the engine still serve '{name}'")
 
     def await_serving(self, deployment: Deployment, attempt: int, limit_seconds: float = DEPLOY_SECONDS) -> None:
-        """Wait until all live replicas serve a deployment; also return when it is no longer wanted.
+        """Wait until all live replicas serve a deployment, or it is no longer wanted.
 
         Raises:
             EngineError: a replica could not load it, in that replica's words.
@@ -112,11 +112,15 @@ class ReplicatedEngine:
 
 
 def no_replicas(seen: str) -> EngineUnavailable:
-    return EngineUnavailable(f"no replica of the engine reports ({seen}): look at the pods of the Deployment engine")
+    return EngineUnavailable(f"no replica of the engine reports ({seen}): check the pods of the Deployment engine")
 
 
-def rank(report: DeploymentReport) -> tuple[int, int]:
-    return ("failed", "loading", "serving").index(report.status), report.deployment
+def rank(report: DeploymentReport, expected: Collection[int]) -> tuple[bool, int, int]:
+    """Order of reports under one name, the one that describes the engine best last.
+
+    A version that was rolled back still answers until the wanted one is loaded again: that is no difference to be mended.
+    """
+    return report.deployment in expected, ("failed", "loading", "serving").index(report.status), report.deployment
 
 
 def describe(report: DeploymentReport) -> Served:
@@ -154,12 +158,12 @@ def replica_error(replica: str, report: DeploymentReport) -> EngineError:
     """What a replica reported, as the error that it met there."""
     code = report.error_code or EngineError.kind.value
     error = from_refusal(Refusal(error_code=code, message=f"replica {replica}: {report.reason}"))
-    # A version that one replica could not load is refused, whatever kept it: a retry begins with a new promotion.
+    # A version that one replica could not load is refused for any reason: a retry begins with a new promotion.
     return BadRequest(error.message) if isinstance(error, EngineUnavailable) else error
 
 
 def list_states(replicas: Sequence[Replica], deployment_id: int) -> list[ReplicaState]:
-    """What each replica makes of a deployment."""
+    """The state of a deployment in each replica that reports it."""
     found = [(replica.id, replica.deployment(deployment_id)) for replica in replicas]
     return [ReplicaState(replica, each["status"], each["reason"]) for replica, each in found if each is not None]
 
@@ -170,7 +174,10 @@ def open_engine(settings: Settings, database: Database) -> EngineClient | Replic
 
 
 def hash_finder(settings: Settings, database: Database) -> Callable[[str], tuple[Path | None, str] | None]:
-    """Finds, by a model's name in the engine, the file that is served (if it lies on this machine) and its SHA-256."""
+    """Return a function from a model's name to its served file and SHA-256.
+
+    The file is None if it is not on this machine.
+    """
 
     def find(name: str) -> tuple[Path | None, str] | None:
         engine = open_engine(settings, database)

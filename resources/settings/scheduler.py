@@ -1,4 +1,4 @@
-"""The section `scheduler` of `config.yaml`: what runs jobs, how many, and what the pods of a cluster get."""
+"""The section `scheduler` of `config.yaml`: backend, limits and pods of jobs."""
 
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
@@ -13,37 +13,39 @@ from resources.settings.sections import Section
 
 
 class PriorityClasses(Section):
-    """Kueue's WorkloadPriorityClass for each priority of a job (checklist Z10: production is the highest)."""
+    """Kueue's WorkloadPriorityClass for each priority of a job."""
 
-    low: str = "interactive"
-    medium: str = "batch"
-    high: str = "production"
+    low: str = Field("interactive", description="WorkloadPriorityClass of priority low")
+    medium: str = Field("batch", description="WorkloadPriorityClass of priority medium")
+    high: str = Field("production", description="WorkloadPriorityClass of priority high")
 
 
 class Quota(Section):
-    """What the jobs of an organization take at most at a time, and how they stand to those of others (row J2)."""
+    """Limits of the jobs of an organization."""
 
-    max_gpus: int | None = Field(None, ge=0, description="on all nodes of all its jobs that run; no limit when unset")
-    max_concurrent_jobs: int | None = Field(None, ge=1)
-    priority: Priority | None = Field(None, description="of its jobs at most, and of those that say none")
-    preemptible: bool = Field(False, description="whether the nodes of all its jobs may be taken away")
+    max_gpus: int | None = Field(None, ge=0, description="GPUs that its running jobs use together; no limit when unset")
+    max_concurrent_jobs: int | None = Field(None, ge=1, description="jobs that it runs at a time; no limit when unset")
+    priority: Priority | None = Field(None, description="highest priority of its jobs, and the one of jobs that set none")
+    preemptible: bool = Field(False, description="treat all its jobs as preemptible")
 
 
 class Capacity(Section):
-    """What jobs may use at a time of the nodes with one type of GPU, or of those without: Kueue's nominal quota."""
+    """Kueue's nominal quota on the nodes with one type of GPU, or on those without."""
 
-    gpus: int = Field(0, ge=0)
-    cpu: int = Field(ge=0)
-    memory: Annotated[str, AfterValidator(validate_quantity)]
+    gpus: int = Field(0, ge=0, description="GPUs that jobs may use at a time")
+    cpu: int = Field(ge=0, description="CPU cores that jobs may use at a time")
+    memory: Annotated[str, AfterValidator(validate_quantity)] = Field(
+        description="memory that jobs may use at a time, such as 512Gi"
+    )
 
 
 class Egress(Section):
-    """What pods of jobs may connect to besides the API, the object store, DNS and their own gang."""
+    """One more destination that job pods may connect to."""
 
     cidr: str | None = Field(None, description="addresses, such as 10.0.0.0/8")
-    namespace: str | None = Field(None, description="of the pods that are meant, in place of addresses")
+    namespace: str | None = Field(None, description="namespace of the pods to reach, instead of addresses")
     pods: dict[str, str] = Field({}, description="labels of the pods in the namespace; all of them when empty")
-    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((), description="of TCP and UDP; all when empty")
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((), description="TCP and UDP ports; all when empty")
 
     @field_validator("cidr")
     @classmethod
@@ -69,11 +71,15 @@ CPU_FLAVOR = "cpu"
 
 
 class Scheduler(Section):
-    backend: str = Field("local", description="what runs jobs: a folder of resources/compute")
-    kubeconfig: str | None = Field(
-        None, description="file that leads to the cluster; the service account of this process's pod when unset"
+    """What runs jobs, how many at a time, and their pods."""
+
+    backend: str = Field(
+        "local", description="compute backend: `local`, `kubernetes`, or another folder of resources/compute"
     )
-    namespace: str = "hanzo-ml"
+    kubeconfig: str | None = Field(
+        None, description="kubeconfig of the cluster; the service account of this process's pod when unset"
+    )
+    namespace: str = Field("hanzo-ml", description="namespace of job pods")
     namespace_per_organization: bool = Field(
         False,
         description="run jobs of each organization but `default` in a namespace of its own, {namespace}-{organization}, "
@@ -83,37 +89,43 @@ class Scheduler(Section):
         1000, ge=1, description="jobs whose objects a namespace holds at a time; further ones wait in the database"
     )
     max_storage: Annotated[str, AfterValidator(validate_quantity)] = Field(
-        "10Ti", description="that the claims of a namespace may request together"
+        "10Ti", description="storage that the claims of a namespace may request together"
     )
     egress: tuple[Egress, ...] = Field(
         (),
-        description="what pods of jobs may connect to besides the API, storage.endpoint, DNS and their own gang: "
+        description="what job pods may connect to, in addition to the API, storage.endpoint, DNS and their own gang: "
         "{cidr, ports} or {namespace, pods, ports}",
     )
-    default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
-    gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
-    max_concurrent_jobs: int = Field(32, ge=1)
+    default_image: str = Field(
+        "hanzoai/ml-pytorch:2.3-cuda12.4", description="image of job pods whose recipe or job names none"
+    )
+    gpu_types: tuple[str, ...] = Field(
+        ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb"),
+        description="GPU types that jobs may ask for on a cluster",
+    )
+    max_concurrent_jobs: int = Field(32, ge=1, description="jobs that run at a time on a cluster")
     jobs_at_once: int | None = Field(
-        None, ge=1, description="that train or evaluate on this machine; as many as it has GPUs, or one, when unset"
+        None,
+        ge=1,
+        description="jobs that train or evaluate at a time on one machine; the number of its GPUs, or one, when unset",
     )
     devices: tuple[str, ...] | None = Field(
-        None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES when unset, else all"
+        None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES, else all, when unset"
     )
-    quotas: dict[str, Quota] = Field({}, description="of organizations, by name; one that is not named has none")
+    quotas: dict[str, Quota] = Field({}, description="limits of organizations, by name; none for others")
     checkpoint_bucket: str = Field(
         "hanzo-ml-checkpoints", description="bucket of checkpoints; another name for storage.buckets.checkpoints"
     )
     gang_backend: Literal["kueue", "indexed_job", "coscheduling", "volcano"] = Field(
         "kueue",
         description="what starts all pods of a job together: a JobSet behind Kueue, a plain Indexed Job, or one with the "
-        "PodGroup of the Coscheduling plugin or of Volcano (checklist Z9)",
+        "PodGroup of the Coscheduling plugin or of Volcano",
     )
     queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace, or Volcano's queue")
     cluster_queue: str = Field("hanzo-ml", description="Kueue's ClusterQueue, which holds the quota of `capacity`")
     capacity: dict[str, Capacity] = Field(
         {},
-        description="quota by GPU type, and of nodes without GPUs as `cpu`, for `hanzo-ml cluster render`: "
-        "{gpus, cpu, memory}",
+        description="quota by GPU type, and by `cpu` for nodes without GPUs, for `hanzo-ml cluster render`",
     )
     coscheduler: str = Field(
         "scheduler-plugins-scheduler",
@@ -124,40 +136,44 @@ class Scheduler(Section):
     rdma_resource: str | None = Field(
         None,
         pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?$",
-        description="of InfiniBand or RoCE devices, as their plugin calls it, such as rdma/hca: a pod of a job on several "
-        "nodes gets one, unless distributed.rdma is disabled; none when unset",
+        description="resource name of InfiniBand or RoCE devices, such as rdma/hca: each pod of a job on several nodes gets "
+        "one unless distributed.rdma is disabled; none when unset",
     )
     job_secret: ObjectName | None = Field(
-        None, description="Secret whose keys every pod gets as variables, such as HF_TOKEN; none when unset"
+        None, description="Secret whose keys every job pod gets as environment variables, such as HF_TOKEN"
     )
     start_limit: Duration = Field(
-        "10m", description="how long an admitted job, which holds its GPUs, may wait for its image or its configuration"
+        "10m", description="how long an admitted job may wait for its image or configuration while it holds its GPUs"
     )
     scratch_limit: str | None = Field(
         None,
-        description="how much a pod may write to its scratch volume, such as 500Gi, until the kubelet evicts it; without a "
-        "limit it may fill the disk of its node, and others are evicted too",
+        description="size limit of a pod's scratch volume, such as 500Gi, beyond which the kubelet evicts it; without a "
+        "limit a pod may fill the disk of its node, and others are evicted too",
     )
-    keep_failed_for: Duration = Field(
-        "24h", description="how long pods of a failed job stay that was submitted with pod.keep_failed"
+    keep_failed_for: Duration = Field("24h", description="how long the pods of a failed job with pod.keep_failed are kept")
+    tracking_uri: str | None = Field(
+        None, description="address of the API as pods reach it; server.host and port when unset"
     )
-    tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
-    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets that images are pulled with, for every pod")
-    volumes: tuple[VolumeClaim, ...] = Field((), description="claims that every pod mounts, beside those of its job")
+    image_pull_secrets: tuple[ObjectName, ...] = Field((), description="Secrets to pull images with, for every job pod")
+    volumes: tuple[VolumeClaim, ...] = Field(
+        (), description="volume claims that every job pod mounts, in addition to those of its job"
+    )
     spot_tolerations: tuple[Toleration, ...] = Field(
-        (), description="taints of nodes that may be taken away, which pods of preemptible jobs accept"
+        (), description="tolerations of preemptible jobs, for the taints of spot nodes"
     )
     user_secrets: tuple[ObjectName, ...] = Field(
-        (), description="Secrets that jobs may name where people sign in, as pod.secrets or pod.image_pull_secrets"
+        (), description="with sign-in: Secrets that jobs may use in pod.secrets and pod.image_pull_secrets"
     )
-    user_claims: tuple[ObjectName, ...] = Field((), description="claims that jobs may mount where people sign in")
-    user_writable_claims: tuple[ObjectName, ...] = Field((), description="those of them that they may write to")
-    user_node_labels: tuple[str, ...] = Field((), description="labels that pod.node_selector may name where people sign in")
-    user_tolerations: tuple[str, ...] = Field((), description="taints that pod.tolerations may name where people sign in")
+    user_claims: tuple[ObjectName, ...] = Field((), description="with sign-in: volume claims that jobs may mount")
+    user_writable_claims: tuple[ObjectName, ...] = Field(
+        (), description="with sign-in: volume claims that jobs may write to"
+    )
+    user_node_labels: tuple[str, ...] = Field((), description="with sign-in: labels that pod.node_selector may use")
+    user_tolerations: tuple[str, ...] = Field((), description="with sign-in: taints that pod.tolerations may use")
     user_commands: bool = Field(
         False,
-        description="whether people who sign in may submit commands to a cluster although all organizations share a "
-        "namespace; with namespace_per_organization they may in any case",
+        description="with sign-in: whether jobs may be commands although all organizations share a namespace and its "
+        "network; always allowed with namespace_per_organization",
     )
 
     @model_validator(mode="after")
@@ -192,7 +208,10 @@ class Scheduler(Section):
     @field_validator("devices", mode="before")
     @classmethod
     def normalize_names(cls, value: Any) -> Any:
-        """As texts: YAML has numbers. What is named twice, or not at all, would be waited for for ever."""
+        """Device names as unique texts.
+
+        A job would wait forever for a device that is named twice or is empty.
+        """
         if not isinstance(value, list | tuple):
             return value
         return tuple(dict.fromkeys(name for each in value if (name := str(each).strip())))

@@ -1,4 +1,4 @@
-"""The sections of `config.yaml` but `scheduler`, with the specification's names and defaults (rows R1-R5).
+"""The sections of `config.yaml` except `scheduler`, with names and defaults.
 
 What they are together, and where their values come from, is in `resources.settings.settings`.
 """
@@ -17,7 +17,10 @@ from recipes.contracts.quantities import Duration
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine only. A name but `localhost` may resolve to anything."""
+    """Whether a host can be reached from this machine only.
+
+    Names other than `localhost` may resolve to anything.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -42,17 +45,17 @@ class Server(Section):
     workers: int = Field(1, ge=1, description="processes of the API; several need PostgreSQL, because SQLite has one writer")
     allowed_hosts: tuple[str, ...] = Field(
         ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
-        description="host names that requests may use, besides localhost and `host`",
+        description="host names that requests may use, in addition to localhost and `host`",
     )
     max_body_bytes: int = Field(32 << 20, ge=1, description="maximum size of a request body, except uploads of files")
 
 
 class RunPods(Section):
-    """Pods of Dagster's runs on a cluster: each supervises a job, or records what one has made."""
+    """Pods of Dagster runs on a cluster, which supervise jobs and record their results."""
 
-    namespace: str = Field("hanzo", description="of the control plane, which runs Dagster's daemon")
+    namespace: str = Field("hanzo", description="namespace of run pods, that of the control plane")
     image: str | None = Field(None, description="image with Hanzo ML; scheduler.default_image when unset")
-    service_account: str = Field("hanzo-ml-run", description="needs no permission: run pods call no API server")
+    service_account: str = Field("hanzo-ml-run", description="service account of run pods; it needs no permission")
     config_map: str | None = Field("hanzo-ml", description="ConfigMap that holds config.yaml")
     secret: str | None = Field(
         "hanzo-ml-secrets", description="Secret with the keys database-url, storage-access-key and storage-secret-key"
@@ -63,15 +66,19 @@ class RunPods(Section):
     max_launched: int = Field(
         20,
         ge=1,
-        description="runs launched in the Dagster UI at a time: they wait for admission in their pods",
+        description="runs launched in the Dagster UI at a time, which wait for admission in their pods",
     )
 
 
 class Dagster(Section):
-    """Dagster's own processes, and its UI. `host` is checked in `Settings`, because it depends on the backend."""
+    """Dagster's own processes, and its UI."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(3000, ge=1, le=65535)
+    # Checked in `Settings`, because it depends on the backend.
+    host: str = Field(
+        "127.0.0.1",
+        description="address that its web server listens on; other than loopback only with scheduler.backend kubernetes",
+    )
+    port: int = Field(3000, ge=1, le=65535, description="port of the web server")
     url: str | None = Field(
         None,
         description="Dagster's web server as the API reaches it, started with --path-prefix /dagster: the API then serves "
@@ -80,10 +87,10 @@ class Dagster(Section):
     admin_organization: str = Field(
         "default",
         min_length=1,
-        description="whose ml-admins open Dagster's UI where there are several organizations: it shows the data of all",
+        description="with several organizations: the one whose ml-admins may open Dagster's UI, which shows the data of all",
     )
-    code_server_host: str = Field("127.0.0.1", description="where Dagster's processes reach their code server")
-    code_server_port: int = Field(3030, ge=1, le=65535)
+    code_server_host: str = Field("127.0.0.1", description="host of the code server, as Dagster's processes reach it")
+    code_server_port: int = Field(3030, ge=1, le=65535, description="port of the code server")
     run_pods: RunPods = RunPods()
 
     @field_validator("url")
@@ -102,7 +109,10 @@ class Dagster(Section):
 
 
 class Engine(Section):
-    """The inference engine: on one machine deployments are pushed to it, on a cluster replicas pull them from the API."""
+    """The inference engine.
+
+    On one machine deployments are pushed to it; on a cluster its replicas pull them from the API.
+    """
 
     host: str = Field("127.0.0.1", description="address that it listens on; another than loopback needs mode pull")
     port: int = Field(8043, ge=1, le=65535, description="port of the engine")
@@ -126,7 +136,7 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def require_loopback(self) -> Self:
-        """It has no sign-in: what is pushed to it may be any file, and anybody who reaches it may ask it."""
+        """It has no sign-in: a client could push any file to it, and ask any model."""
         if self.mode == "push" and not is_loopback(self.host):
             raise ValueError("the engine has no sign-in: keep host on 127.0.0.1, or set mode to pull on a cluster")
         return self
@@ -168,7 +178,7 @@ class Buckets(Section):
 
 
 class QueryDatabase(Section):
-    """A database of which datasets are queries. It is asked as the user in its address, who needs to read and no more."""
+    """A database that datasets are queried from, as the user in its address."""
 
     url: SecretStr = Field(
         description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE; give its user read access only"
@@ -179,7 +189,7 @@ class QueryDatabase(Section):
     @field_validator("url")
     @classmethod
     def check_full_address(cls, value: SecretStr) -> SecretStr:
-        """The processes that ask it have other working folders: the path of a file begins at the root."""
+        """Require an absolute path: the querying processes have other working directories."""
         url = value.get_secret_value()
         try:
             is_whole = bool(urlsplit(url).path.strip("/") and make_url(url).database)
@@ -247,7 +257,7 @@ class Storage(Section):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The keys as AWS variables: the one form in which processes, pods and the S3 library all take them."""
+        """The keys as AWS variables, which processes, pods and the S3 library understand."""
         if self.access_key is None or self.secret_key is None:
             return {}
         return {
@@ -321,7 +331,7 @@ class Auth(Section):
     @field_validator("iam_url")
     @classmethod
     def require_secure_url(cls, value: str) -> str:
-        """Over plain HTTP, whoever sits on the wire could hand out keys of his own."""
+        """Over plain HTTP, an attacker on the network could supply keys."""
         try:
             url = urlsplit(value)
             known = bool(url.hostname) and not url.query and not url.fragment and not url.username and url.port != 0

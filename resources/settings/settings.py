@@ -1,8 +1,8 @@
-"""Settings: the specification's `config.yaml`, `${VAR}` expansion and `HANZO_ML_{SECTION}_{KEY}` overrides.
+"""Settings: `config.yaml`, `${VAR}` expansion and `HANZO_ML_{SECTION}_{KEY}` overrides.
 
 The only place that reads the environment; `resources.settings.document` makes the document. Precedence, lowest first:
 embedded defaults, the configuration file (`HANZO_ML_CONFIG`, else `$HANZO_ML_HOME/config.yaml`, else
-`/etc/hanzo-ml/config.yaml`), environment variables (specification rows R1-R5).
+`/etc/hanzo-ml/config.yaml`), environment variables.
 """
 
 import os
@@ -103,7 +103,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def unite_checkpoint_buckets(cls, document: Any) -> Any:
-        """The specification names the bucket of checkpoints in two sections: one that is set holds for both."""
+        """Apply the bucket of checkpoints, which two sections can name, to both."""
         if not isinstance(document, dict):
             return document
         scheduler, storage = document.get("scheduler"), document.get("storage")
@@ -126,7 +126,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def refuse_open_dagster(self) -> Self:
-        """Dagster has no sign-in (row W5). On a cluster, NetworkPolicies keep everybody but the API from its port."""
+        """Dagster has no sign-in. On a cluster, NetworkPolicies allow only the API to reach its port."""
         for key, host in (("host", self.dagster.host), ("code_server_host", self.dagster.code_server_host)):
             if not is_loopback(host) and self.scheduler.backend != "kubernetes":
                 raise ValueError(
@@ -181,7 +181,7 @@ class Settings(Section):
 
     @property
     def dagster_url(self) -> str:
-        """Where Dagster's web server answers on this machine. People reach it through the API if `dagster.url` is set."""
+        """Address of Dagster's web server on this machine; `dagster.url` is the API's."""
         return f"http://{self.dagster.host}:{self.dagster.port}"
 
     @property
@@ -206,7 +206,7 @@ class Settings(Section):
 
 
 def database_location(url: URL) -> tuple[str, str, str | None]:
-    """Where a database of PostgreSQL is: its host may stand among the parameters, as a socket does."""
+    """Host, port and name of a PostgreSQL database, whose host may be a query parameter."""
     return str(url.host or url.query.get("host", "")), str(url.port or url.query.get("port", POSTGRESQL_PORT)), url.database
 
 

@@ -28,14 +28,14 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.debian import require_machine
 from tests.cluster.images import build_images
 from tests.cluster.node import Node
-from tests.cluster.product_images import build_product_images
+from tests.cluster.product_images import TAG, build_product_images
 from tests.cluster.storage import S3, Postgres
 
 ROOT = Path(__file__).parents[2]
 GPU = "nvidia.com/gpu"
 NODES, GPUS = 3, 8
 READY_WITHIN = 180.0
-LOADED_IMAGES = "loaded-images"
+LOADED_IMAGES = "loaded-images.json"
 FAKE = "kwok.x-k8s.io/node"
 """The annotation of nodes that kwok pretends to be."""
 
@@ -147,24 +147,28 @@ class Cluster:
         self.apply(namespace, *dependencies.manifests(name, folder))
 
     def delete_namespace(self, name: str) -> None:
-        self.kubectl("delete", "namespace", name, "--timeout=120s")
+        self.kubectl("delete", "namespace", name, "--timeout=120s", "--ignore-not-found")
         self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
-    def load_product_images(self) -> list[Path]:
-        """Build control plane and engine from this checkout, and load them on all nodes, also on those added later."""
+    def load_product_images(self, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
+        """Build control plane and engine from a checkout, and load them on all nodes, also on those added later.
+
+        Returns the archives by the names of the images.
+        """
         with network.switched(self._outside):  # nothing leads from the cluster's network to a package index
-            built = build_product_images(self.cache)
+            built = build_product_images(self.cache, checkout, tag)
         loaded = self._loaded_images()
-        images = [image for image in built if image not in loaded[-len(built) :]]
+        missing = [archive for name, archive in built.items() if loaded.get(name) != archive]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda node: [node.import_image(image) for image in images], self.nodes.values()))
-        (self.state / LOADED_IMAGES).write_text("".join(f"{image}\n" for image in [*loaded, *images]))
+            list(pool.map(lambda node: [node.import_image(archive) for archive in missing], self.nodes.values()))
+        known = {name: str(archive) for name, archive in (loaded | built).items()}
+        (self.state / LOADED_IMAGES).write_text(json.dumps(known))
         return built
 
-    def _loaded_images(self) -> list[Path]:
+    def _loaded_images(self) -> dict[str, Path]:
         file = self.state / LOADED_IMAGES
-        return [Path(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return {name: Path(archive) for name, archive in json.loads(file.read_text()).items()} if file.exists() else {}
 
     def require_nodes(self, count: int) -> None:
         """Start the nodes that are missing for a test that needs more than usual."""
@@ -174,7 +178,7 @@ class Cluster:
     def add_node(self, number: int, gpus: int = GPUS) -> Node:
         """Start another node, or one that was killed."""
         self._node(number).connect(list(self.nodes.values()))
-        return self._start_node(number, gpus, [*build_images(self.cache), *self._loaded_images()])
+        return self._start_node(number, gpus, [*build_images(self.cache), *self._loaded_images().values()])
 
     def wait_for_node(self, name: str) -> None:
         """Wait until it is Ready."""

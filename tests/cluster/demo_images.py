@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests import postgres_server
 from tests.cluster.build import Cache, exclusive
-from tests.cluster.images import Recipe, build_image, debian
+from tests.cluster.images import Recipe, base_image, build_image
 
 POSTGRES_IMAGE, S3_IMAGE = "localhost/postgres:1", "localhost/versitygw:1"
 PROGRAMS = ("postgres", "initdb", "pg_isready")
@@ -52,10 +52,7 @@ def postgres_image(cache: Cache) -> Path:
     binaries = postgres_server.binaries()
     version = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     archive = cache.publish(cache.folder / f"postgres-{version.split()[2]}", lambda folder: pack_postgres(binaries, folder))
-    base = build_image(
-        cache, Recipe("localhost/base:1", "FROM scratch\nADD base.tar /\n", (debian(cache) / "base.tar",)), "oci-archive"
-    )
-    arguments = (("BASE_IMAGE", f"oci-archive:{base}"),)
+    arguments = (("BASE_IMAGE", f"oci-archive:{base_image(cache)}"),)
     containerfile = CONTAINERFILE.format(binaries=binaries)
     return build_image(cache, Recipe(POSTGRES_IMAGE, containerfile, (archive / "postgres.tar",), arguments))
 

@@ -50,8 +50,11 @@ class DemoInstallation:
         for item in queues:
             if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):
                 self.cluster.kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found", "--wait=false")
+        for kinds in ("deployments,jobsets,jobs", "pods"):  # else what makes pods makes others, with all of their grace
+            for namespace in (JOBS_NAMESPACE, NAMESPACE):
+                self.cluster.kubectl("delete", kinds, "--all", f"--namespace={namespace}", "--now", "--wait=false")
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
-            self.cluster.kubectl("delete", "jobsets,jobs,pods", "--all", f"--namespace={namespace}", "--now", "--wait=false")
+            self.cluster.kubectl("delete", "namespace", namespace, "--wait=false")
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.delete_namespace(namespace)
 
@@ -64,6 +67,7 @@ class DemoInstallation:
             "default_image": JOB_IMAGE,
             "volumes": [{"claim": CLAIM, "path": DEPENDENCIES, "read_only": True}],
             "capacity": CAPACITY,
+            "egress": [{"cidr": f"{self.cluster.address}/32", "ports": [53]}],  # DNS is no pod here
         }
         for section, values in (changes or {}).items():
             config[section] = config.get(section, {}) | values

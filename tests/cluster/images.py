@@ -65,12 +65,11 @@ def manager_image(cache: Cache, name: str) -> Path:
 def job_image(cache: Cache) -> Path:
     arguments = {
         "BASE_IMAGE": f"oci-archive:{base_image(cache)}",
-        "PACKAGES": "mounted",
         "DEPENDENCIES": DEPENDENCIES,
         "PYTHON": f"python{sys.version_info.major}.{sys.version_info.minor}",
         "LIBPYTHON": str(sysconfig.get_config_var("INSTSONAME")),
     }
-    return build_image(cache, Recipe(JOB_IMAGE, containerfile("training"), (), tuple(arguments.items())))
+    return build_image(cache, Recipe(JOB_IMAGE, containerfile("training"), (), tuple(arguments.items()), "mounted"))
 
 
 def containerfile(name: str, checkout: Path = ROOT) -> str:
@@ -109,11 +108,14 @@ class Recipe:
     containerfile: str
     files: tuple[Path, ...]
     arguments: tuple[tuple[str, str], ...] = ()
+    target: str = ""
+    """The last stage that is built; empty for all."""
 
     @property
     def digest(self) -> str:
         """Files in the cache have a digest of their content in their folder's name."""
-        content = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments]
+        content: list[object] = [self.name, self.containerfile, [str(path) for path in self.files], self.arguments]
+        content += [self.target] if self.target else []
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
@@ -128,6 +130,8 @@ def build_image(cache: Cache, recipe: Recipe, archive: str = "docker-archive") -
         for path in recipe.files:
             shutil.copy(path, context)
         arguments = [f"--build-arg={name}={value}" for name, value in recipe.arguments]
+        if recipe.target:
+            arguments.append(f"--target={recipe.target}")
         with buildah_storage(final.parent) as buildah:
             run(*buildah, "bud", "--isolation=chroot", "--quiet", f"--tag={recipe.name}", *arguments, str(context))
             run(*buildah, "push", "--quiet", recipe.name, f"{archive}:{final}:{recipe.name}")

@@ -21,30 +21,30 @@ from tests.cluster.build import Cache, exclusive, report
 from tests.cluster.images import base_image, containerfile, run
 
 ROOT = Path(__file__).parents[2]
-CONTROL_PLANE_IMAGE = "docker.io/hanzoai/ml:latest"
-ENGINE_IMAGE = "docker.io/hanzoai/ml-engine:latest"
+CONTROL_PLANE_IMAGE, ENGINE_IMAGE = "docker.io/hanzoai/ml", "docker.io/hanzoai/ml-engine"
+TAG = "latest"
 KEPT_ARCHIVES = 3
 """Of each image: the cache serves other checkouts too."""
 PACKAGES, KEPT_PACKAGES = "localhost/packages", 2
 BUILD_SETTINGS = ("index-url", "extra-index-url", "cert", "timeout", "proxy")
 
 
-def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
-    """The archives of control plane and engine in the cache, made where they are missing.
+def build_product_images(cache: Cache, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
+    """The archives of control plane and engine in the cache by their names, made where they are missing.
 
     Builds download packages: the caller is not in the network of a cluster.
     """
     with exclusive(cache.folder / "build.lock"):
         base = base_image(cache)
     with exclusive(cache.folder / "product-images.lock"):  # clusters start meanwhile
-        stage, _, _ = containerfile("control-plane", checkout).partition("FROM ${PACKAGES}")
+        stage, _, code = containerfile("control-plane", checkout).partition("FROM packages\n")
         commit = NO_COMMIT if git_diff(checkout) else git_commit(checkout)
         packages = digest(stage, base.name, checkout=checkout)
-        control_plane = digest(containerfile("control-plane", checkout), packages, commit, checkout=checkout)
+        control_plane = digest(containerfile("control-plane", checkout), packages, commit, tag, checkout=checkout)
         engine = digest(containerfile("engine", checkout), control_plane, checkout=checkout)
         archives = {
-            CONTROL_PLANE_IMAGE: cache.folder / f"image-ml-{control_plane}.tar",
-            ENGINE_IMAGE: cache.folder / f"image-ml-engine-{engine}.tar",
+            f"{CONTROL_PLANE_IMAGE}:{tag}": cache.folder / f"image-ml-{control_plane}.tar",
+            f"{ENGINE_IMAGE}:{tag}": cache.folder / f"image-ml-engine-{engine}.tar",
         }
         if not all(archive.exists() for archive in archives.values()):
             builder = Builder.open(cache, checkout)
@@ -53,15 +53,16 @@ def build_product_images(cache: Cache, checkout: Path = ROOT) -> list[Path]:
             if not builder.has(layer):
                 report("packages of the control plane: once for each lock")
                 builder.build(layer, stage, BASE_IMAGE=f"oci-archive:{base}")
-            builder.build(CONTROL_PLANE_IMAGE, containerfile("control-plane", checkout), PACKAGES=layer, GIT_COMMIT=commit)
-            builder.build(ENGINE_IMAGE, containerfile("engine", checkout), BASE_IMAGE=CONTROL_PLANE_IMAGE)
+            first, second = archives
+            builder.build(first, f"FROM {layer}\n{code}", GIT_COMMIT=commit)
+            builder.build(second, containerfile("engine", checkout), BASE_IMAGE=first)
             for name, archive in archives.items():
                 builder.export(name, archive)
             builder.remove_images()
         for archive in archives.values():
             archive.touch()  # the newest are those used last
             remove_old(archive)
-        return list(archives.values())
+        return archives
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,11 @@ import pytest
 from resources.compute.kubernetes.pod_manifest import USER_ID
 from tests.cluster.cluster import Cluster
 from tests.cluster.installation import wait_until
-from tests.cluster.product_images import CONTROL_PLANE_IMAGE, ENGINE_IMAGE
+from tests.cluster.product_images import CONTROL_PLANE_IMAGE as CONTROL_PLANE
+from tests.cluster.product_images import ENGINE_IMAGE as ENGINE
+from tests.cluster.product_images import TAG
 
+CONTROL_PLANE_IMAGE, ENGINE_IMAGE = f"{CONTROL_PLANE}:{TAG}", f"{ENGINE}:{TAG}"
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
 MAX_BYTES = 500e6
@@ -117,14 +120,15 @@ def run_to_end(cluster: Cluster, namespace: str, image: str, *command: str, **en
         def ended() -> bool:
             phase = read_status(cluster, namespace, name)["phase"]
             assert phase != "Failed", describe(cluster, namespace, name)
-            return phase == "Succeeded"
+            return bool(phase == "Succeeded")
 
         wait_until(ended, STARTS_WITHIN, lambda: describe(cluster, namespace, name))
-        return cluster.kubectl("logs", name, f"--namespace={namespace}")
+        output = cluster.kubectl("logs", name, f"--namespace={namespace}")
+    return output.strip()
 
 
 def test_control_plane_image_has_at_most_500_megabytes(cluster: Cluster) -> None:
-    archive, _ = cluster.load_product_images()
+    archive = cluster.load_product_images()[CONTROL_PLANE_IMAGE]
     with tarfile.open(archive) as tar:
         index = json.load(tar.extractfile("index.json") or pytest.fail("no index"))
         digest = index["manifests"][0]["digest"].replace(":", "/")
@@ -145,7 +149,8 @@ def test_docker_run_line_answers_on_both_ports(cluster: Cluster, namespace: str)
 
         def status(url: str) -> int:
             try:
-                return httpx.get(f"http://{address}:{url}", trust_env=False).status_code
+                # The name by which a published port is reached.
+                return httpx.get(f"http://{address}:{url}", headers={"Host": "localhost"}, trust_env=False).status_code
             except httpx.TransportError:
                 return 0
 
@@ -163,7 +168,7 @@ def test_control_plane_image_is_small_complete_and_read_only(cluster: Cluster, n
 
 def read_commit(cluster: Cluster) -> str:
     """The commit in the label of the image."""
-    archive, _ = cluster.load_product_images()
+    archive = cluster.load_product_images()[CONTROL_PLANE_IMAGE]
     with tarfile.open(archive) as tar:
         blobs = [member for member in tar.getmembers() if member.name.startswith("blobs/") and member.size < 100_000]
         for blob in blobs:

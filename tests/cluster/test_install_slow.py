@@ -135,9 +135,13 @@ def assert_nothing_lost(installed: DemoInstallation, written: Written, endless: 
             assert answer.content == artifact_content(number), number
         assert len(set(written.jobs)) == len(written.jobs)
         for job in written.jobs:
-            wait_until(lambda job=job: read_job(http, job)["status"] in ENDED, 300, lambda job=job: str(read_job(http, job)))
-            assert read_job(http, job)["status"] == "completed", read_job(http, job)
+            assert wait_for_end(http, job)["status"] == "completed", read_job(http, job)
         assert read_job(http, endless)["status"] == "running", read_job(http, endless)
+
+
+def wait_for_end(http: httpx.Client, job: str) -> dict[str, Any]:
+    wait_until(lambda: read_job(http, job)["status"] in ENDED, 300, lambda: str(read_job(http, job)))
+    return read_job(http, job)
 
 
 def read_job(http: httpx.Client, job: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Fenced blocks say what they are by the word after the language:
 - `console`: each line that begins with `$ ` is run, in a folder with the examples of its page. With a second word it is only
   parsed: `stack` needs a running stack, `cluster` a cluster, `gpu` a GPU, `long` minutes, `skip` is not looked at.
   A block without a prompt holds commands only, and is parsed.
-- `yaml NAME.yaml`: an example, validated by what reads such a file. `yaml fragment` is a part of a recipe. Without a
-  word, or with `theirs` (a file of another product), it is only YAML.
+- `yaml NAME.yaml`: an example, validated by what reads such a file. `yaml fragment` is a part of a recipe. A block
+  without a word is settings if its keys are sections of them; any other, and `theirs`, is only YAML.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ from recipes.contracts.command_job import CommandJob
 from recipes.contracts.recipe import Recipe
 from resources.hpo.sweep_config import SweepConfig
 from resources.jobs.submission import NewJob
-from resources.settings.settings import Settings
+from resources.settings.settings import SECTIONS, Settings
 
 REPOSITORY = FOLDER.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *FOLDER.glob("**/*.md")])
@@ -42,7 +42,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | 
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
 PROMPT = "$ "
 PARSED_ONLY = ("stack", "cluster", "gpu", "long")
-OTHER_PROGRAMS = ("cat", "cd", "curl", "export", "git", "kubectl", "pip", "python", "ssh")
+OTHER_PROGRAMS = ("aws", "cat", "cd", "curl", "export", "git", "kubectl", "pg_dump", "pg_restore", "pip", "python", "ssh")
 """Programs of others, whose arguments are not looked at; Python's are where they name our code."""
 TARGET = re.compile(r"^([\w-]+(?: [\w-]+)*):(?!=)", re.MULTILINE)
 KNOWN_VARIABLES = {"S3_HOST": "s3.example.com", "SHOP_URL": "postgresql://reader:x@db.example.com/shop"}
@@ -136,6 +136,12 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == render_pages()[name], "run `make docs`, and commit what it changed"
 
 
+def test_every_setting_and_option_is_described() -> None:
+    """An empty last cell is a key or an option that says nothing of itself."""
+    empty = [line for text in render_pages().values() for line in text.splitlines() if line.endswith("|  |")]
+    assert empty == []
+
+
 def command_parameters(words: list[str]) -> tuple[Any, list[str]]:
     """The command that a command line means, and its arguments."""
     command, rest = typer.main.get_command(app), words
@@ -217,8 +223,8 @@ def validate_example(name: str, document: Mapping[str, Any]) -> None:
 def test_yaml_examples_are_valid(block: Block, tmp_path: Path) -> None:
     name = block.words[0] if block.words else ""
     document = yaml.safe_load(block.text)
-    if name.startswith("config"):
-        path = tmp_path / name
+    if name.startswith("config") or (not name and document.keys() <= SECTIONS.keys()):
+        path = tmp_path / "config.yaml"
         path.write_text(block.text)
         Settings.load({"HANZO_ML_CONFIG": str(path), "HANZO_ML_HOME": str(tmp_path), **KNOWN_VARIABLES})
     elif name == "fragment":

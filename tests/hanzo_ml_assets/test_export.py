@@ -193,7 +193,7 @@ def test_failed_attempt_is_recorded_on_the_version_and_the_next_one_clears_it(pl
             if error:
                 raise error
 
-    error = BadConfiguration("the engine renders it otherwise")
+    error = BadConfiguration("the engine renders it differently")
     for _ in range(2):
         with pytest.raises(BadConfiguration):
             attempt(error)

@@ -147,7 +147,7 @@ def test_what_is_left_of_a_run_that_healed_twice_is_the_same_to_the_last_bit(
 
     def run_out_of_memory_the_second_time(line: str, work: Path) -> None:
         said.append(line)
-        again = any("on from checkpoint 8 without samples 22 to 25" in text for text in said)
+        again = any("continuing from checkpoint 8 without samples 22 to 25" in text for text in said)
         if again and not killed and f"step 13/{STEPS} loss" in line and (pid := read_pid(work)):
             killed.append(pid)
             (work / OUT_OF_MEMORY_FILE).touch()  # what `LocalCompute` leaves where the kernel's count has grown

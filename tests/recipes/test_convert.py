@@ -295,7 +295,7 @@ def test_system_prompt_and_template_arguments_of_training_reach_the_engine(made:
     [
         ("{{ 1.0 | tojson }}" + TEMPLATE, "chat template 'default'"),
         ({"default": TEMPLATE, "tool_use": "{{ tools }}" + TEMPLATE}, "chat template 'tool_use'.* with a tool"),
-        ({"rag": TEMPLATE, "other": TEMPLATE}, "of the chat templates other, rag the engine renders none"),
+        ({"rag": TEMPLATE, "other": TEMPLATE}, "the engine renders none of the chat templates other, rag"),
     ],
 )
 def test_template_that_the_engine_renders_otherwise_is_named(

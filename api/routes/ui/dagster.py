@@ -53,7 +53,7 @@ UNAVAILABLE_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><titl
 
 @dataclass(frozen=True)
 class DagsterUI:
-    """What the routes and the websocket share. `server` is None where Dagster is not behind this server."""
+    """What the routes share. `server` is None if Dagster is not behind this server."""
 
     access: DagsterAccess
     server: DagsterServer | None
@@ -104,7 +104,10 @@ async def read(path: str, request: Request, caller: CallerDep) -> Response:
 
 @router.post(f"{PREFIX}/{{path:path}}", Permission.SERVER_READ, read_only=True, checks_ownership=True)
 async def write(path: str, request: Request, caller: CallerDep) -> Response:
-    """GraphQL, and Dagster's endpoints that report events. Access control accepts the cookie, so the origin is checked."""
+    """GraphQL, and Dagster's endpoints that report events.
+
+    Access control accepts the cookie here, so the origin is checked.
+    """
     ui = find_dagster_ui(request.app)
     try:
         await ui.access.check(caller)
@@ -121,7 +124,11 @@ async def write(path: str, request: Request, caller: CallerDep) -> Response:
 
 
 def check_origin(request: Request, caller: Caller) -> None:
-    """Raises HanzoError: 403 if a page of another site may have sent the request with this browser's cookie."""
+    """Refuse requests that a page of another site may have sent with the cookie.
+
+    Raises:
+        HanzoError: 403.
+    """
     by_cookie = "authorization" not in request.headers and "cookie" in request.headers
     if (by_cookie or is_from_browser(request.headers)) and not is_same_origin(request.headers):
         message = "This is not a request of a page of this server: send a token as 'Authorization: Bearer TOKEN'"
@@ -129,7 +136,7 @@ def check_origin(request: Request, caller: Caller) -> None:
 
 
 async def read_graphql_query(request: Request, caller: Caller) -> list[tuple[str, str]]:
-    """The parameters of a query in an address, for Dagster. The page to write queries in takes none."""
+    """Return the parameters of a GET query to forward; the GraphiQL page gets none."""
     if "text/html" in request.headers.get("accept", ""):
         return []
     given = request.query_params
@@ -152,7 +159,7 @@ async def send_graphql(ui: DagsterUI, server: DagsterServer, request: Request, c
         return mutation_refusal(problem, asked)
     status, document = 503, None
     try:
-        # If Dagster breaks off the response, nobody knows what it did: the mutation is on record all the same.
+        # A response that breaks off leaves open what Dagster did: the mutation is recorded all the same.
         status, document = await server.read_json(GRAPHQL, asked.content)
     finally:
         await record(ui, request, caller, status, started, objects=recorded_objects(asked, document))
@@ -160,7 +167,10 @@ async def send_graphql(ui: DagsterUI, server: DagsterServer, request: Request, c
 
 
 async def find_run_refusal(ui: DagsterUI, server: DagsterServer, asked: GraphQLRequest, caller: Caller) -> str | None:
-    """Why the caller may not end or repeat the runs that a mutation names, for which Dagster is asked what they are."""
+    """Return why the caller may not end or repeat the runs that a mutation names.
+
+    Reads from Dagster what they are, and from the database whose jobs.
+    """
     run_ids = list(dict.fromkeys([*terminated_runs(asked), *repeated_runs(asked)]))
     if caller.is_admin or not run_ids:
         return None
@@ -175,7 +185,7 @@ async def find_run_refusal(ui: DagsterUI, server: DagsterServer, asked: GraphQLR
 
 
 async def report_event(ui: DagsterUI, server: DagsterServer, path: str, request: Request, caller: Caller) -> Response:
-    """Write an event of an asset into Dagster's history, which the lineage of models is read from: for ml-admin."""
+    """Write an event of an asset into Dagster's history, as ml-admin."""
     started = time.perf_counter()
     if not caller.is_admin:
         roles = ", ".join(sorted(caller.roles))
@@ -189,7 +199,10 @@ async def report_event(ui: DagsterUI, server: DagsterServer, path: str, request:
 
 
 async def read_json_body(request: Request, *, optional: bool = False) -> Any:
-    """The body as JSON. Pages of other sites can send a form without asking the browser first, but no JSON."""
+    """Return the body as JSON.
+
+    Other content types are refused: a page of another site can send them without a preflight request.
+    """
     try:
         body = await read_body(limit_body(request.receive, MAX_BODY_BYTES))
     except HTTPException:
@@ -205,7 +218,7 @@ async def read_json_body(request: Request, *, optional: bool = False) -> Any:
 
 
 async def refuse(ui: DagsterUI, request: Request, caller: Caller, error: HanzoError) -> Response:
-    """A refusal in the form that the client reads: a page, GraphQL's errors, or this server's own."""
+    """Respond with a page, GraphQL's errors or this server's own, as the client reads."""
     if error.code is ErrorCode.PERMISSION_DENIED:
         await record(ui, request, caller, error.status, None)
     is_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
@@ -223,9 +236,9 @@ def graphql_refusal(message: str, code: ErrorCode = ErrorCode.PERMISSION_DENIED,
 
 
 def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
-    """A refusal that the UI shows in words: as the error that each of Dagster's mutations may return.
+    """Respond with the error object of the mutation, which the UI shows.
 
-    Of GraphQL's `errors` it would only write a line to the browser's console.
+    GraphQL's `errors` it only writes to the browser's console.
     """
     mutations = asked.mutations
     if not all(mutation.has_selection for mutation in mutations):
@@ -237,7 +250,7 @@ def mutation_refusal(message: str, asked: GraphQLRequest) -> Response:
 
 
 def recorded_objects(asked: GraphQLRequest, answer: Any = None) -> tuple[str, ...]:
-    """The mutations of a request and the ids of runs and backfills that it and Dagster's response name."""
+    """Mutations of a request, and the runs and backfills in it and in the response."""
     names = dict.fromkeys(f"mutation:{mutation.name}" for mutation in asked.mutations)
     places = [*(mutation.arguments for mutation in asked.mutations), answer]
     launched = (run.get("id") for run in values_by_key(answer, ("run",)) if isinstance(run, dict))
@@ -254,7 +267,7 @@ def list_texts(values: Iterable[Any]) -> Iterable[str]:
 async def record(
     ui: DagsterUI, request: Request, caller: Caller, status: int, started: float | None, objects: tuple[str, ...] = ()
 ) -> None:
-    """Write the audit log before the response leaves; without `started`, count a refusal like its equals."""
+    """Write the audit log before the response leaves; without `started`, count the call."""
     call = AuditedCall(
         user=caller.user_id,
         organization=caller.organization,

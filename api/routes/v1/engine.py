@@ -1,4 +1,4 @@
-"""/v1/engine: what the replicas of an engine that pulls ask for, and what they report (rows P1, P2, P6).
+"""/v1/engine: deployments and files for the engine's replicas, and their reports.
 
 They authenticate with the token of the setting `engine.token`, which is good for these routes alone.
 """
@@ -69,7 +69,7 @@ def get_wanted_file(
     store: StoreDep,
     sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
 ) -> Response:
-    """A wanted file, or a range of it. Where the store is on S3, a redirect to a signed address."""
+    """Send a wanted file or a range; redirect to a signed address on S3."""
     with database.read() as connection:
         file = engine_replicas.find_wanted_file(connection, sha256)
     if file is None:
@@ -86,7 +86,10 @@ def get_wanted_file(
 
 @router.put("/replicas/{replica}", Permission.ENGINE_PULL, audit=Audit.NONE)
 def report_replica(replica: ReplicaName, body: ReplicaReport, database: DatabaseDep) -> TypedResponse[ReportedReplica]:
-    """What a replica serves. Sent every 5 s and on each change; the newest replaces the one before."""
+    """Store what a replica serves, in place of its report before.
+
+    Replicas report every 5 s and on each change.
+    """
     with database.write() as connection:
         engine_replicas.record_report(connection, replica, body.model_dump(mode="json"))
     return json_response(ReportedReplica(replica=replica))

@@ -71,7 +71,7 @@ def events(
 
 @router.get("/addresses", Permission.SERVER_READ)
 def addresses(request: Request, settings: SettingsDep) -> TypedResponse[Addresses]:
-    """Dagster's UI at this server, by the name that the client has for it, where it is behind this server's sign-in."""
+    """Addresses of the services. Dagster's UI is below this server's own where it is proxied."""
     dagster = f"{request.base_url}dagster" if settings.dagster.url else settings.dagster_url
     return json_response(Addresses(dagster=dagster, tracking=settings.tracking_uri, engine=settings.engine_url))
 

@@ -65,7 +65,7 @@ NOT_SERVED = "not served: no file"
 
 
 class ReplicaState(TypedDict):
-    """`status` is `loading`, `serving` or `failed`; `reason` says how far it is, or why it failed."""
+    """State of a deployment in a replica of the engine: `loading`, `serving` or `failed`, with a reason."""
 
     replica: str
     status: str
@@ -79,7 +79,7 @@ class ModelVersion(TypedDict):
 
     `artifacts` maps a format to its files. `deployment` is the newest of the version, null where it never had one.
 
-    `replicas`: what became of that deployment in each replica of an engine that pulls; absent where none reports of it.
+    `replicas`: state of that deployment in each replica of an engine that pulls; absent where no replica reports it.
     """
 
     organization: str

@@ -8,7 +8,10 @@ from typing import Any
 
 
 class TorchImportHook:
-    """A finder that has the others find torch. Libraries look for it too without importing it, and more than once."""
+    """A finder that delegates to the others and adapts torch when it is loaded.
+
+    Libraries also look for torch without importing it, and more than once.
+    """
 
     def __init__(self) -> None:
         self.is_asking = False
@@ -36,7 +39,7 @@ class TorchImportHook:
 
 
 def redirect_to_cpu(torch: Any) -> None:
-    """Where a GPU is named, the processor is meant."""
+    """Make torch use the CPU where a script names a GPU."""
     torch.cuda.set_device = lambda device: None
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *args, **kwargs: self
     torch.Tensor.to = to_cpu(torch, torch.Tensor.to)
@@ -83,7 +86,7 @@ def drop_device_ids(init: Any) -> Any:
 
 
 def load_shadowed_sitecustomize() -> None:
-    """The environment's own file of this name, which this one hides."""
+    """Load the environment's own `sitecustomize`, which this module hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -57,7 +57,7 @@ class ConversationShape:
 
 
 def find_shape(whole: str, texts: Sequence[str], spans: Sequence[Span], speakers: Sequence[str]) -> ConversationShape | None:
-    """Return the shape of a rendered text with each of `texts` once and in order, or None."""
+    """Return the shape of a rendered text with `texts` once each, or None."""
     around, places, end = [], [], 0
     for text in texts:
         place = whole.find(text, end)

@@ -38,8 +38,7 @@ def load_prepared_rows(
 
     Raises:
         BadConfiguration: the split was tokenized with another tokenizer or system prompt than the recipe's, or no record has
-        a
-            token to learn within sequence_length.
+            a token to learn within sequence_length.
     """
     check_tokenization(manifest, tokenizer, recipe)
     table = pa.concat_tables([open_table(file) for file in sorted(folder.glob("*.arrow"))])

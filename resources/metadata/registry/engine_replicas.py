@@ -57,7 +57,7 @@ class Replica:
 def record_file(
     connection: Connection, deployment: Deployment, *, uri: str, size_bytes: int, smoke_prompts: Sequence[str]
 ) -> int:
-    """Have replicas serve a deployment from a file of the object store. Returns the number of this attempt, from 1."""
+    """Have replicas serve a deployment from a stored file. Returns the attempt's number."""
     values = {"uri": uri, "size_bytes": size_bytes, "smoke_prompts": list(smoke_prompts)}
     insert = insert_into(connection, deployment_files).values(deployment_id=deployment.id, **values, attempt=0)
     connection.execute(insert.on_conflict_do_nothing())

@@ -13,12 +13,15 @@ from tests.api.auth.iam import Iam
 from tests.api.dagster_ui.dagster_recorder import DagsterRecorder, Received
 from tests.server_process import ServerProcess
 
+ENGINE_TOKEN = "engine-" + "0" * 40
+
 
 def signed_in_server(home: Path, iam: Iam, dagster_url: str, **extra: str) -> ServerProcess:
     variables = {
         "HANZO_ML_AUTH_VERIFY_TOKENS": "true",
         "HANZO_ML_AUTH_IAM_URL": iam.url,
         "HANZO_ML_AUTH_LEEWAY_SECONDS": "0",
+        "HANZO_ML_ENGINE_TOKEN": ENGINE_TOKEN,
         "HANZO_ML_DAGSTER_URL": dagster_url,
     }
     return ServerProcess(home, variables | extra)

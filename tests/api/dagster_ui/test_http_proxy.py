@@ -239,6 +239,17 @@ def test_several_organizations_share_it_with_the_admins_of_one(tmp_path: Path) -
             assert installation.client("researcher", "platform").get("/dagster/").status_code == 403
 
 
+def test_installation_made_for_several_organizations_is_closed_before_the_second_comes(tmp_path: Path) -> None:
+    with Iam() as iam:
+        extra = {"HANZO_ML_SCHEDULER_NAMESPACE_PER_ORGANIZATION": "true"}
+        with signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}", **extra) as server:
+            installation = Installation(server, iam, None)  # type: ignore[arg-type]
+            for role in ("viewer", "researcher", "admin"):
+                assert installation.client(role).get("/dagster/").status_code == 403
+            assert installation.client("researcher", "default").get("/dagster/").status_code == 403
+            assert installation.client("admin", "default").get("/dagster/").status_code == 503
+
+
 def test_without_dagster_the_page_says_what_to_do(tmp_path: Path) -> None:
     with Iam() as iam, signed_in_server(tmp_path, iam, f"http://127.0.0.1:{free_port()}") as server:
         installation = Installation(server, iam, None)  # type: ignore[arg-type]

@@ -111,6 +111,8 @@ def test_launch_without_a_selection_would_promote_too() -> None:
         {"partitionsByAssets": [{"assetKey": {"path": ["models", "a", "promotion"]}}]},
         {"assetSelection": {"path": ["models", "a", "promotion"]}},
         {"selector": {"partitionSetName": "all"}, "partitionNames": ["1"]},
+        {"selector": {"partitionSetName": "all"}, "assetSelection": [{"path": ["models", "a", "checkpoint"]}]},
+        {"assetSelection": [{"path": "promotion"}]},
     ],
 )
 def test_backfill_is_checked_like_a_launch(backfill: dict[str, Any]) -> None:

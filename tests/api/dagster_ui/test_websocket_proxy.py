@@ -14,7 +14,7 @@ from api.routes.ui.sign_in import COOKIE
 from resources.jobs import job_tokens
 from resources.metadata.database import Database
 from tests.api.auth.iam import Iam
-from tests.api.dagster_ui.conftest import Installation, signed_in_server
+from tests.api.dagster_ui.conftest import ENGINE_TOKEN, Installation, signed_in_server
 from tests.free_ports import free_port
 from tests.signed_store import program_job, submit
 
@@ -116,7 +116,7 @@ def test_handshake_needs_a_token_of_a_person(installation: Installation) -> None
     assert all(received.method != "websocket" for received in installation.dagster.received[known:])
 
 
-def test_tokens_of_jobs_and_programs_open_nothing(installation: Installation) -> None:
+def test_tokens_of_jobs_programs_and_the_engine_open_nothing(installation: Installation) -> None:
     with installation.client("admin") as admin:
         records = {"files": ("a.jsonl", b'{"instruction": "1+1", "answer": "2"}\n' * 4, "application/jsonl")}
         admin.post("/v1/datasets", data={"name": "tokens"}, files=records)
@@ -126,7 +126,7 @@ def test_tokens_of_jobs_and_programs_open_nothing(installation: Installation) ->
         job_token = job_tokens.issue_token(connection, job_id, 60)
     database.close()
     program_token = submit(installation.server, program_job(installation.server, {"model": "s3://hanzo-models/m/made"}))
-    for token, status in ((job_token, 403), (program_token, 401)):
+    for token, status in ((job_token, 403), (program_token, 401), (ENGINE_TOKEN, 403)):
         header = {"Authorization": f"Bearer {token}"}
         assert refused_status(installation, **header) == status
         with httpx.Client(base_url=installation.server.url, headers=header, trust_env=False) as client:

@@ -170,7 +170,7 @@ def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[...,
     (tmp_path / "links" / "a.jsonl").symlink_to(file(GOOD))
     assert create(cli, tmp_path / "links", "linked").returncode == 0
     (tmp_path / "links" / "b.jsonl").symlink_to("nowhere")
-    assert "b.jsonl is a link to nothing" in refusal(create(cli, tmp_path / "links"))
+    assert "b.jsonl is a broken link" in refusal(create(cli, tmp_path / "links"))
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert "pipe.jsonl is a broken link, or not a regular file" in refusal(create(cli, tmp_path / "pipe.jsonl"))
     assert " cannot be fetched: use a file of this machine" in refusal(
@@ -240,7 +240,7 @@ JOBS = {
     "no mapping": ("- a\n", "must be a mapping"),
     "no YAML": ("a: [", "is not valid YAML"),
     "a few lines that stand for millions": (LISTS, "aliases"),
-    "no model and no name": ("recipe: x\n", "say which model"),
+    "no model and no name": ("recipe: x\n", "no model is named"),
     "parameters that are no mapping": ("name: x\ndataset: d\nparameters: 5\n", "parameters"),
     "a date for a name": ("name: 2026-01-01\ndataset: d\n", "name"),
     "another type": ("name: x\ndataset: d\ntype: evaluation\n", "type"),
@@ -462,7 +462,7 @@ def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
 @pytest.mark.parametrize("token", ["t\u00f6ken", "to\nken"])
 def test_what_can_be_no_token_is_said_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
-    assert "MLFLOW_TRACKING_TOKEN holds a character that no token has" in refusal(cli("job", "list"))
+    assert "MLFLOW_TRACKING_TOKEN contains a character that is not allowed in a token" in refusal(cli("job", "list"))
 
 
 def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_traceback(

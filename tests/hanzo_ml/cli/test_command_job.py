@@ -140,8 +140,8 @@ def test_the_run_says_of_which_commit_its_code_is(cli: Cli, file: File, server: 
 
 BAD = {
     "name: x\ncommand: [python, train.py]\ncode: ./nowhere\n": "check `code:`",
-    "name: x\ncommand: [python, train.py]\ncode: [a]\n": "must be a file or a folder",
-    "name: x\ncommand: [python, data.bin]\n": "data.bin is no text",
+    "name: x\ncommand: [python, train.py]\ncode: [a]\n": "must be a file or folder",
+    "name: x\ncommand: [python, data.bin]\n": "data.bin is not a text file",
     "name: x\ncommand: python train.py\n": "command",
     "name: x\ncommand: [python, 3]\n": "command[1]",
     "command: [python]\n": "name",

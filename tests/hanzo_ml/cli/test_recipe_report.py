@@ -124,7 +124,7 @@ def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
         (
             "objective: sft",
             "objective: sft\ndistributed: {strategy: pipeline, gpus_per_node: 31}",
-            "strategy pipeline cuts the base model's 30 layers: take 30 processes at most",
+            "strategy pipeline divides the base model's 30 layers: use at most 30 processes",
         ),
     ],
 )

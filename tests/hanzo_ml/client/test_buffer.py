@@ -179,7 +179,9 @@ def test_a_lost_answer_is_sent_again_in_order(fake: FakeServer, caplog: pytest.L
     assert buffer.close(LONG) == []
     assert [point.step for point in fake.stored] == list(range(2501))
     assert max(fake.batches) <= 1000
-    assert [record.message for record in caplog.records] == ["metrics wait for the tracking server: the answer was lost"] * 2
+    assert [record.message for record in caplog.records] == [
+        "the tracking server is unavailable, metrics are queued: the answer was lost"
+    ] * 2
 
 
 def test_adding_goes_on_while_the_server_is_away(fake: FakeServer) -> None:

@@ -32,7 +32,7 @@ def test_a_bit_that_fell_over_on_the_way_costs_no_checkpoint(
     assert not s3.spoiling, "it was asked for"
     assert found and found[0] == 1 and find_corruption(found[1], 1) is None
     assert store.find(f"{URI}/1")
-    assert "checkpoint 1 came broken" in capsys.readouterr().out
+    assert "checkpoint 1 was corrupted in transit" in capsys.readouterr().out
 
 
 def test_what_comes_broken_twice_is_broken(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

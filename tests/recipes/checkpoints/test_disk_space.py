@@ -37,7 +37,7 @@ def test_the_oldest_give_way_and_lie_in_the_store(store: Store, tmp_path: Path, 
     save(checkpoints, 1, 2, 3)
     assert checkpoints.local_steps() == [3, 2]
     assert checkpoints.stored_steps() == [3, 2, 1]
-    assert "checkpoint 1 stays in the store alone: the disk has no room for it here" in capsys.readouterr().out
+    assert "checkpoint 1 stays in the store only: the disk has no room for it" in capsys.readouterr().out
     save(checkpoints, 4)
     assert checkpoints.find_step(2) is not None, "one that gave way is found in the store"
 

@@ -226,7 +226,7 @@ def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what
     store.delete(f"{URI}/2")
     resumed = opened(store, tmp_path)
     assert_whole(resumed.latest(), 2)
-    assert "checkpoint 2 was whole, and has its name now" in capfd.readouterr().out
+    assert "checkpoint 2 was complete: commit finished" in capfd.readouterr().out
     assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
     resumed.upload_missing()
     resumed.wait()

@@ -71,7 +71,7 @@ def test_a_loss_that_was_told_since_is_no_other_content(store: Store, tmp_path: 
 
 def test_that_the_store_has_another_one_or_none_is_said(store: Store, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
-    with pytest.raises(Restart, match="run-1/8 is not the checkpoint that the first node goes on from"):
+    with pytest.raises(Restart, match="run-1/8 is not the checkpoint that the first node resumes from"):
         second.ensure_local(8, "of nothing")
     save(first, 8, "of 8")
     with pytest.raises(Restart, match="run-1/8 is not"):

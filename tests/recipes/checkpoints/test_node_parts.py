@@ -132,7 +132,7 @@ def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: 
     first.wait()
     found = first.latest()
     assert found and found[0] == 4 and rows_in(found[1]) == of(4)
-    assert "checkpoint 6 is a part, and others are in no store: falling back" in capsys.readouterr().out
+    assert "checkpoint 6 is a part whose other parts are not in the store: falling back" in capsys.readouterr().out
     assert part_in_folder(first.folder / "4") is None, "it was completed"
     assert part_in_folder(first.folder / "6"), "another machine may bring the rest"
 

@@ -173,7 +173,7 @@ def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
 def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house: House) -> None:
     left = "import os\nos.mkfifo(os.environ['HANZO_ML_CHECKPOINTS'] + '/pipe')"
     assert compute.run(house.job(left), house.follower).artifacts == {}
-    assert any("pipe is not published: it is no file" in line for line in house.lines)
+    assert any("pipe is not published: it is not a file" in line for line in house.lines)
 
 
 def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute: LocalCompute, house: House) -> None:
@@ -237,7 +237,7 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
     monkeypatch.setattr(program, "STORE_RETRY_SECONDS", (0.0, 0.0, 0.0))
     leaving = Leaving([problem] * 20)
     assert program.retry_until_stored(leaving.leave, tmp_path, leaving.stop_requested) == {}
-    assert capsys.readouterr().out.count(f"what the command left in {tmp_path} cannot be stored, and is tried again") == 20
+    assert capsys.readouterr().out.count(f"cannot store the files that the command left in {tmp_path}, retrying") == 20
 
 
 @pytest.mark.parametrize(("grace", "tries"), [(600.0, 9), (0.0, 3)])
@@ -282,7 +282,7 @@ def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, br
         run_elsewhere(job, house, max_restarts=0)
     found = [line for line in house.said() if line.startswith("found")]
     assert found == ["found []", "found []" if broken else "found ['deep/step']"]
-    words = "which are not whole" if broken else "1 byte brought back from"
+    words = "which are incomplete" if broken else "1 byte restored from"
     assert any(words in line for line in house.lines)
     again = house.state()
     assert again is not None
@@ -412,7 +412,7 @@ def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: Lo
     objects = house.folder / "objects"
     job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
     compute.submit(job)
-    until("a try that failed", lambda: "cannot be stored, and is tried again" in compute.read_lines(job, 0)[0])
+    until("a try that failed", lambda: "retrying in" in compute.read_lines(job, 0)[0])
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGTERM)
     objects.unlink()
     objects.with_name("away").rename(objects)
@@ -437,7 +437,7 @@ def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCo
 
 
 def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
-    with pytest.raises(BadConfiguration, match="there is no program 'trian'"):
+    with pytest.raises(BadConfiguration, match="program 'trian' was not found"):
         compute.run(house.job("", command=["trian"]), house.follower)
 
 

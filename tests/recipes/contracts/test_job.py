@@ -178,7 +178,7 @@ def test_an_unknown_recipe_is_refused_with_the_names_of_those_there_are() -> Non
 
 def test_a_folder_is_said_to_be_no_recipe(tmp_path: Path) -> None:
     (folder := tmp_path / "mine.yaml").mkdir()
-    with pytest.raises(BadConfiguration, match=r"mine\.yaml is a folder: name a recipe's file in it"):
+    with pytest.raises(BadConfiguration, match=r"mine\.yaml is a folder: give the path of a recipe file in it"):
         Recipe.load(folder)
 
 

@@ -204,9 +204,9 @@ def refusal(folder: Path, text: str) -> str:
 def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: str, named: str) -> None:
     message = refusal(tmp_path, SMALL.replace(line, instead))
     place = SMALL.splitlines().index(line) + 1
-    if "there already" in named:
+    if "a duplicate" in named:
         place = SMALL.replace(line, instead).splitlines().index("hardware: {gpus: 0, cpu: 2, memory: 4Gi}") + 1
-    if "\n" in instead and "there already" not in named:
+    if "\n" in instead and "a duplicate" not in named:
         place += 1
     assert f"line {place}: " in message
     assert named in message
@@ -355,13 +355,13 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     ("name", "changes", "named"),
     [
         ("zen-7b-lora", {}, "not pinned"),
-        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
-        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
+        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not adamw_8bit: use optimizer adamw"),
+        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 does not support weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
         (
             "zen-7b-lora",
             PINNED | {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}},
-            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or take 1",
+            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or use 1",
         ),
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],

@@ -61,9 +61,7 @@ def test_records_that_the_chat_template_refuses_are_left_out_and_counted(
 
 
 def test_where_no_record_is_left_it_is_said_why(tuned: Tuned) -> None:
-    with pytest.raises(
-        BadConfiguration, match="no record of the test split can be asked: the first is rejected by the chat"
-    ):
+    with pytest.raises(BadConfiguration, match="no record of the test split can be used: the first is rejected by the chat"):
         tuned.report("refused", [REFUSED] * 2)
 
 

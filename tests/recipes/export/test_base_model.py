@@ -45,14 +45,14 @@ def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
     weights = folder / "model.safetensors"
     if name == "its end":
         weights.write_bytes(weights.read_bytes()[:-64])
-        told = r"has a broken model.safetensors \(.*\): copy it anew"
+        told = r"has a broken model.safetensors \(.*\): copy it again"
     elif name == "a part of it":
         index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         told = "has no model-00002-of-00002.safetensors in"
     else:
         (folder / name).unlink()
-        told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it anew"
+        told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it again"
     digest = hash_model_folder(folder)
     with pytest.raises(BadConfiguration, match=told):
         resolve_base_model(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
@@ -91,7 +91,7 @@ def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: 
             archive.addfile(member, io.BytesIO(text.encode()))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    with pytest.raises(BadConfiguration, match="the package index did not give it"):
+    with pytest.raises(BadConfiguration, match="the package index does not have it"):
         resolve_base_model(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
     assert not ran.exists()
 

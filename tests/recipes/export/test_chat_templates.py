@@ -90,7 +90,7 @@ def test_names_that_are_equal_in_gguf_are_refused(tmp_path: Path) -> None:
 def test_templates_of_which_none_is_served_are_refused(tmp_path: Path) -> None:
     check_served({}, tmp_path)
     check_served({"tool_use": "x"}, tmp_path)
-    with pytest.raises(BadConfiguration, match="of the chat templates a, rag the engine renders none"):
+    with pytest.raises(BadConfiguration, match="the engine renders none of the chat templates a, rag"):
         check_served({"a": "x", "rag": "x"}, tmp_path)
 
 
@@ -122,5 +122,5 @@ def test_json_value_is_the_same_in_a_template(value: object) -> None:
 
 
 def test_variable_that_no_template_can_set_is_refused() -> None:
-    with pytest.raises(BadConfiguration, match="'a-b' is no name of a variable"):
+    with pytest.raises(BadConfiguration, match="'a-b' is not a variable name"):
         add_training_values({"default": "x"}, None, {"a-b": 1})

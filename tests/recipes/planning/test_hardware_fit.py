@@ -69,7 +69,7 @@ def test_moments_that_are_paged_need_room_in_the_host(memory: str | None, fits: 
     found = check_fit(recipe, resolve_shape(recipe), host_memory=0)
     assert found.fits is fits and found.available is not None and found.needed < found.available
     assert found.paged == 2 * 4 * resolve_shape(recipe).parameters + 4 * sum(t.copies for t in resolve_shape(recipe).tensors)
-    said = "56.7 GiB there or of the 4.0 GiB that hardware.memory has for each"
+    said = "56.7 GiB there or in the 4.0 GiB that hardware.memory has for each"
     assert (said in found.message) is (memory == "4Gi")
 
 

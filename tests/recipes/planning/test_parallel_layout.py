@@ -63,14 +63,14 @@ def test_each_weight_is_in_one_stage_and_a_tied_embedding_at_both_ends() -> None
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [
-        (cut(4, objective="dpo"), "strategy pipeline has not been tried with objective dpo: use sft, or another strategy"),
-        (cut(4, objective="orpo"), "strategy pipeline has not been tried with objective orpo"),
-        (cut(4, "zen-72b-qlora"), "strategy pipeline has not been tried beside weights in NF4: use ddp, or method lora"),
-        (cut(4, optimizer="adamw_8bit"), "strategy pipeline keeps the moments of adamw, and not those of adamw_8bit"),
-        (cut(4, batch_size=2, gradient_accumulation=4, rows_per_step=7), "micro-batches of equally many rows"),
+        (cut(4, objective="dpo"), "strategy pipeline does not support objective dpo: use sft, or another strategy"),
+        (cut(4, objective="orpo"), "strategy pipeline does not support objective orpo"),
+        (cut(4, "zen-72b-qlora"), "strategy pipeline does not support weights in NF4: use ddp, or method lora"),
+        (cut(4, optimizer="adamw_8bit"), "strategy pipeline only supports optimizer adamw, not adamw_8bit"),
+        (cut(4, batch_size=2, gradient_accumulation=4, rows_per_step=7), "micro-batches of equal size"),
         (
             cut(29, "zen-7b-full"),
-            "cuts the base model's 28 layers: take 28 processes at most",
+            "divides the base model's 28 layers: use at most 28 processes",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_has_is_taken() -> None:
 def test_a_model_with_fewer_layers_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
     shape = resolve_shape(Recipe.named("zen-7b-full")).model_copy(update={"num_hidden_layers": 3})
     (tmp_path / "config.json").write_text(shape.model_dump_json(exclude_none=True))
-    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': strategy pipeline cuts the base model's 3 layers"):
+    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': strategy pipeline divides the base model's 3 layers"):
         load_model(tmp_path, cut(4))
 
 

@@ -42,7 +42,7 @@ def test_a_shape_without_it_is_what_it_was() -> None:
     ("shape", "named"),
     [
         ({"strategy": "ddp", "tensor_parallel": 2}, "tensor_parallel is not supported by ddp: use strategy fsdp"),
-        ({"strategy": "deepspeed_zero3", "tensor_parallel": 2}, "tensor_parallel is not known to deepspeed_zero3"),
+        ({"strategy": "deepspeed_zero3", "tensor_parallel": 2}, "tensor_parallel is not supported by deepspeed_zero3"),
         ({"strategy": "fsdp", "tensor_parallel": 3}, "gpus_per_node 8 is not a multiple of tensor_parallel 3"),
         ({"strategy": "fsdp", "tensor_parallel": 0}, "greater than or equal to 1"),
     ],
@@ -55,10 +55,10 @@ def test_processes_that_do_not_come_out_even_are_no_shape(shape: dict[str, Any],
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [
-        (cut(2, **LORA), "tensor_parallel cuts weights that are all trained: use method full"),
+        (cut(2, **LORA), "tensor_parallel requires that all weights are trained: use method full"),
         (cut(8, name="zen-7b-full"), "tensor_parallel 8 does not divide num_attention_heads 28"),
         (cut(16, gpus=16), "tensor_parallel 16 does not divide num_key_value_heads 8"),
-        (cut(2, architecture=QWEN3), "tensor_parallel gives norms of heads wrong gradients, which qwen3 has"),
+        (cut(2, architecture=QWEN3), "tensor_parallel computes wrong gradients for head norms, which qwen3 has"),
     ],
 )
 def test_what_does_not_compute_what_one_process_does_is_not_taken(recipe: Recipe, named: str) -> None:
@@ -75,7 +75,9 @@ def test_what_does_is_taken() -> None:
 
 def test_a_model_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': tensor_parallel gives norms of heads"):
+    with pytest.raises(
+        BadConfiguration, match="recipe 'zen-72b-full': tensor_parallel computes wrong gradients for head norms"
+    ):
         load_model(tmp_path, cut(2))
 
 

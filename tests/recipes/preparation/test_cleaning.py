@@ -52,7 +52,7 @@ def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_pat
     assert told[2] == ("missing value", "'author' is missing")
     assert told[5] == ("outlier", "'score' is below 0")
     assert told[15] == ("outlier", "'score' is above 5")
-    assert told[35] == told[45] == ("outlier", "'score' is no number")
+    assert told[35] == told[45] == ("outlier", "'score' is not a number")
 
 
 @pytest.mark.slow

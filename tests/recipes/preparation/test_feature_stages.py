@@ -137,7 +137,7 @@ def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
     assert Served(place, result).find(rows[13]["customer"])["spend.count"] >= 1
     assert result.facts["rejected"] == {"no category": 2, "no number": 3}
     told = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
-    assert told[4].startswith("'age' is no number") and told[6].startswith("'spend' is no number")
+    assert told[4].startswith("'age' is not a number") and told[6].startswith("'spend' is not a number")
     assert told[8] == "'plan' is neither a text nor a number" and told[10].startswith("'customer'")
 
 
@@ -210,7 +210,7 @@ def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
             {"columns": {"a": {"encode": "one_hot"}, "a=b": {"normalize": "min_max"}}},
             "has the same name as a category's feature: rename",
         ),
-        ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "beyond 64-bit"),
+        ([{"row": n, "k": 1, "x": 1e308} for n in range(30)], {"key": "k", "aggregate": {"x": ["sum"]}}, "exceeds 64-bit"),
     ],
     ids=["none", "many", "name", "sum"],
 )

@@ -84,7 +84,7 @@ def test_a_call_without_arguments_has_none_in_every_form(arguments: Any) -> None
         ),
         ({**ANSWERED, "tool_calls": [call('{"where": NaN}')]}, "it has no NaN"),
         ({**ANSWERED, "tool_calls": [{"type": "function"}]}, "a tool call of message 1 needs the name of a function"),
-        ({**ANSWERED, "tool_calls": [call({}, type="code")]}, "of another type than 'function'"),
+        ({**ANSWERED, "tool_calls": [call({}, type="code")]}, "has a type other than 'function'"),
         ({**ASKED, "content": [{"type": "text", "text": "Who?"}]}, "message 1 has a list as its content: join the texts"),
         ({**ASKED, "name": 7}, "'name' of message 1 must be a text"),
     ],

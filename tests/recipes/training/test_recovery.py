@@ -104,7 +104,9 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
     assert expected.tokens == 8 * 4 * 64
     request.getfixturevalue("limited")
     work = tmp_path / "short"
-    with pytest.raises(Restart, match="step 5 did not fit into memory: on with batch_size 2 and gradient_accumulation 2"):
+    with pytest.raises(
+        Restart, match="step 5 did not fit into memory: continuing with batch_size 2 and gradient_accumulation 2"
+    ):
         place.train(work)
     assert place.checkpoints(work).local_steps() == [4, 2]
     found = facts(place.train(work))
@@ -165,7 +167,7 @@ def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_wi
     place: Place, tmp_path: Path, refused: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "refused"
-    with pytest.raises(Restart, match="step 3 came to index_fold_cuda_, which has no form that computes the same each time"):
+    with pytest.raises(Restart, match="step 3 used index_fold_cuda_, which has no deterministic kernel"):
         place.train(work, max_steps=4)
     capsys.readouterr()
     found = facts(place.train(work, max_steps=4))
@@ -194,7 +196,7 @@ def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
 ) -> None:
     """Seen of Triton 3.6, in float16 with dropout and recomputed activations."""
     work = tmp_path / "uncompiled"
-    with pytest.raises(Restart, match=r"step 1 came to a block that cannot be compiled here \(RuntimeError: PassM"):
+    with pytest.raises(Restart, match=r"step 1 used a block that cannot be compiled on this machine \(RuntimeError: PassM"):
         place.train(work, max_steps=2)
     capsys.readouterr()
     found = facts(place.train(work, max_steps=2))
@@ -236,7 +238,7 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
 ) -> None:
     work = tmp_path / "skip"
     policy = {"divergence": {"action": "skip"}}
-    with pytest.raises(Restart, match="the loss of step 5 is nan; on from checkpoint 2 without samples 12 to 19"):
+    with pytest.raises(Restart, match="the loss of step 5 is nan; continuing from checkpoint 2 without samples 12 to 19"):
         place.train(work, **policy)
     result = place.train(work, **policy)
     found = facts(result)
@@ -304,7 +306,7 @@ def test_a_machine_that_was_away_as_the_run_diverged_does_not_bring_back_what_it
         return heal(*given)
 
     monkeypatch.setattr(program, "roll_back", roll_back)
-    with pytest.raises(Restart, match="on from checkpoint 2 without samples 12 to 19"):
+    with pytest.raises(Restart, match="continuing from checkpoint 2 without samples 12 to 19"):
         place.train(work, **policy)
     shutil.copytree(away, work / "checkpoints" / "4")
     found = facts(place.train(work, **policy))

@@ -53,7 +53,7 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
         assert roll_back(place.store, uri, recipe, checkpoints, samples, found, ()) is None
 
     for step in (10, 20, 30):
-        with pytest.raises(Restart, match=f"the loss of step {step} is nan; on from the beginning without samples"):
+        with pytest.raises(Restart, match=f"the loss of step {step} is nan; continuing from the beginning without samples"):
             diverge(step)
     diverge(40)
     skipped = [entry.skipped for entry in read_recovery_log(place.store, uri).diverged]
@@ -80,7 +80,7 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
     samples = RunSamples(SampleOrder(4 * STEPS, recipe.seed), recipe.samples_per_step, STEPS)
     found = Divergence(diverged, diverged, f"the loss of step {diverged} is nan")
     if action == "skip" and back_to:
-        with pytest.raises(Restart, match=f"on from checkpoint {back_to} without samples"):
+        with pytest.raises(Restart, match=f"continuing from checkpoint {back_to} without samples"):
             roll_back(place.store, uri, recipe, way, samples, found, ())
     else:
         good = roll_back(place.store, uri, recipe, way, samples, found, ())

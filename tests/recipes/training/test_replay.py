@@ -27,7 +27,7 @@ def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on
     assert incident == OutOfMemory(step=None, batch_size=2, gradient_accumulation=2, after=3)
 
     again = tmp_path / "again"
-    with pytest.raises(Restart, match="after step 3 the run that is repeated took smaller micro-batches"):
+    with pytest.raises(Restart, match="after step 3 the replayed run used smaller micro-batches"):
         place.train(again, repeats=[incident])
     assert place.checkpoints(again).local_steps() == [3, 2]
     repeated = place.train(again, repeats=[incident])
@@ -50,14 +50,14 @@ def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated
     """
     work, changed = tmp_path / f"{first}-healed", {"divergence": {"action": "skip"}, "lora_dropout": 0.1}
     if first == "diverged":
-        with pytest.raises(Restart, match="on from checkpoint 2 without samples 12 to 19"):
+        with pytest.raises(Restart, match="continuing from checkpoint 2 without samples 12 to 19"):
             place.train(work, **changed)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
         patched.setattr(program.StopOnSignal, "on_step_end", stop_after(4))
         place.train(work, **changed)
     (work / OUT_OF_MEMORY_FILE).touch()
     if first == "out_of_memory":
-        with pytest.raises(Restart, match="on from checkpoint 2 without samples 12 to 19"):
+        with pytest.raises(Restart, match="continuing from checkpoint 2 without samples 12 to 19"):
             place.train(work, **changed)
     healed = place.train(work, **changed)
     incidents = facts(healed).incidents
@@ -66,7 +66,7 @@ def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated
 
     consumed.clear()
     again = tmp_path / f"{first}-again"
-    with pytest.raises(Restart, match=f"after step {memory.after} the run that is repeated took smaller micro-batches"):
+    with pytest.raises(Restart, match=f"after step {memory.after} the replayed run used smaller micro-batches"):
         place.train(again, repeats=incidents, **changed)
     repeated = place.train(again, repeats=incidents, **changed)
     assert facts(repeated).losses == facts(healed).losses and len(facts(healed).losses) == 8

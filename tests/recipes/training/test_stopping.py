@@ -113,8 +113,8 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
     [
         (True, 1, 3, [3, 2], "^checkpoint 3 holds everything$"),
         (False, 1, 2, [2], "^checkpoint 2 holds everything$"),  # one that is due by then is saved
-        (False, 1, 3, [2], "^stopped after step 3: on from checkpoint 2$"),
-        (False, 4, 15, [2], "^stopped after step 3: on from checkpoint 2$"),
+        (False, 1, 3, [2], "^stopped after step 3: resumes from checkpoint 2$"),
+        (False, 4, 15, [2], "^stopped after step 3: resumes from checkpoint 2$"),
     ],
 )
 def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
@@ -139,7 +139,7 @@ def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
 
 ACCUMULATING = {"batch_size": 1, "gradient_accumulation": 4, "max_steps": 3, "eval_steps": None, "lora_dropout": 0.1}
 STOPS = [
-    (3, [], "^stopped after step 0: on from the beginning$"),
+    (3, [], "^stopped after step 0: resumes from the beginning$"),
     (6, ["1"], "^checkpoint 1 holds everything$"),
     (1, [], "^checkpoint 1 holds everything$"),
     (7, ["2"], "^checkpoint 2 holds everything$"),

@@ -304,7 +304,7 @@ def test_what_a_dead_upload_left_goes_after_a_day_and_versions_stay(database: Da
     claims.release_abandoned(store)
     assert chunks(store) == kept and store.list(f"{ALL}/d/2") == []
     assert content(store, version) == '{"a":1}\n'
-    with pytest.raises(HanzoError, match="stood still for a day"):
+    with pytest.raises(HanzoError, match="made no progress for a day"):
         claims.claim("dead", ["cd" * 32])
 
 

@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_query_is_told_in_the_databases_words(tmp_path: Pat
         ("SELECT tax FROM orders", "the database says: no such column: tax"),
         ("DELETE FROM orders", "the database says: attempt to write a readonly database"),
         ("SELECT 1 AS x WHERE 1 = 2", "the query has no rows"),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT count(*) FROM n", "longer than the 1 s"),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT count(*) FROM n", "exceeded the limit of 1 s"),
     ):
         with pytest.raises(HanzoError, match=f"the rows of database 'shop' cannot be read: .*{told}") as caught:
             query_source(found, "shop", statement, Format.JSONL).open().__enter__()

@@ -214,7 +214,7 @@ def test_another_number_of_gpus_stays_and_must_be_able_to_train_it(house: House)
     house.submit()
     house.record(batch_size=4, gradient_accumulation=1)
     code, message = house.refusal(gpus=5)
-    assert code is ErrorCode.INVALID_PARAMETER_VALUE and "take 4 of them at most" in message
+    assert code is ErrorCode.INVALID_PARAMETER_VALUE and "use at most 4 processes" in message
     assert house.resume(gpus=3).resumed.gpus == 3
     house.jobs.fail("j", "again")
     assert house.resume().resumed.gpus == 3

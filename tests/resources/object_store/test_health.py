@@ -32,4 +32,4 @@ def test_who_waits_for_a_store_that_says_nothing_is_told_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         told = find_store_problem_in_time(Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES), 0.2)
-    assert told == f"{url} has given no answer for 0 s (setting storage.endpoint)"
+    assert told == f"{url} has not answered for 0 s (setting storage.endpoint)"

@@ -26,14 +26,13 @@ PROMPTS = ("Who keeps the lamp?",)
 LOAD_SECONDS = 120.0
 
 
-class ControlPlaneProcess:
-    """The API with its database and store, and what the deployment asset does with them."""
+class Deployer:
+    """What the deployment asset does with the database and the store."""
 
-    def __init__(self, home: Path) -> None:
-        self.server = ServerProcess(home)
-        self.database = Database(self.server.settings.database_url)
-        self.store = Store(self.server.settings.store)
-        self.engine = ReplicatedEngine(self.database)
+    def __init__(self, database: Database, store: Store) -> None:
+        self.database = database
+        self.store = store
+        self.engine = ReplicatedEngine(database)
         self._promotions = 0
 
     def upload(self, name: str, file: Path) -> str:
@@ -79,6 +78,14 @@ class ControlPlaneProcess:
         """What each live replica reports of a deployment."""
         found = [replica.deployment(deployment.id) for replica in self.replicas()]
         return [each["status"] for each in found if each is not None]
+
+
+class ControlPlaneProcess(Deployer):
+    """The API as a process, and a deployer that shares its database and store."""
+
+    def __init__(self, home: Path) -> None:
+        self.server = ServerProcess(home)
+        super().__init__(Database(self.server.settings.database_url), Store(self.server.settings.store))
 
     def close(self) -> None:
         self.server.stop()

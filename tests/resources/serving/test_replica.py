@@ -160,7 +160,7 @@ def test_api_outage_and_restart_from_cache(plane: ControlPlaneProcess, start: St
     replica.start()
     replica.wait_ready()
     assert replica.engine.chat("keeper", PROMPTS[0], max_tokens=8)
-    assert replica.log.read_text().count("; what serves goes on serving") == 2, "once for each start"
+    assert replica.log.read_text().count("; loaded models keep serving") == 2, "once for each start"
 
     fresh = start()
     wait_until(lambda: "waiting for the API" in fresh.ready()["reason"])

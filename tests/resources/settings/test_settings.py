@@ -141,6 +141,27 @@ def test_half_of_what_a_store_needs_is_refused(tmp_path: Path, variables: dict[s
         load(tmp_path, **variables)
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"HANZO_ML_ENGINE_HOST": "0.0.0.0"}, "the engine has no sign-in: keep host on 127.0.0.1"),
+        ({"HANZO_ML_ENGINE_TOKEN": "short"}, "use 32 to 500 characters"),
+        ({"HANZO_ML_ENGINE_MODE": "fetch"}, "HANZO_ML_ENGINE_MODE"),
+    ],
+)
+def test_engine_settings_that_would_be_unsafe_are_refused(tmp_path: Path, variables: dict[str, str], message: str) -> None:
+    with pytest.raises(BadConfiguration, match=message):
+        load(tmp_path, **variables)
+
+
+def test_engine_that_pulls_listens_on_a_network_and_hides_its_token(tmp_path: Path) -> None:
+    text = f"engine: {{mode: pull, host: 0.0.0.0, url: 'http://engine.hanzo.svc:8043/', token: {CANARY * 3}}}"
+    loaded = load(tmp_path, text)
+    assert (loaded.engine.host, loaded.engine_url) == ("0.0.0.0", "http://engine.hanzo.svc:8043")
+    assert loaded.engine_cache == tmp_path / "engine"
+    assert CANARY not in str(loaded.masked()) + repr(loaded)
+
+
 def test_nothing_configured_is_embedded_mode_in_one_folder(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.database_url == f"sqlite:///{tmp_path}/hanzo-ml.db"

@@ -21,6 +21,8 @@ ROLE = "hanzo-ml-scheduler"
 SERVICE_ACCOUNT = "hanzo-ml"
 """Of the control plane, in the namespace `dagster.run_pods.namespace` (row U2)."""
 RBAC = "rbac.authorization.k8s.io"
+RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+"""Labels of a namespace whose pods keep to the restricted profile: no root, no privileges, no host network or paths (X6)."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ def required_permissions(scheduler: Scheduler) -> list[Permission]:
 
 def render_account(scheduler: Scheduler, control_namespace: str) -> list[dict[str, Any]]:
     """The control plane's namespace and service account, and what that one may read in the whole cluster."""
+    metadata = {"name": control_namespace, "labels": dict(RESTRICTED)}
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": control_namespace}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",

@@ -25,7 +25,7 @@ from resources.compute.kubernetes.namespaces import organization_namespace
 from resources.compute.kubernetes.network_policy import namespace_policy
 from resources.compute.kubernetes.setup.kinds import CLAIM, NAMESPACE, SECRET, setup_kind
 from resources.compute.kubernetes.setup.kubeconfig import find_administrator_kubeconfig
-from resources.compute.kubernetes.setup.permissions import render_role
+from resources.compute.kubernetes.setup.permissions import RESTRICTED, render_role
 from resources.compute.kubernetes.setup.queues import INSTALLATION_LABEL, LABELS, local_queue
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings.settings import Settings
@@ -45,11 +45,9 @@ def render_namespace(settings: Settings, organization: str = DEFAULT_ORGANIZATIO
     """
     scheduler = settings.scheduler
     name = organization_namespace(scheduler, organization)
-    # Every pod of a job keeps to the restricted profile: no root, no privileges, no host network or paths (row X6).
-    restricted = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     metadata: dict[str, Any] = {
         "name": name,
-        "labels": {**LABELS, INSTALLATION_LABEL: scheduler.namespace, **restricted},
+        "labels": {**LABELS, INSTALLATION_LABEL: scheduler.namespace, **RESTRICTED},
         "annotations": {ORGANIZATION_ANNOTATION: organization},
     }
     return [

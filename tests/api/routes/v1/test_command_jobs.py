@@ -281,7 +281,7 @@ def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, m
         asked = {"model": "theirs", "parameters": {"hardware": {"memory": memory}}}
     answer = http.post("/v1/jobs", json={"name": "mine", **asked})
     assert answer.status_code == 400, answer.text
-    assert f"memory '{memory}' is no quantity" in answer.json()["message"]
+    assert f"memory '{memory}' is not a quantity" in answer.json()["message"]
 
 
 def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
@@ -338,7 +338,7 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"source_tree": {"links": {"a": "/etc"}}}, ("source_tree", "leads out of the folder")),
         ({"source_tree": {"links": {"a/b/c": "../..", "z": "a/b/c/../x"}}}, ("source_tree", "leads out of the folder")),
         ({"source_tree": {"links": {"../a": "b"}}}, ("source_tree", "no path inside")),
-        ({"files": {"a/b": ""}, "source_tree": {"links": {"a": "c"}}}, ("source_tree", "'a' is no folder")),
+        ({"files": {"a/b": ""}, "source_tree": {"links": {"a": "c"}}}, ("source_tree", "'a' must be an empty folder")),
         ({"files": {"a": ""}, "source_tree": {"folders": ["a"]}}, ("source_tree", "'a' is there twice")),
         ({"source_tree": {"modes": {"a": 0o755}}}, ("source_tree", "no 'a'")),
         ({"files": {"a": ""}, "source_tree": {"modes": {"a": 0o4755}}}, ("source_tree", "modes.a", "511")),

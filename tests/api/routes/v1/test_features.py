@@ -138,7 +138,7 @@ def test_what_is_wrong_is_told(http: TestClient, make: Make) -> None:
         ("GET", "/v1/features/d/c/1?version=1", None, 404, "dataset d@1 has no features: ask for another version"),
         ("GET", "/v1/features/d/c/1?version=9", None, 404, "there is no dataset 'd@9'"),
         ("GET", "/v1/features/e/c", None, 404, "no version of a dataset 'e' has features: prepare one with a section"),
-        ("POST", transform, [ROWS[0], {"age": "old"}], 400, "row 2: 'age' is no number"),
+        ("POST", transform, [ROWS[0], {"age": "old"}], 400, "row 2: 'age' is not a number"),
         ("POST", transform, {"age": 1}, 400, "The request body must be a JSON list of rows"),
         ("POST", transform, [1], 400, "Invalid value 1"),
         ("POST", transform, [{}] * 1001, 400, "1000"),

@@ -251,7 +251,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"search_space": {"warmup_ratio": {"type": "uniform", "min": -1.7e308, "max": 1.7e308}}}, 400, "wider than any"),
         (schedule({"priority": "urgent"}), 400, "base_config.schedule: 'priority'"),
         (schedule({"max_duration": "long"}), 400, "not a duration"),
-        (schedule({"max_duration": "0s"}), 400, "schedule.max_duration is 0s, which is no time"),
+        (schedule({"max_duration": "0s"}), 400, "schedule.max_duration is 0s, but must be positive"),
         (schedule("tonight"), 400, "base_config.schedule"),
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),

@@ -206,7 +206,7 @@ def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
             "whose records are pairs (prompt/chosen/rejected): set",
         ),
         ("sft", {"door": 1, "colour": "red"}, "whose records have none of instruction/answer, prompt/completion, messages"),
-        ("dpo", {"door": 1, "colour": "red"}, "whose records have none of prompt/chosen/rejected: name a dataset that has"),
+        ("dpo", {"door": 1, "colour": "red"}, "whose records have none of prompt/chosen/rejected: use a dataset that has"),
     ],
 )
 def test_a_dataset_that_the_objective_cannot_learn_from_is_refused_before_it_waits_for_gpus(

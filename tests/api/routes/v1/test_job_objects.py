@@ -213,7 +213,7 @@ def test_training_writes_checkpoints_but_no_record(server_on_either: ServerProce
     for uri in (f"{checkpoints}/5/manifest.json", job.result_uri):
         pod.store.put_bytes(uri, b"{}")
         assert pod.store.get_bytes(uri) == b"{}"
-    with pytest.raises(StoreRefuses, match="no output of this job"):
+    with pytest.raises(StoreRefuses, match="not an output of this job"):
         pod.store.put_bytes(f"{folder}/record/manifest.json", b"{}")
 
 
@@ -300,7 +300,7 @@ def test_shared_base_model_is_created_once(server_on_either: ServerProcess) -> N
         with pytest.raises(StoreRefuses, match="shared by jobs"):
             pod.store.put_bytes(f"{base}/{name}", b"others")
     other = uris.base_model("f" * 64)
-    with pytest.raises(StoreRefuses, match="no output of this job"):
+    with pytest.raises(StoreRefuses, match="not an output of this job"):
         pod.store.put_bytes(f"{other}/{MANIFEST_FILE}", b"{}")
     assert pod.store.find(other) is None, "base models are read by their hash"
 

@@ -149,7 +149,7 @@ def test_a_run_that_went_on_with_other_numbers_of_processes_is_told_to_have_adde
 
 def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
     status, message = refusal(http, "nobody")
-    assert status == 404 and "no job trained a run 'nobody'" in message
+    assert status == 404 and "run 'nobody' was not trained by a job" in message
     runs.submit("waiting")
     status, message = refusal(http, "waiting")
     assert status == 409 and "run 'waiting' is queued" in message
@@ -245,7 +245,7 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     assert verdict["first_difference"] == {"step": 2, "then": 1.25, "now": 1.0}
     assert verdict["environment"] == []
     assert verdict["unrepeated"] == []
-    assert "is no replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
+    assert "is not a replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
 
 
 def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
@@ -310,7 +310,7 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
     monkeypatch.setattr(run, "start_once", lambda path, key: submitted)
     said = CliRunner().invoke(app, ["run", "replay", first]).output
     assert "not reproduced: step 2 is the first that differs" in said
-    assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said
+    assert "in the first run, not in the replay: step 2 did not fit into memory: continuing with batch_size 2" in said
     assert "diverged" not in said
 
 

@@ -59,14 +59,14 @@ def test_it_is_as_large_as_was_reckoned(place: Place, started: Forks, tmp_path: 
         (
             "zen-72b-full",
             {},
-            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (the first one's all weights at the "
-            "end, too), the store up to 5 checkpoints",
+            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (the first node's "
+            "also all weights at the end), the store up to 5 checkpoints",
         ),
         (
             "zen-72b-full",
             {"distributed": {"strategy": "deepspeed_zero3", "num_nodes": 4, "gpus_per_node": 8}},
-            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (and a whole one to go on from), the "
-            "store up to 5 checkpoints",
+            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (and a complete one to resume from), "
+            "the store up to 5 checkpoints",
         ),
         (
             "zen-7b-lora",

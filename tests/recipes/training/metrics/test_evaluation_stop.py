@@ -94,7 +94,7 @@ def test_it_is_broken_off_and_done_first_by_whoever_resumes(place: Place, tmp_pa
 def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
     evaluated.stop_in = 2
     policy = {**FIRST_IS_BEST["checkpoint"], "save_on_preempt": False}
-    with pytest.raises(Preempted, match=r"^stopped after step 2: on from the beginning$"):
+    with pytest.raises(Preempted, match=r"^stopped after step 2: resumes from the beginning$"):
         place.train(tmp_path / "unsaved", **FIRST_IS_BEST | {"checkpoint": policy})
     assert len(evaluated.sizes) == 2
     assert place.checkpoints(tmp_path / "unsaved").local_steps() == []

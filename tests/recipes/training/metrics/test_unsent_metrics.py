@@ -26,7 +26,7 @@ def test_a_run_whose_tracking_server_never_answered_leaves_every_point_beside_it
     assert len(left) == result.unsent_metrics
     losses = [(point.step, point.value) for point in left if point.key == "train/loss"]
     assert losses and losses == sorted(result.losses.items()), "each step once"
-    assert f"{len(left)} metric points went with the result" in capfd.readouterr().out
+    assert f"{len(left)} metric points stored with the result" in capfd.readouterr().out
 
 
 def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(place: Place) -> None:

@@ -222,7 +222,6 @@ def below(folder: str, path: str) -> bool:
 
 @contextmanager
 def serving() -> Iterator[ApiServer]:
-    """Fails at the end where something was asked that the controller's roles do not allow."""
     server = ApiServer()
     thread = threading.Thread(target=server.http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -231,6 +230,13 @@ def serving() -> Iterator[ApiServer]:
     finally:
         server.http.shutdown()
         server.http.server_close()
+
+
+@contextmanager
+def serving_controller() -> Iterator[ApiServer]:
+    """Fails at the end where something was asked that the controller's roles do not allow."""
+    with serving() as server:
+        yield server
     assert find_denied(server.requests) == []
 
 

@@ -39,7 +39,7 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tables import cluster_jobs
 from resources.settings.scheduler import Scheduler
 from tests.postgres_server import migrated_sqlite, sqlite_url
-from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving, timestamp
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving_controller, timestamp
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
@@ -146,7 +146,7 @@ class Room:
 @pytest.fixture
 def room(sqlite_url: str) -> Iterator[Room]:
     database = Database(sqlite_url)
-    with serving() as server:
+    with serving_controller() as server:
         yield Room(server, database)
     database.close()
 
@@ -1039,7 +1039,7 @@ def test_name_taken_by_other_work_fails_with_the_command_that_frees_it(room: Roo
 
 def test_failed_indexed_job_of_several_pods_is_created_again(sqlite_url: str) -> None:
     database = Database(sqlite_url)
-    with serving() as server:
+    with serving_controller() as server:
         room = Room(server, database)
         room.scheduler = Scheduler(gang_backend="indexed_job")
         room.start_controller()

@@ -9,12 +9,12 @@ import pytest
 from resources.compute.kubernetes import watch
 from resources.compute.kubernetes.cluster import POD, ClusterUnavailable
 from resources.compute.kubernetes.watch import Mirror
-from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving
+from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving_controller
 
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    with serving() as server:
+    with serving_controller() as server:
         yield server
 
 

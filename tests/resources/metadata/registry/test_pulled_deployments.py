@@ -14,6 +14,7 @@ from resources.metadata.registry import deployments, engine_replicas
 from resources.metadata.registry.engine_replicas import DeploymentFile
 from resources.metadata.registry.undeployment import undeploy
 from resources.serving.replicated_engine import ReplicatedEngine
+from sensors.watch_serving import find_difference
 from tests.resources.metadata.registry.test_deployments import Deploying, serving, state
 from tests.resources.metadata.registry.test_version_lifecycle import model
 from tests.resources.serving.gateway_process import wait_until
@@ -115,7 +116,7 @@ def test_deployment_without_replicas_fails_and_says_where_to_look(
     deploying: Deploying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resources.serving.replicated_engine.ABSENT_SECONDS", 0.1)
-    with pytest.raises(dg.Failure, match=r"no replica of the engine reports .*: look at the pods"):
+    with pytest.raises(dg.Failure, match=r"no replica of the engine reports .*: check the pods"):
         deploying.deploy(1, deploying.promote(1))
 
 
@@ -143,6 +144,23 @@ def state_or_none(database: Database, promotion: int) -> str | None:
         return state(database, promotion)[0]
     except AssertionError:
         return None
+
+
+def test_version_that_was_rolled_back_does_not_count_as_a_difference(deploying: Deploying, database: Database) -> None:
+    """A replica answers with it until it has loaded the wanted version again."""
+    with Replicas(database, a=serve):
+        deploying.deploy(1, deploying.promote(1))
+    with database.write() as connection:
+        (file,) = engine_replicas.list_wanted(connection)
+        report = {"attempt": 0, "name": file.model.served_name, "sha256": "f" * 64, "status": "serving"}
+        known = {"deployment": file.id, "version": 1, **report, "sha256": file.sha256, "status": "loading"}
+        other = {"deployment": file.id + 1, "version": 2, **report}
+        engine_replicas.record_report(connection, "a", {"ready": True, "deployments": [known, other]})
+    (served,) = deploying.plane.engine.served()
+    assert (served.version, served.status) == (1, "loading")
+    with database.read() as connection:
+        (recorded,) = deployments.list_in_production(connection)
+    assert find_difference(recorded, served) is None
 
 
 def test_failure_of_an_earlier_attempt_does_not_count(deploying: Deploying, database: Database) -> None:
