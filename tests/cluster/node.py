@@ -18,6 +18,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images import PAUSE_IMAGE
 
 STARTS_WITHIN = 60.0
+KUBE_ROUTER_STARTS = 5
+KUBE_ROUTER_READY = b"Starting network policy controller full sync"
 
 INIT = """\
 hostname {hostname}
@@ -119,7 +121,7 @@ class Node:
         self._wait_for(socket, "containerd")
         for image in images:
             self.import_image(image)
-        for program in ("kube-proxy", "kube-router", "kubelet"):
+        for program in ("kube-proxy", "kubelet"):
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
@@ -149,6 +151,24 @@ class Node:
     def start_program(self, name: str) -> None:
         """Start containerd, kubelet, kube-proxy or kube-router."""
         processes.start(name, [*self._inside, self._cache.program(name), *self._arguments(name)], self.folder)
+
+    def start_kube_router(self) -> None:
+        """Enforce network policies. It ends at once where the node is not registered, and crashes at times as it starts."""
+        log = self.folder / "kube-router.log"
+        for _ in range(KUBE_ROUTER_STARTS):
+            begin = log.stat().st_size if log.exists() else 0
+            self.start_program("kube-router")
+
+            def is_ready(begin: int = begin) -> bool:
+                return KUBE_ROUTER_READY in log.read_bytes()[begin:]
+
+            def has_ended() -> bool:
+                return processes.pid("kube-router", self.folder) is None
+
+            processes.wait_until(lambda: is_ready() or has_ended(), STARTS_WITHIN, lambda: processes.tail(log), pause=0.2)
+            if is_ready():
+                return
+        raise processes.NotReady(f"kube-router does not start:\n{processes.tail(log)}")
 
     def kill_program(self, name: str) -> None:
         """End one of its programs as a crash would; the pods continue."""
