@@ -75,7 +75,7 @@ def running_pod(
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
     if command:
-        container["command"] = list(command)
+        container["args"] = list(command)  # as dagster-k8s does: an entry point would come first
     if readiness:
         container["readinessProbe"] = {"exec": {"command": list(readiness)}, "periodSeconds": 2, "timeoutSeconds": 10}
     spec = {
@@ -170,10 +170,10 @@ def read_commit(cluster: Cluster) -> str:
     """The commit in the label of the image."""
     archive = cluster.load_product_images()[CONTROL_PLANE_IMAGE]
     with tarfile.open(archive) as tar:
-        blobs = [member for member in tar.getmembers() if member.name.startswith("blobs/") and member.size < 100_000]
+        blobs = [member for member in tar.getmembers() if member.isfile() and member.size < 100_000]
         for blob in blobs:
-            document = json.load(tar.extractfile(blob) or pytest.fail("no blob"))
-            if "rootfs" in document:
+            document: dict[str, Any] = json.load(tar.extractfile(blob) or pytest.fail("no blob"))
+            if "rootfs" in document:  # the configuration
                 return str(document["config"]["Labels"]["org.opencontainers.image.revision"])
     raise AssertionError(f"{archive} has no configuration")
 
