@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,9 +37,6 @@ NAMESPACE = "hanzo"
 RECIPE = "smollm2-135m-lora"
 """Of the demo's model."""
 SECRET, SIGN_IN, SIGN_IN_KEY = "hanzo-ml-secrets", "demo-sign-in", "demo-sign-in-key"
-DEPLOYMENTS = (
-    "postgres", "s3", "hanzo-ml", "code-server", "dagster-daemon", "dagster-webserver", "controller", "engine",
-)  # fmt: skip
 READY_SECONDS = 600
 TOKEN_SECONDS = 12 * 3600
 CONNECT_SECONDS = 30.0
@@ -54,15 +51,17 @@ class DemoCluster:
         kubectl: the command that reaches the cluster as an administrator.
         overlay: what is applied.
         config: the configuration file in it.
+        keys: values of the Secret in place of made ones.
     """
 
     kubectl: Sequence[str] = ("kubectl",)
     overlay: Path = OVERLAY
     config: Path = OVERLAY / "config.yaml"
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     def apply(self, console: Console) -> None:
         """Bring the installation up to this checkout. What is there stays: keys, database and objects."""
-        self.run("apply", "--filename=-", document=yaml.safe_dump_all(self._namespaces()))
+        self.run("apply", "--filename=-", document=yaml.safe_dump_all(self._objects("Namespace")))  # the keys go there
         self._create_keys()
         self.run("apply", f"--kustomize={self.overlay}")
         console.print("  applied", highlight=False)
@@ -71,7 +70,7 @@ class DemoCluster:
     def wait_until_ready(self, console: Console, seconds: int = READY_SECONDS) -> None:
         """Raises Refused where a Deployment does not get ready in time; the message says what its pods wait for."""
         started = time.monotonic()
-        for name in DEPLOYMENTS:
+        for name in self._names("Deployment"):
             left = max(1, seconds - int(time.monotonic() - started))
             with console.status(f"waiting for {name}"):
                 found = self.try_run("rollout", "status", f"deployment/{name}", self._here, f"--timeout={left}s")
@@ -166,10 +165,13 @@ class DemoCluster:
     def _here(self) -> str:
         return f"--namespace={NAMESPACE}"
 
-    def _namespaces(self) -> list[dict[str, Any]]:
-        """Those of the overlay, before everything else: the keys go into one of them."""
+    def _objects(self, kind: str) -> list[dict[str, Any]]:
+        """Of the overlay."""
         objects = yaml.safe_load_all(self.run("kustomize", str(self.overlay)))
-        return [item for item in objects if item["kind"] == "Namespace"]
+        return [item for item in objects if item["kind"] == kind]
+
+    def _names(self, kind: str) -> list[str]:
+        return [str(item["metadata"]["name"]) for item in self._objects(kind)]
 
     def _create_keys(self) -> None:
         """Keys of the database, the object store and the engine, and the key that signs tokens; once."""
@@ -187,6 +189,7 @@ class DemoCluster:
             "storage-access-key": secrets.token_hex(10),
             "storage-secret-key": secrets.token_hex(20),
             "engine-token": secrets.token_hex(32),
+            **self.keys,
         }
         objects = [
             self._object("ConfigMap", SIGN_IN, data={"jwks.json": json.dumps({"keys": [public]})}),

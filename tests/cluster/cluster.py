@@ -148,7 +148,7 @@ class Cluster:
 
     def delete_namespace(self, name: str) -> None:
         self.kubectl("delete", "namespace", name, "--timeout=120s", "--ignore-not-found")
-        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}")
+        self.kubectl("delete", "persistentvolume", f"{dependencies.CLAIM}-{name}", "--ignore-not-found")
         shutil.rmtree(self.state / "dependencies" / name, ignore_errors=True)
 
     def load_product_images(self, checkout: Path = ROOT, tag: str = TAG) -> dict[str, Path]:
@@ -249,6 +249,7 @@ class Cluster:
         path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps resources that it does not know
         patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
         self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
+        node.start_kube_router()
         return node
 
     def is_ready(self, name: str) -> bool:

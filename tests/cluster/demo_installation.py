@@ -28,18 +28,19 @@ CAPACITY = {"cpu": {"cpu": 32, "memory": "64Gi"}, GPU_TYPE: {"gpus": 8, "cpu": 3
 class DemoInstallation:
     """Makes the namespaces with their claims, and removes everything at the end. One at a time fits on a cluster."""
 
-    def __init__(self, cluster: Cluster, home: Path, overlay: Path = OVERLAY) -> None:
+    def __init__(self, cluster: Cluster, home: Path, overlay: Path = OVERLAY, keys: Mapping[str, str] | None = None) -> None:
         self.cluster = cluster
         self.home = home
         self.folder = home / "overlay"
         self._overlay = overlay
-        self.demo = DemoCluster(cluster.kubectl_command(), self.folder, self.folder / "config.yaml")
+        self.demo = DemoCluster(cluster.kubectl_command(), self.folder, self.folder / "config.yaml", keys or {})
 
     def __enter__(self) -> Self:
         for image in demo_images(self.cluster.cache):
             for node in self.cluster.nodes.values():
                 node.import_image(image)
         for namespace in (NAMESPACE, JOBS_NAMESPACE):
+            self.cluster.delete_namespace(namespace)  # of a test run that was killed
             self.cluster.create_namespace(namespace)
         label = f"{self.write_overlay().settings.scheduler.gpu_type_label}={GPU_TYPE}"
         self.cluster.kubectl("label", "nodes", "--all", label, "--overwrite")

@@ -9,15 +9,18 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from rich.console import Console
 
 from deploy.demo_cluster import NAMESPACE, RECIPE, wait_for_api
 from hanzo_ml.demo import Chain, run_chain
 from recipes.contracts.recipe import Recipe
 from recipes.storage.base_model_folder import hash_model_folder
+from tests.cluster.build import Cache
 from tests.cluster.cluster import Cluster
 from tests.cluster.demo_installation import JOBS_NAMESPACE, DemoInstallation
 from tests.cluster.installation import REPOSITORY
+from tests.deploy.kustomization import FOLDERS, render
 from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.cluster
@@ -58,6 +61,18 @@ def base_model(installed: DemoInstallation, tmp_path_factory: pytest.TempPathFac
     with installed.demo.object_store() as store:
         store.publish(folder, named.artifact_uri, "base", facts=reference)
     return reference
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_kubectl_makes_the_objects_that_tests_without_a_cluster_check(name: str) -> None:
+    command = [str(Cache().program("kubectl")), "kustomize", str(FOLDERS[name])]
+    made = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    expected = {(item["kind"], item["metadata"]["name"]): item for item in made}
+    objects = {(item["kind"], item["metadata"]["name"]): item for item in render(FOLDERS[name])}
+    assert set(objects) == set(expected)
+    for key, item in objects.items():
+        if key[0] in ("NetworkPolicy", "ConfigMap", "Service", "Role", "Namespace"):
+            assert item == expected[key]
 
 
 def test_raw_data_to_an_answer_of_an_engine_pod(installed: DemoInstallation, base_model: dict[str, str]) -> None:

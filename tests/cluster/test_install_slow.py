@@ -127,7 +127,7 @@ def assert_nothing_lost(installed: DemoInstallation, written: Written, endless: 
     """Every acknowledged write is there, every submitted job completes, and the job that ran still runs in its pod."""
     assert all(written.numbers.values())
     with connected(installed) as http:
-        query = {"run_id": written.run_id, "metric_key": "load", "max_results": 25000}
+        query: dict[str, str | int] = {"run_id": written.run_id, "metric_key": "load", "max_results": 25000}
         points = http.get(f"{MLFLOW}/metrics/get-history", params=query).raise_for_status().json()["metrics"]
         assert set(written.numbers["metric"]) <= {int(point["step"]) for point in points}
         for number in written.numbers["artifact"]:

@@ -10,6 +10,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+FOLDERS = {"base": KUBERNETES, **{folder.name: folder for folder in sorted((KUBERNETES / "overlays").iterdir())}}
+"""What an administrator may apply, by its name."""
 Item = dict[str, Any]
 
 

@@ -1,7 +1,6 @@
 """deploy/kubernetes: objects that the API server takes, and that fit the product's settings, processes and permissions."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,14 @@ from resources.compute.kubernetes.setup.queues import render_queues
 from resources.compute.kubernetes.setup.render import render_cluster
 from resources.metadata.database import Database
 from resources.orchestration.kubernetes_instance import CONFIG, SECRET_VARIABLES, STATE
+from resources.settings.sections import DAGSTER_PREFIX
 from resources.settings.settings import Settings
 from resources.stack.liveness import LIVENESS_SECONDS, liveness_file
 from resources.stack.run_service import find_service
-from resources.stack.services import DAGSTER_PREFIX, list_services
-from tests.cluster.build import Cache
-from tests.deploy.kustomization import KUBERNETES, Item, find, render
+from resources.stack.services import list_services
+from tests.deploy.kustomization import FOLDERS, Item, find, render
 from tests.resources.compute.kubernetes.schemas import check
 
-FOLDERS = {
-    "base": KUBERNETES,
-    **{folder.name: folder for folder in sorted((KUBERNETES / "overlays").iterdir())},
-}
 SECRETS = {
     "database-url": "postgresql://hanzo:password@postgres:5432/hanzo_ml",
     "storage-access-key": "access",
@@ -293,18 +288,3 @@ def test_update_of_what_answers_requests_replaces_a_pod_only_when_another_is_rea
     [container] = [each for each in containers(api) if each["name"] == "api"]
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod(api)["terminationGracePeriodSeconds"] > pause + 10, "what is left of a request after the pause"
-
-
-@pytest.mark.cluster
-def test_kustomize_makes_the_same_objects(name: str, objects: list[Item]) -> None:
-    """Of the overlays as kubectl reads them."""
-    command = [str(Cache().program("kubectl")), "kustomize", str(FOLDERS[name])]
-    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    expected = {
-        (item["kind"], item["metadata"]["name"]): item.get("spec", item.get("data")) for item in yaml.safe_load_all(made)
-    }
-    assert {(item["kind"], item["metadata"]["name"]) for item in objects} == set(expected)
-    for item in objects:
-        found = expected[item["kind"], item["metadata"]["name"]]
-        if item["kind"] in ("NetworkPolicy", "ConfigMap", "Service"):
-            assert found == item.get("spec", item.get("data"))
