@@ -111,7 +111,7 @@ class Node:
         self._write_configuration()
 
     def start(self, images: Sequence[Path]) -> None:
-        """Start its programs, with these images."""
+        """Start its programs, with these images; but for kube-router, which ends where the cluster does not know the node."""
         cgroups.create(self.namespace)
         self._start_init()
         self.start_program("containerd")
@@ -119,7 +119,7 @@ class Node:
         self._wait_for(socket, "containerd")
         for image in images:
             self.import_image(image)
-        for program in ("kube-proxy", "kube-router", "kubelet"):
+        for program in ("kube-proxy", "kubelet"):
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
