@@ -12,14 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from api.dagster_ui.policy import JOB_TAGS, DagsterRun
 from resources.errors import ErrorCode, HanzoError
+from resources.settings.sections import DAGSTER_PREFIX as PREFIX
 
 if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
 
-PREFIX = "/dagster"
-"""Path below which Dagster's web server serves (`dagster-webserver --path-prefix /dagster`), here and there."""
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 120.0
 MAX_CONNECTIONS = 100

@@ -18,9 +18,10 @@ from starlette.types import Receive, Scope, Send
 from api.auth.permissions import Caller
 from api.dagster_ui.access import DagsterAccess
 from api.dagster_ui.graphql_requests import read_request
-from api.dagster_ui.http_proxy import CONNECT_SECONDS, PREFIX, UNAVAILABLE
+from api.dagster_ui.http_proxy import CONNECT_SECONDS, UNAVAILABLE
 from api.dagster_ui.policy import refusal
 from resources.errors import ErrorCode, HanzoError
+from resources.settings.sections import DAGSTER_PREFIX as PREFIX
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

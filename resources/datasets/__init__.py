@@ -1,1 +1,1 @@
-"""Dataset versions as the control plane manages them: check verdicts, deletion, diff, prepared versions, features."""
+"""The control plane's dataset versions: check verdicts, deletion, diff, prepared versions, features."""

@@ -1,4 +1,7 @@
-"""Which checks a dataset must pass, as its `defs.yaml` says it: how far each may go, how bad that is, and what it stops."""
+"""The checks of a dataset, as declared in its `defs.yaml`.
+
+A check has a threshold and a severity, and may block further use of a version.
+"""
 
 from enum import StrEnum
 from typing import Literal, Self
@@ -10,7 +13,7 @@ from recipes.contracts.quantities import Duration
 
 
 class Check(StrEnum):
-    """Every check of a version. The last one is of its splits, the others are of its records."""
+    """The checks of a version. LEAKAGE checks its splits, all others its records."""
 
     CONTRACT = "contract"
     COMPLETENESS = "completeness"
@@ -25,7 +28,10 @@ class Check(StrEnum):
 
 
 class CheckPolicy(FrozenModel):
-    """One check. A blocking one that fails stops splits and training of the version."""
+    """The policy of a check.
+
+    If a blocking check fails, the version is not split or trained on.
+    """
 
     severity: Literal["warn", "error"] = "warn"
     blocking: bool = False
@@ -38,35 +44,45 @@ class CheckPolicy(FrozenModel):
 
 
 class ShareCheck(CheckPolicy):
-    """Passes while a share, from 0 to 1, is not above the threshold."""
+    """Passes if a share (0 to 1) does not exceed the threshold."""
 
     threshold: float = Field(0.0, ge=0, le=1)
 
 
 class CompletenessCheck(CheckPolicy):
-    """Passes while every column, or those of `columns`, is filled in at least this share of the records."""
+    """Passes if each column has a value in at least this share of the records.
+
+    Checks all columns if `columns` is empty.
+    """
 
     threshold: float = Field(0.0, ge=0, le=1)
     columns: tuple[str, ...] = ()
 
 
 class FreshnessCheck(CheckPolicy):
-    """Passes while the newest record, or the version where no timestamp is declared, is not older than this."""
+    """Passes if the newest record is not older than this.
+
+    Without a declared timestamp, the version's age counts.
+    """
 
     max_age: Duration | None = None
 
 
 class DriftCheck(CheckPolicy):
-    """Fails where a population stability index is above the threshold, and the test says that chance would not do it."""
+    """Fails if a population stability index exceeds the threshold significantly.
+
+    The statistical test must have a p-value below `significance`.
+    """
 
     threshold: float = Field(0.2, gt=0)
     significance: float = Field(0.01, gt=0, lt=1)
 
 
 class BiasCheck(CheckPolicy):
-    """Fails where a slice is smaller than `min_share`, or its labels differ by more than `threshold` from those of all.
+    """Fails if a slice is too small, or its labels differ too much.
 
-    The difference is the total variation distance: the share of labels that would have to change.
+    The limits are `min_share` and `threshold`. The difference is the total variation distance: the share of labels that
+    would have to change.
     """
 
     threshold: float = Field(0.3, gt=0, le=1)
@@ -74,7 +90,7 @@ class BiasCheck(CheckPolicy):
 
 
 class Checks(FrozenModel):
-    """`checks:` of a dataset definition."""
+    """The section `checks:` of a dataset definition."""
 
     contract: CheckPolicy = CheckPolicy(severity="error", blocking=True)
     completeness: CompletenessCheck = CompletenessCheck()

@@ -1,4 +1,7 @@
-"""Judging a version: its statistics and a policy -> one verdict for each check. Pure: the same input, the same verdicts."""
+"""Judge a version: derive a verdict for each check from statistics and a policy.
+
+Pure functions.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -10,11 +13,14 @@ from recipes.contracts.validation_results import Drift, Leaks, Slice, Statistics
 from resources.datasets.check_policy import BiasCheck, Check, Checks, CompletenessCheck, DriftCheck, FreshnessCheck
 
 MAX_NAMED = 5
-"""Things that a reason names; of the others it says how many there are."""
+"""Maximum number of examples in a reason; the others are only counted."""
 
 
 class Verdict(FrozenModel):
-    """What a check said. `reasons` has a line for each thing that is wrong; `note` says what was looked at."""
+    """The result of a check.
+
+    `reasons` has a line for each problem; `note` says what was examined.
+    """
 
     check: Check
     passed: bool
@@ -41,7 +47,10 @@ def judge_version(
     created_at: int,
     now: int,
 ) -> list[Verdict]:
-    """All checks of a version's records. Times in milliseconds; `created_at` is the version's own."""
+    """Run all checks of a version's records.
+
+    Times are in milliseconds since 1970; `created_at` is the version's.
+    """
     newest = statistics.newest if statistics.newest is not None else created_at
     found: Mapping[Check, tuple[Sequence[str], str]] = {
         Check.CONTRACT: (find_contract_problems(facts), f"kept by all: {pluralize(statistics.records, 'record')}"),
@@ -73,7 +82,7 @@ def judge_version(
 
 
 def judge_splits(leaks: Leaks, checks: Checks) -> Verdict:
-    """Whether the test split stands in what an ancestor was trained on."""
+    """Check whether records of the test split are in an ancestor's training data."""
     count = leaks.exact + leaks.near
     note = (
         f"looked for {pluralize(leaks.tested, 'test record')} in the training records of "
@@ -121,7 +130,7 @@ def find_incomplete_columns(statistics: Statistics, policy: CompletenessCheck) -
 
 
 DAY_MS = 86_400_000
-"""In milliseconds: a date without a zone may be so much ahead."""
+"""A day in milliseconds: a timestamp without a time zone may be this far in the future."""
 
 
 def find_staleness(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
@@ -141,7 +150,7 @@ def format_days(since: int, now: int) -> str:
 
 
 def describe_least_filled(statistics: Statistics) -> str:
-    """The column with the fewest values, in words."""
+    """Describe the column with the fewest values."""
     if not statistics.columns or not statistics.records:
         return ""
     name, column = min(statistics.columns.items(), key=lambda item: item[1].filled)
@@ -187,7 +196,7 @@ def find_drift(drift: Drift | None, policy: DriftCheck) -> Iterator[str]:
 
 
 def find_unknown_slices(statistics: Statistics, slices: Slices) -> Iterator[str]:
-    """A misspelt column must not look like one without bias."""
+    """Report undeclared columns: a misspelled column must not look like one without bias."""
     for column in (*slices.columns, slices.label):
         if column is not None and column not in statistics.columns:
             yield f"no record has the column '{column}': correct measures.slices"
@@ -210,7 +219,10 @@ def find_bias(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:
 
 
 def label_distance(each: Slice, overall: Mapping[str, int]) -> float:
-    """Total variation distance of a slice's labels from those of all slices; 0 without labels."""
+    """Return the total variation distance of a slice's labels from those of all slices.
+
+    0 without labels.
+    """
     own_total, overall_total = sum(each.labels.values()), sum(overall.values())
     if not own_total or not overall_total:
         return 0.0

@@ -1,7 +1,7 @@
-"""Deleting a dataset version (row B19): only where nothing was made of it, and never its number.
+"""Delete a dataset version, unless something was made from it.
 
-The row goes first, in one transaction with the look at who refers to it; then, killed at any moment and done again later,
-what lies in the object store.
+Its number is never used again. The row is deleted first, in the transaction that checks the references to it. The files in
+the object store are deleted afterwards; if the process is killed meanwhile, a later call continues.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,10 +35,10 @@ MAX_SHOWN = 5
 
 
 def delete_version(database: Database, store: Store, identifier: str, user: str) -> DatasetVersion:
-    """Delete a version and all that only it holds.
+    """Delete a version and everything that only it uses.
 
     Raises:
-        HanzoError: 404 where there is none; 409 where runs, jobs or other versions refer to it, with their names.
+        HanzoError: 404 if there is no such version; 409 if runs, jobs or other versions refer to it, with their names.
     """
     datasets = Datasets(database)
     with database.write() as connection:
@@ -59,11 +59,14 @@ def delete_version(database: Database, store: Store, identifier: str, user: str)
 def output_transaction(
     database: Database, store: Store, version: DatasetVersion, outputs: Sequence[Artifact]
 ) -> Iterator[Connection]:
-    """A transaction that records what was made of a version and lies beside its files: checks, splits.
+    """Open a transaction that records artifacts made from a version.
+
+    Such artifacts, for example checks and splits, are stored next to the version's files.
 
     Raises:
-        HanzoError: 409 where it was deleted meanwhile. What was made is removed then: records stand in it, and nobody else
-            would come by. Where the same was prepared anew, it lies beside that version.
+        HanzoError: 409 if the version was deleted meanwhile. The artifacts are then removed, because they contain records
+        and
+            nothing else would remove them; unless an equal version was prepared again, to which they belong.
     """
     with database.write() as connection:
         if lock_for_derivation(connection, version.id):
@@ -71,11 +74,14 @@ def output_transaction(
             return
     extra_uris = [artifact.uri for artifact in outputs if not artifact.uri.startswith(version.artifact.uri)]
     remove_leftovers(database, store, version, [uri.rpartition("/")[0] for uri in extra_uris])
-    raise conflict(f"dataset {version.reference} was deleted while it was looked at")
+    raise conflict(f"dataset {version.reference} was deleted while it was being examined")
 
 
 def remove_leftovers(database: Database, store: Store, version: DatasetVersion, places: Iterable[str]) -> None:
-    """Remove what lies at some places of a version that was deleted, unless an equal one lies there since."""
+    """Remove the files at some places of a deleted version.
+
+    They are kept if an equal version has been created there since.
+    """
     claims, leftovers = version_claims(database, version), dict[str, str]()
     with database.write() as connection:
         at_place = dataset_versions.c.storage_path == version.storage_path
@@ -94,8 +100,9 @@ def version_claims(database: Database, version: DatasetVersion) -> ChunkClaims:
 def remove_from_lineage(connection: Connection, version: DatasetVersion) -> None:
     """Remove a version's artifacts from lineage.
 
-    One that is another version's too stays, as that one's: what was prepared alike under two names before manifests named
-    their place has one digest. With the row of the one went the proof of all models that were trained on the other.
+    An artifact that also belongs to another version is kept for that one: equal data prepared under two names, before
+    manifests named their place, has one digest. Deleting the row of one version once broke the proof of all models trained
+    on the other.
     """
     own_digests = {artifact.digest for artifact in own_artifacts(connection, version)}
     others = shared_artifact_uris(connection, version, own_digests)
@@ -107,8 +114,9 @@ def remove_from_lineage(connection: Connection, version: DatasetVersion) -> None
 
 
 def find_referrers(connection: Connection, version: DatasetVersion) -> list[str]:
-    """Who refers to a version, each with a word for what it is. What was made of another's too loses nothing:
-    `remove_from_lineage`.
+    """Return the names of everything that refers to a version.
+
+    What was made from another version's equal artifact is not included: it loses nothing (see `remove_from_lineage`).
     """
     shared = shared_artifact_uris(connection, version, version_digests(version))
     outputs = [child.name for child in find_children(connection, version, but=shared) if not is_own_part(version, child)]

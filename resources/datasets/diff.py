@@ -1,6 +1,6 @@
-"""What changed from one version of a dataset to another: records by their hashes, schema, statistics.
+"""Compare two versions of a dataset: records by their hashes, schema, statistics.
 
-Memory holds 16 bytes for each record, or 32 where records have a key, and never their texts.
+Memory use is 16 bytes per record, or 32 with a key; texts are not kept.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ from resources.ingest.column_schema import SchemaCounter
 from resources.metadata.datasets import DatasetVersion
 
 HASH_DTYPE = np.dtype("S16")
-"""15 bytes of hash and a last one that is never zero: numpy takes zeros at the end for padding."""
+"""15 bytes of hash and a last byte that is never zero, because numpy strips trailing zeros as padding."""
 MAX_EXAMPLES = 5
 ORDERED_KEY = re.compile(rf'"(?:{"|".join(ORDERED_KEYS)})":'.encode())
-"""Stands in each line whose stored form may differ from the canonical one."""
+"""Matches lines whose stored form may differ from the canonical one."""
 Hashes = NDArray[np.bytes_]
 
 
@@ -42,9 +42,10 @@ class VersionStatistics:
 
 @dataclass(frozen=True)
 class Diff:
-    """From `old` to `new`. `changed` counts records with one key and another content; it is None where no key was given.
+    """The difference from `old` to `new`.
 
-    Of each kind, `examples` has the first few lines of the version that holds them. Schemas map a column to type names.
+    `changed` counts records with the same key and other content; None without a key. `examples` has the first few lines of
+    each kind, from the version that contains them. Schemas map columns to type names.
     """
 
     old: VersionStatistics
@@ -60,10 +61,10 @@ class Diff:
 
 
 def diff_versions(store: Store, old: DatasetVersion, new: DatasetVersion, key: str | None = None) -> Diff:
-    """Compare two versions. Without a key, a record that occurs twice is two records.
+    """Compare two versions. Without a key, a record that occurs twice counts as two records.
 
     Raises:
-        HanzoError: `key` is no column that every record has with a value of its own.
+        HanzoError: `key` is not a column in which every record has a unique value.
     """
     before, after = (hash_records(store, version, key) for version in (old, new))
     if key is None:
@@ -99,7 +100,10 @@ def diff_versions(store: Store, old: DatasetVersion, new: DatasetVersion, key: s
 
 @dataclass(frozen=True)
 class RecordHashes:
-    """In the order of the records. `keys` is empty where none was asked for. `columns`: how many have which type in each."""
+    """Hashes in the order of the records; `keys` is empty without a key.
+
+    `columns` counts the types in each column.
+    """
 
     records: Hashes
     keys: Hashes
@@ -109,11 +113,11 @@ class RecordHashes:
 def hash_records(store: Store, version: DatasetVersion, key: str | None) -> RecordHashes:
     records, keys = bytearray(), bytearray()
     columns: Any = store.manifest(version.artifact).facts.get("columns")
-    schema = SchemaCounter() if columns is None else None  # of a version that was prepared nobody has counted them
+    schema = SchemaCounter() if columns is None else None  # the columns of a prepared version have not been counted
     for number, line in enumerate(iterate_record_lines(store, version.artifact), start=1):
         holds_order = ORDERED_KEY.search(line) is not None
         row = msgspec.json.decode(line) if key is not None or schema is not None or holds_order else {}
-        # The same record with the keys of its tools in another order is no other one.
+        # A record whose tools have their keys in another order is the same record.
         records += hash_bytes(to_canonical_line(row, line.removesuffix(b"\n")) + b"\n" if holds_order else line)
         if schema is not None:
             schema.count(row)
@@ -135,12 +139,15 @@ def hash_bytes(data: bytes) -> bytes:
 
 
 def missing_positions(left_hashes: Hashes, right_hashes: Hashes) -> NDArray[np.intp]:
-    """Positions of what is in `left_hashes` and not in `right_hashes`."""
+    """Return the positions of hashes in `left_hashes` that are not in `right_hashes`."""
     return np.flatnonzero(~np.isin(left_hashes, right_hashes))
 
 
 def surplus_positions(left_hashes: Hashes, right_hashes: Hashes) -> NDArray[np.intp]:
-    """Positions of what is in `left_hashes` more often than in `right_hashes`, each time that it is."""
+    """Return the positions of hashes that `left_hashes` has more often.
+
+    Only the occurrences in excess of those in `right_hashes` are returned.
+    """
     order = np.argsort(left_hashes, kind="stable")
     ordered = left_hashes[order]
     first = np.searchsorted(ordered, ordered, side="left")
@@ -151,7 +158,7 @@ def surplus_positions(left_hashes: Hashes, right_hashes: Hashes) -> NDArray[np.i
 
 
 def read_examples(store: Store, artifact: Artifact, positions: NDArray[np.intp]) -> list[Any]:
-    """The records at the first few positions."""
+    """Return the records at the first few positions."""
     wanted = {int(position) for position in positions[:MAX_EXAMPLES]}
     if not wanted:
         return []

@@ -1,7 +1,7 @@
-"""The feature store (specification row C5): features of a dataset version, as its files have them, by key or of raw rows.
+"""The feature store: features of a dataset version, by key or computed from raw rows.
 
-A version's files appear with it and go with it, all at once, and never change: nothing is materialized a second time, and no
-half of it is ever answered.
+A version's feature files are created and deleted with it and never change: nothing is materialized twice, and no answer is
+partial.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
 
 MAX_CACHED_TABLES = 64
-"""Versions whose logic a process remembers."""
+"""Number of versions whose feature tables a process caches."""
 PREPARE_HINT = "prepare one with a section `features:` (`hanzo-ml dataset prepare`)"
 
 
 class FeatureTable:
-    """The features of one version. Reading raises FileNotFoundError where its files are gone."""
+    """The features of one version. Reading raises FileNotFoundError if its files are gone."""
 
     def __init__(self, store: Store, folder_uri: str) -> None:
         artifact = store.find(folder_uri)
@@ -49,13 +49,17 @@ class FeatureTable:
         self._index_bytes = files[ONLINE_INDEX_FILE].size if ONLINE_INDEX_FILE in files else 0
 
     def find_by_key(self, key: str) -> Features | None:
-        """None where no record has the key."""
+        """Return the features of the record with a key, or None."""
         lines, index = partial(self._read, ONLINE_FILE), partial(self._read, ONLINE_INDEX_FILE)
         found = key_index.find_by_key(key, lines, index, self._index_bytes)
         return None if found is None else dict(found[FEATURES_COLUMN])
 
     def transform_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Features]:
-        """Raises 400 for a row that the preparation would have rejected, with its place."""
+        """Compute the features of rows.
+
+        Raises:
+            HanzoError: 400 for a row that preparation would reject, with its number.
+        """
         made = []
         for number, row in enumerate(rows, start=1):
             try:
@@ -70,7 +74,10 @@ class FeatureTable:
 
 @lru_cache(maxsize=MAX_CACHED_TABLES)
 def cached_feature_table(store: Store, folder_uri: str, version_id: str) -> FeatureTable:
-    """By the version's id: once a store was emptied, another version may lie at that place."""
+    """Open a feature table.
+
+    `version_id` is part of the cache key, since another version may later use the same folder.
+    """
     return FeatureTable(store, folder_uri)
 
 
@@ -79,7 +86,11 @@ def open_feature_table(store: Store, version: DatasetVersion) -> FeatureTable:
 
 
 def find_version_with_features(database: Database, name: str, organization: str, number: int | None) -> DatasetVersion:
-    """A version of that name, the newest that has features where no number says which. Raises 404."""
+    """Return the version with this name and number, or without number the newest with features.
+
+    Raises:
+        HanzoError: 404 if there is none, or it has no features.
+    """
     if number is not None:
         version = Datasets(database).read(f"{name}@{number}", organization)
         if not has_features(version):
@@ -101,7 +112,11 @@ def has_features(version: DatasetVersion) -> bool:
 
 
 def find_features(store: Store, version: DatasetVersion, key: str) -> Features:
-    """Raises 404 for a key that no record has, 400 where the version has none at all."""
+    """Return the features of a key.
+
+    Raises:
+        HanzoError: 404 if no record has the key, 400 if the version has no key.
+    """
     table = open_feature_table(store, version)
     if table.state.features.key is None:
         raise invalid(f"the features of dataset {version.reference} have no `key`: POST rows to .../transform instead")

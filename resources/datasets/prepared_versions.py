@@ -1,4 +1,4 @@
-"""A preparation that ended becomes a version: of whom it was made, and how, stands in its lineage (specification row C4)."""
+"""Record a finished preparation as a dataset version, with its lineage."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,11 +25,14 @@ SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
 MAX_SHOWN_COLUMNS = 20
 REPORTED_FACTS = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped", "filled", "unread")
-"""What a version says of its preparation; the result of one that an earlier release ended has not all."""
+"""Facts of a preparation that are stored with the version; results of earlier releases may lack some."""
 
 
 def output_uris(place: str, *, with_features: bool = False) -> dict[str, str]:
-    """Where a preparation leaves what it makes: the splits below the records, which are those of all splits."""
+    """Return the URIs of a preparation's outputs.
+
+    Splits are below the records, which contain all splits.
+    """
     records = f"{place}{DATASET_SUFFIX}"
     features = {"features": f"{place}/features"} if with_features else {}
     return {
@@ -41,14 +44,16 @@ def output_uris(place: str, *, with_features: bool = False) -> dict[str, str]:
 
 
 def prepared_storage_path(records: str) -> str:
-    """The place of a prepared version, whose records lie at a URI."""
+    """Return the storage path of a prepared version, from the URI of its records."""
     return records.removesuffix(DATASET_SUFFIX) + "/"
 
 
 def refuse_unknown_columns(parameters: PrepareParameters, parent: DatasetVersion) -> None:
-    """Raises 400 for a column that no record has, or a value in: what it decides would be decided for all records alike.
+    """Refuse a column that no record has, or that is always null.
 
-    The class column that nobody named is what records may have: the specification's example names none.
+    A setting with such a column would treat all records alike.
+
+    The default class column is not checked, because records need not have one.
     """
     named = [("split.group_by", parameters.split.group_by), ("split.column", parameters.split.column)]
     if parameters.clean is not None:
@@ -74,20 +79,20 @@ def refuse_unknown_columns(parameters: PrepareParameters, parent: DatasetVersion
 
 
 def refuse_ineffective_settings(parameters: PrepareParameters) -> None:
-    """Raises 400 for what is asked for and would be left undone without a word.
+    """Refuse settings that would have no effect. Raises HanzoError: 400.
 
-    Not where parameters are read: versions were made with these.
+    This is not checked when parameters are read, because existing versions were made with them.
     """
     if parameters.split.column is not None and parameters.split.group_by is not None:
-        raise invalid("split.column says each record's split, and split.group_by spreads none then: leave one of them out")
+        raise invalid("split.column assigns each record's split, so that split.group_by has no effect: remove one of them")
     toxicity = parameters.filter.toxicity
     if toxicity is not None and not toxicity.words and toxicity.detector is None:
-        raise invalid("filter.toxicity rejects nothing: give it words, a detector or both, or leave it out")
+        raise invalid("filter.toxicity rejects nothing: set words, a detector or both, or remove it")
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """What is made: of `parent`, under `name`, with `parameters`, for `user`."""
+    """A preparation: from `parent` to a version of `name`, with `parameters`, for `user`."""
 
     parent: DatasetVersion
     name: str
@@ -98,14 +103,16 @@ class Derivation:
 def add_prepared_version(
     database: Database, store: Store, derivation: Derivation, result: Result, job: JobRecord | None = None
 ) -> tuple[DatasetVersion, bool]:
-    """Record the version, its splits, its lineage and the end of its job, in one transaction.
+    """Record the version, its splits, its lineage and its job's end in one transaction.
 
-    Returns it, and whether it is new: content that a version of that name has already is that version. Where that one lies
-    elsewhere, as other parameters made it, nobody needs what lies here, and it is removed as a version that is deleted is.
+    Returns the version, and whether it is new: if a version of that name has equal content, that version is returned. If it
+    is stored elsewhere, because it was made with other parameters, the new files are removed like those of a deleted
+    version.
 
     Raises:
-        HanzoError: 409 where an earlier version of this preparation is just being deleted, or was while its files were
-            written anew, or where the parent was meanwhile: what was made is removed then, as nothing would ever prove it.
+        HanzoError: 409 if an earlier version of this preparation is being deleted, or was deleted while its files were
+            rewritten, or if the parent was deleted meanwhile. The new files are then removed, as no lineage could prove
+            them.
     """
     parent, place = derivation.parent, prepared_storage_path(result.artifacts["dataset"].uri)
     claims = ChunkClaims(database, parent.organization, dataset_folder(parent.organization, derivation.name))
@@ -126,19 +133,20 @@ def add_prepared_version(
             artifacts = result.artifacts if version.storage_path == place else existing
             Jobs(database).complete(connection, job.id, artifacts, 0.0)
         if is_unused := version is None or version.storage_path != place:
-            # From here on nobody makes a version of it, as one whose files are on their way out: `check_not_being_deleted`.
+            # From here on, no version can be created at this place, since its files are being deleted:
+            # `check_not_being_deleted`.
             claims.claim_for_deletion(connection, leftover, place)
     if is_unused:
         claims.release(store, leftover)
     if version is None and has_parent:
-        raise conflict("the same was prepared before, and was deleted just now: ask for it again")
+        raise conflict("an earlier version with the same contents was just deleted: try again")
     if version is None:
-        raise conflict(f"dataset {parent.reference} was deleted while it was prepared: prepare a version that is there")
+        raise conflict(f"dataset {parent.reference} was deleted while it was prepared: prepare an existing version")
     return version, is_new
 
 
 def read_manifests(store: Store, result: Result) -> dict[str, Manifest]:
-    """The manifests of what was made, but for those that are gone."""
+    """Return the manifests of the outputs, without missing ones."""
     found = {}
     for role, made in result.artifacts.items():
         with suppress(BrokenArtifact):
@@ -147,9 +155,9 @@ def read_manifests(store: Store, result: Result) -> dict[str, Manifest]:
 
 
 def is_complete(store: Store, place: str, result: Result, manifests: Mapping[str, Manifest]) -> bool:
-    """Whether all is there that was made.
+    """Return whether all outputs exist.
 
-    An equal version may have been there as this preparation began, or found its files done, and been deleted since.
+    An equal version may have existed when this preparation began, so that its files were reused, and been deleted since.
     """
     existing = {entry.uri: entry.size for entry in store.entries(place)}
     return manifests.keys() == result.artifacts.keys() and all(
@@ -164,7 +172,7 @@ def content_hash(result: Result) -> str:
 
 
 def build_version(derivation: Derivation, result: Result, datasets: Datasets, connection: Connection) -> DatasetVersion:
-    """What was made, under the next number of its name."""
+    """Build the new version, with the next number of its name."""
     parent, artifact = derivation.parent, result.artifacts["dataset"]
     return DatasetVersion(
         id=new_id(),
@@ -193,8 +201,10 @@ def build_version(derivation: Derivation, result: Result, datasets: Datasets, co
 def prepared_schema(
     schema: Mapping[str, str], parameters: PrepareParameters, facts: Mapping[str, JsonValue]
 ) -> dict[str, str]:
-    """Records are cleaned, filtered and masked: their columns stay, but a card number that was stored as a number is a text
-    now, and a column that was filled, or required, is always there; and so are features that were asked for.
+    """Return the schema after preparation.
+
+    Cleaning, filtering and masking keep the columns. But a masked number (such as a card number) becomes text, a column that
+    was filled or required is always present, and features are a column too.
     """
     made = dict(schema)
     clean = parameters.clean or CleanParameters()
@@ -210,13 +220,13 @@ def prepared_schema(
 
 
 def add_column_type(kinds: str, another: str) -> str:
-    """The types of a column in which values of another one stand now too."""
+    """Add a type to the types of a column."""
     known, question, _ = kinds.partition("?")
     return "|".join(sorted({*filter(None, known.split("|")), another})) + question
 
 
 def split_row(artifact: Artifact, num_records: int) -> dict[str, object]:
-    """A split as a version's row has it."""
+    """Return a split in the form of a version's row."""
     return {
         "path": artifact.uri + "/",
         "num_records": num_records,

@@ -16,7 +16,7 @@ from recipes.contracts.validation_results import Numbers, Statistics
 from resources.datasets.validations import Validation
 from resources.metadata.datasets import DatasetVersion
 
-# Distributions as small pictures in SVG, for the Dagster UI and for reports. All text in them is escaped.
+# Distributions as small SVG plots, for the Dagster UI and for reports. All text in them is escaped.
 
 WIDTH, HEIGHT, MARGIN = 560, 200, 34
 BINS = 30
@@ -27,7 +27,10 @@ STYLE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" 
 
 
 def histogram(title: str, numbers: Numbers, before: Numbers | None = None) -> str:
-    """The sample as bars; `before` is another one's, drawn as a line over them. Both as shares."""
+    """Plot the sample as bars, and `before` as a line over them.
+
+    Both are shares of their sample.
+    """
     if len(numbers.sample) < 2:
         return ""
     samples = [numbers.sample, *([before.sample] if before is not None and before.sample else [])]
@@ -61,7 +64,10 @@ def histogram(title: str, numbers: Numbers, before: Numbers | None = None) -> st
 
 
 def bin_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bins of one width over all but the outermost values; whole numbers get bins of as many of them each."""
+    """Return bins of equal width over all but the outermost values.
+
+    For integers, each bin has equally many of them.
+    """
     low, high = np.quantile(values, [0.001, 0.999])
     if np.all(values == np.round(values)):
         width = max(1.0, np.ceil((high - low + 1) / BINS))
@@ -70,7 +76,10 @@ def bin_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bar_chart(title: str, counts: Mapping[str, int], max_bars: int = 12, total: int | None = None) -> str:
-    """The largest counts as horizontal bars with their shares of `total`, which is all of them where it is not given."""
+    """Plot the largest counts as horizontal bars with their shares of `total`.
+
+    The default for `total` is the sum of all counts.
+    """
     total = sum(counts.values()) if total is None else total
     if not total:
         return ""
@@ -88,7 +97,7 @@ def bar_chart(title: str, counts: Mapping[str, int], max_bars: int = 12, total: 
 
 
 def bar_row(place: int, name: str, length: float, figure: str) -> str:
-    """Row number `place`: its name, a bar of `length` pixels, and its figure behind it."""
+    """Draw row number `place`: its name, a bar of `length` pixels, and its figure."""
     base = 44 + ROW_HEIGHT * place
     return (
         f'<text x="{LABEL_WIDTH - 8}" y="{base}" text-anchor="end" fill="{TEXT_COLOR}">{escape(shorten(name))}</text>'
@@ -102,18 +111,21 @@ def shorten(text: str) -> str:
 
 
 def markdown_image(title: str, picture: str) -> str:
-    """A picture as a Markdown image that needs no other file."""
+    """Return a picture as a Markdown image that needs no other file."""
     return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})" if picture else ""
 
 
-# A version as one HTML page that needs nothing else: no script, no other file, all text of the data escaped.
+# A version as one self-contained HTML page: no script, no other file, all text of the data escaped.
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 MAX_WORDS = 20
 
 
 def render_report(version: DatasetVersion, validation: Validation, statistics: Statistics, before: Statistics | None) -> str:
-    """The page. `before` are the statistics that the version was compared with, drawn over its own."""
+    """Render the page.
+
+    `before` has the statistics of the version that it was compared with, drawn over its own.
+    """
     environment = Environment(
         loader=PackageLoader("resources.datasets", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -125,14 +137,14 @@ def render_report(version: DatasetVersion, validation: Validation, statistics: S
         drift=validation.facts.drift,
         statistics=statistics,
         figures=list(key_figures(version, statistics)),
-        plots=[Markup(picture) for picture in draw_plots(statistics, before) if picture],  # escaped where they are drawn
+        plots=[Markup(picture) for picture in draw_plots(statistics, before) if picture],  # escaped by the plot functions
         compared=before is not None,
         lineage=list(lineage_rows(version)),
     )
 
 
 def key_figures(version: DatasetVersion, statistics: Statistics) -> Iterator[tuple[str, str]]:
-    """What is told in large letters."""
+    """Yield the figures in large type."""
     yield "records", f"{statistics.records:,}"
     yield "bytes", f"{version.size_bytes:,}"
     yield "mean characters", format_number(statistics.characters.mean)
@@ -162,8 +174,8 @@ def draw_plots(statistics: Statistics, before: Statistics | None) -> Iterator[st
 
 
 def lineage_rows(version: DatasetVersion) -> Iterator[tuple[str, str]]:
-    """What the version was made from, and what was made of it."""
-    yield "parents", ", ".join(version.lineage.get("parent_datasets", ())) or "none: its files were brought here"
+    """Yield what the version was made from, and what was made from it."""
+    yield "parents", ", ".join(version.lineage.get("parent_datasets", ())) or "none: its files were imported"
     transform = version.lineage.get("transform", "")
     yield "transform", transform if isinstance(transform, str) else json.dumps(transform, ensure_ascii=False)
     yield "records", f"{version.artifact.uri} ({version.artifact.digest})"

@@ -1,4 +1,4 @@
-"""What was found of each dataset version, its verdicts, and whether one of them stops what would be made of it."""
+"""Store the validation of each dataset version: findings, verdicts, and whether the version is blocked."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ CHECK_REQUESTED_EVENT = "dataset.check_requested"
 
 @dataclass(frozen=True)
 class CheckStatus:
-    """How a version stands with its checks, and why where it is blocked: `failed` means that nothing is stopped by it."""
+    """The status of a version's checks, and why it is blocked.
+
+    `failed` means that no blocking check failed.
+    """
 
     status: Literal["pending", "passed", "failed", "blocked"]
     blocked: str = ""
@@ -33,7 +36,10 @@ NOT_CHECKED = CheckStatus("pending")
 
 @dataclass(frozen=True)
 class Validation:
-    """The newest validation of a version. `blocked` says why nothing may be split or trained, and is empty where it may."""
+    """The newest validation of a version.
+
+    `blocked` says why it may not be split or trained on; empty if it may.
+    """
 
     dataset_id: str
     statistics: Artifact
@@ -58,7 +64,7 @@ class Validations:
         return parse_validation(row) if row else None
 
     def standings(self, dataset_ids: Collection[str], connection: Connection) -> Mapping[str, CheckStatus]:
-        """How each of these versions stands."""
+        """Return the status of each of these versions."""
         query = select(table.c.dataset_id, table.c.verdicts, table.c.blocked).where(table.c.dataset_id.in_(dataset_ids))
         checked = {
             row.dataset_id: summarize_verdicts(map(Verdict.model_validate, row.verdicts.values()), row.blocked)
@@ -67,17 +73,23 @@ class Validations:
         return {identifier: checked.get(identifier, NOT_CHECKED) for identifier in dataset_ids}
 
     def blocked(self, dataset_id: str, connection: Connection) -> str:
-        """Why a version may not be split or trained on; empty where it may, or was not checked yet."""
+        """Return why a version may not be split or trained on.
+
+        Empty if it may, or was not checked yet.
+        """
         query = select(table.c.blocked).where(table.c.dataset_id == dataset_id)
         return str(connection.execute(query).scalar() or "")
 
     def has_split_verdict(self, dataset_id: str, connection: Connection) -> bool:
-        """Whether a version's records and splits have been looked at: a prepared one has its splits before that."""
+        """Return whether a version's records and splits have been checked.
+
+        The existence of splits is not enough: a prepared version has them before its check.
+        """
         query = select(table.c.leaks.is_not(None)).where(table.c.dataset_id == dataset_id)
         return bool(connection.execute(query).scalar())
 
     def read_blocked(self, dataset_id: str) -> str:
-        """`blocked` in a transaction of its own."""
+        """Call `blocked` in a transaction of its own."""
         with self._database.read() as connection:
             return self.blocked(dataset_id, connection)
 
@@ -89,7 +101,10 @@ class Validations:
         facts: ValidationFacts,
         verdicts: Iterable[Verdict],
     ) -> None:
-        """Record what was found of a version's records, in the caller's transaction. What was found of its splits stays."""
+        """Record the check of a version's records, in the caller's transaction.
+
+        The check of its splits is kept.
+        """
         values = {
             "statistics": statistics.model_dump(),
             "facts": facts.model_dump(mode="json"),
@@ -102,7 +117,7 @@ class Validations:
         self._add_verdicts(connection, version, verdicts)
 
     def set_leaks(self, connection: Connection, version: DatasetVersion, leaks: Leaks, verdict: Verdict) -> None:
-        """Record what was found of a version's splits, in the caller's transaction."""
+        """Record the check of a version's splits, in the caller's transaction."""
         values = {"leaks": leaks.model_dump(mode="json"), "checked_at": now_ms()}
         connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
         clear_problem(connection, version)
@@ -130,7 +145,7 @@ class Validations:
 
 
 def blocking_reason(reference: str, verdicts: Iterable[Verdict]) -> str:
-    """Why a version is blocked, in one line; empty where it is not."""
+    """Return why a version is blocked, in one line; empty if it is not."""
     reasons = [f"{verdict.check}: {verdict.sentence}" for verdict in verdicts if verdict.blocks]
     return f"dataset {reference} did not pass its check {'; '.join(reasons)}" if reasons else ""
 

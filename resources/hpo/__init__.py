@@ -1,5 +1,5 @@
-"""Hyperparameter search (rows K1-K7): what a sweep is, and pure functions that decide what it does next.
+"""Hyperparameter search: sweeps, and the pure functions that decide their next steps.
 
-The rows of a sweep's trials are all that there is to know of it: whoever looks at them decides the same, so any process may
-die at any moment and any other goes on.
+The rows of a sweep's trials are its complete state: every process that reads them makes the same decisions, so any process
+may be killed at any moment, and any other continues.
 """

@@ -1,13 +1,13 @@
-"""Where a trial is stopped early: no progress for a while (row K2), or others are better (row K5). Pure functions.
+"""Stop trials early, if they do not improve or others are better. Pure functions.
 
-A trial is judged at each of its evaluations by what was there at that one, and is stopped at the first that meets a rule,
-however long it trains until somebody looks: who is stopped, and with which value, does not depend on when that is. It still
-depends on
+A trial is judged at each of its evaluations by what was known at that one, and stopped at the first that meets a rule, even
+if it has trained longer by the time of the decision. So which trials are stopped, and with which value, does not depend on
+when the decision is made, except that
 
-- which of several that run at once gets to a rung first: halving does not wait until all are there;
-- whether one that fails, or is cancelled, has by the time of a look: the others are judged by it until then;
-- the look where only the asset graph knows how long a trial trains: at its last step it is stopped while it publishes, and
-  not once it is completed.
+- concurrent trials may reach a rung in any order: halving does not wait for all of them;
+- a trial may fail, or be cancelled, before or after the decision: until then, the others are compared with it;
+- if only the asset graph knows how long a trial trains, a trial may be stopped at its last step while it publishes its
+  model, but not after it has completed.
 """
 
 import math
@@ -23,8 +23,10 @@ from resources.hpo.trial import Point, cost
 
 @dataclass(frozen=True)
 class TrialHistory:
-    """The evaluations of a trial so far, up to where it was stopped. It `may_stop` unless that is settled; it `leaves_model`
-    unless it failed. At the last of its `steps` it has done all: to stop it there saves nothing.
+    """The evaluations of a trial, up to where it was stopped.
+
+    `may_stop` is false once the outcome is settled; `leaves_model` is false if the trial failed. A trial is not stopped at
+    the last of its `steps`, because that would save nothing.
     """
 
     points: Sequence[Point]
@@ -38,14 +40,14 @@ class TrialHistory:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """At which evaluation a trial is stopped, and why."""
+    """The evaluation at which a trial is stopped, and the reason."""
 
     point: Point
     reason: str
 
 
 def find_stops(histories: Mapping[int, TrialHistory], config: SweepConfig) -> dict[int, EarlyStop]:
-    """Those of all trials, by number, that are to be stopped."""
+    """Return the trials to stop, by number."""
     found = {}
     if early := config.early_stopping:
         reason = f"no improvement of more than {early.min_delta:g} in {pluralize(early.patience, 'evaluation')}"
@@ -57,8 +59,9 @@ def find_stops(histories: Mapping[int, TrialHistory], config: SweepConfig) -> di
 
 
 def find_stall(points: Sequence[Point], early: EarlyStopping, direction: str) -> Point | None:
-    """The first evaluation that is the last of `patience`, in a row, none of which was better than the best before by more
-    than `min_delta`.
+    """Return the first evaluation at which the trial has stalled, or None.
+
+    It has stalled after `patience` consecutive evaluations without an improvement of more than `min_delta` over the best.
     """
     best, waited = math.inf, 0
     for point in points:
@@ -75,10 +78,14 @@ def find_stall(points: Sequence[Point], early: EarlyStopping, direction: str) ->
 def apply_halving(
     histories: Mapping[int, TrialHistory], config: SweepConfig, stalled: Mapping[int, EarlyStop]
 ) -> dict[int, EarlyStop]:
-    """With those that are not among the best 1 in `reduction_factor` at a rung, or the best of too few.
+    """Return `stalled` and the trials that successive halving stops.
 
-    Asynchronous successive halving in its stopping form (Li et al. 2020): nobody waits until a rung is full. A trial is
-    judged as it gets there, by itself and those that were there before.
+    At a rung, it stops those that are not among the best 1 in `reduction_factor`.
+
+    At least one trial passes each rung.
+
+    This is asynchronous successive halving in its stopping variant (Li et al. 2020), which does not wait until a rung is
+    full: a trial is compared with itself and the trials that reached the rung before it.
     """
     found, factor, direction = dict(stalled), config.successive_halving.reduction_factor, config.objective.direction
     rung_costs: dict[int, list[float]] = defaultdict(list)
@@ -89,14 +96,17 @@ def apply_halving(
         better = bisect_left(costs, own)
         if better >= max(1, (len(costs) + 1) // factor) and histories[number].may_stop_at(point):
             found[number] = EarlyStop(point, f"not among the best 1 in {factor} at step {rung}")
-        # Of the others, one that fails leaves no model, and so must not be what all others are stopped for.
+        # A trial that fails leaves no model, and so must not cause all others to be stopped.
         if number in found or histories[number].leaves_model:
             costs.insert(better, own)
     return found
 
 
 def rung_arrivals(histories: Mapping[int, TrialHistory], first: int, factor: int) -> Iterator[tuple[int, int, Point]]:
-    """Which trial got to which rung at which evaluation, in the order of time; of one time, in that of their numbers."""
+    """Yield trial, rung and evaluation for each rung reached.
+
+    They are ordered by time, then by trial number.
+    """
     reached = [
         (point.time, number, rung, point)
         for number, history in histories.items()
@@ -107,8 +117,9 @@ def rung_arrivals(histories: Mapping[int, TrialHistory], first: int, factor: int
 
 
 def reached_rungs(history: TrialHistory, first: int, factor: int) -> Iterator[tuple[int, Point]]:
-    """Of `first`, `first * factor`, `first * factor ** 2`, ... steps those that were reached, and the first evaluation there
-    or later.
+    """Yield the reached rungs, each with the first evaluation at or after it.
+
+    Rungs are at `first * factor ** n` steps.
     """
     rung = first
     for point in history.points:

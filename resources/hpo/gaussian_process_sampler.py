@@ -1,8 +1,8 @@
-"""Bayesian search with a Gaussian process and expected improvement (rows K3, Z13), for a sweep that says `sampler: gp`.
+"""Bayesian search with a Gaussian process and expected improvement, for `sampler: gp`.
 
-Optuna has one too, which needs torch: the control plane has none. With the tens of trials of a sweep, exact inference in
-NumPy takes milliseconds; of more than `MAX_FITTED_TRIALS`, the others are left out. Matérn 5/2 kernel with one length for
-each hyperparameter, chosen by the marginal likelihood; Rasmussen and Williams 2006, algorithm 2.1.
+Optuna has one too, but it needs torch, which the control plane does not have. For the tens of trials of a sweep, exact
+inference in NumPy takes milliseconds; beyond `MAX_FITTED_TRIALS`, trials are left out. The kernel is Matérn 5/2 with one
+length scale per hyperparameter, chosen by the marginal likelihood (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
 import random
@@ -22,23 +22,24 @@ from resources.hpo.trial import Trial, cost, rank_trials
 
 Array = NDArray[np.float64]
 RANDOM_TRIALS = 10
-"""Trials by chance, before there is anything to learn from; as many as Optuna's estimator takes."""
+"""Number of random trials at the beginning; Optuna's estimator uses as many."""
 RANDOM_CANDIDATES, NEIGHBOURS = 1000, 200
 MAX_FITTED_TRIALS = 300
-"""Trials that a process is fitted to, half of them the best and half the newest: it takes the third power of their number,
-and one look at thousands would hold up all other sweeps.
+"""Maximum number of trials in a fit, half of them the best and half the newest.
+
+The time grows with the cube of their number, and a fit to thousands would delay all other sweeps.
 """
 OUTLIER_FACTOR = 10.0
-"""How far above what is usual a trial counts, in times that the best is below it: what is farther counts as no worse."""
+"""Costs above the lower quartile are clipped at this multiple of the distance from the best cost to the quartile."""
 LENGTH_BOUNDS = (np.log(0.02), np.log(20.0))
-"""Of a length, in shares of a hyperparameter's axis, as logarithms."""
+"""Bounds of the logarithm of a length scale, in shares of a hyperparameter's axis."""
 MAX_ITERATIONS = 30
 NOISE_BOUNDS = (np.log(1e-4), np.log(1.0))
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A process that was fitted to standardized costs at points of the unit cube."""
+    """A process that was fitted to standardized costs at points in the unit cube."""
 
     points: Array
     logs: Array
@@ -46,17 +47,17 @@ class Surrogate:
     weights: Array
 
     def predict(self, at: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation at each row of `at`."""
+        """Return mean and standard deviation at each row of `at`."""
         across = kernel(at, self.points, self.logs)
         explained = np.einsum("ij,ji->i", across, cho_solve(self.factor, across.T))
         return across @ self.weights, np.sqrt(np.maximum(1.0 - explained, 1e-12))
 
 
 def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
-    """What to try after the given trials; the same for the same trials. Of those that run still, the mean is believed.
+    """Suggest the next params. The result is deterministic; running trials count with their predicted mean.
 
-    On one core: where trainings have the others, threads that wait for each other at matrices of this size took 20 times as
-    long, and rounded as their number was.
+    BLAS is limited to one thread: while training used the other cores, several threads took 20 times as long for matrices of
+    this size, and rounding depended on their number.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         return best_candidate(config, trials)
@@ -90,10 +91,12 @@ def trial_costs(trials: Sequence[Trial], direction: str) -> Array:
 
 
 def clip_outliers(costs: Array, first: Array) -> Array:
-    """None is farther above the lower quartile of the first ones than `OUTLIER_FACTOR` times what the best is below it.
-    Where one trial
-    had diverged, all others were the same to the process, and it found no more than chance does. The first ones are there by
-    chance: what comes later lies ever closer together.
+    """Clip the costs of outliers.
+
+    Costs are limited to the lower quartile plus `OUTLIER_FACTOR` times the distance of the best cost from it.
+
+    Otherwise, after one diverged trial, all others look the same to the process: it did no better than random search. The
+    quartile is that of the first trials, which are random; later ones lie ever closer together.
     """
     quartile = float(np.quantile(first, 0.25))
     reach = OUTLIER_FACTOR * (quartile - costs.min())
@@ -101,20 +104,23 @@ def clip_outliers(costs: Array, first: Array) -> Array:
 
 
 def select_trials(selected: Sequence[Trial]) -> list[Trial]:
-    """The best and the newest of trials, of which the best is the first. It stays the first."""
+    """Return the best and the newest trials, starting with the best."""
     best, others = selected[: MAX_FITTED_TRIALS // 2], selected[MAX_FITTED_TRIALS // 2 :]
     return [*best, *sorted(others, key=lambda trial: trial.number)[-(MAX_FITTED_TRIALS - MAX_FITTED_TRIALS // 2) :]]
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """By how much each candidate is expected to be below the best cost so far."""
+    """Return the expected improvement of each candidate over the best cost so far."""
     scaled = (best - mean) / deviation
     improvement: Array = (best - mean) * norm.cdf(scaled) + deviation * norm.pdf(scaled)
     return improvement
 
 
 def encode_params(space: Space, params: Params) -> list[float]:
-    """A point of the unit cube: a number as its share of its axis, a choice as one axis for each of its values."""
+    """Return the params as a point in the unit cube.
+
+    A number is its share of its axis; a choice has one axis for each of its values.
+    """
     found: list[float] = []
     for name, dimension in space.items():
         if isinstance(dimension, Choice):
@@ -125,15 +131,19 @@ def encode_params(space: Space, params: Params) -> list[float]:
 
 
 def kernel(left: Array, right: Array, logs: Array) -> Array:
-    """Matérn 5/2 between the rows of both; the last of `logs` is the noise's."""
+    """Return the Matérn 5/2 kernel between the rows of both.
+
+    The last of `logs` is the noise.
+    """
     distance = distances(left / np.exp(logs[:-1]), right / np.exp(logs[:-1]))
     similar: Array = (1.0 + distance + np.square(distance) / 3.0) * np.exp(-distance)
     return similar
 
 
 def distances(left: Array, right: Array) -> Array:
-    """Between the rows of both, times the root of 5. A product, and no difference for each axis: a choice has as many axes
-    as it has values.
+    """Return the distances between the rows of both, times the square root of 5.
+
+    They are computed as a product, not as a difference per axis: a choice has as many axes as values.
     """
     squares = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1)[None, :] - 2.0 * left @ right.T
     root: Array = np.sqrt(5.0 * np.maximum(squares, 0.0))
@@ -147,7 +157,7 @@ def fit_surrogate(points: Array, values: Array, logs: Array) -> Surrogate:
 
 
 def fit_lengths(points: Array, values: Array) -> Array:
-    """The logarithms of lengths and noise under which the values are most likely."""
+    """Return the logarithms of length scales and noise that maximize the likelihood of the values."""
 
     start = np.array([np.log(0.5)] * points.shape[1] + [np.log(1e-2)])
     bounds = [LENGTH_BOUNDS] * points.shape[1] + [NOISE_BOUNDS]
@@ -157,9 +167,11 @@ def fit_lengths(points: Array, values: Array) -> Array:
 
 
 def negative_log_likelihood(logs: Array, points: Array, values: Array) -> tuple[float, Array]:
-    """The negative logarithm of the values' likelihood, but for a constant, and its slope in each of `logs`.
+    """Return the negative log-likelihood of the values, and its gradient.
 
-    With the slope (Rasmussen and Williams 2006, equation 5.9) the fit asks as often for a hundred axes as for one.
+    The likelihood is up to a constant; the gradient is with respect to `logs`.
+
+    With the gradient (Rasmussen and Williams 2006, equation 5.9), the number of evaluations does not grow with the axes.
     """
     fitted = fit_surrogate(points, values, logs)
     value = float(0.5 * values @ fitted.weights + np.log(np.diag(fitted.factor[0])).sum())

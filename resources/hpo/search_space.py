@@ -1,4 +1,7 @@
-"""A search space: which values each hyperparameter may take (row K2). Pure functions of a random source that is given."""
+"""A search space: the possible values of each hyperparameter.
+
+Pure functions of a given random source.
+"""
 
 import itertools
 import math
@@ -13,31 +16,41 @@ from recipes.contracts.frozen_model import FrozenModel, refuse_boolean
 
 Scalar = bool | int | FiniteFloat | str
 Value = Scalar | list[Scalar] | None
-"""As JSON has it: target modules are a list, and null is what a recipe says for a key that it does without."""
+"""JSON values: target modules are a list, and null leaves a recipe's key unset."""
 Params = Mapping[str, Any]
-"""Name of a hyperparameter -> its `Value`."""
+"""The `Value` of each hyperparameter, by name."""
 Number = Annotated[FiniteFloat, BeforeValidator(refuse_boolean)]
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}")
 PERTURBATION_FACTORS = (0.8, 1.2)
-"""By which a perturbed number is multiplied, as in the paper on population-based training (Jaderberg et al. 2017)."""
+"""Factors for a perturbed number, as in the paper on population-based training (Jaderberg et al. 2017)."""
 
 
 def parse_number(value: Any) -> Any:
-    """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point. Raises ValueError for no scalar."""
+    """Parse numbers such as `1e-5`, which YAML 1.1 reads as text.
+
+    YAML 1.1 requires a decimal point in floats.
+
+    Raises:
+        ValueError: the value is not a scalar.
+    """
     if not isinstance(value, bool | int | float | str):
         raise ValueError("must be a number, a text, true, false or null, or a list of numbers, texts, true and false")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 def parse_value(value: Any) -> Any:
-    """The same of a choice's value. Raises ValueError for one that is no scalar, no null and no list of scalars."""
+    """Parse a value of a choice.
+
+    Raises:
+        ValueError: it is not a scalar, null or a list of scalars.
+    """
     if isinstance(value, list):
         return [parse_number(each) for each in value]
     return None if value is None else parse_number(value)
 
 
 class Uniform(FrozenModel):
-    """Any number from `min` to `max`; on a grid, `points` of them at equal distances."""
+    """Any number from `min` to `max`; on a grid, `points` evenly spaced numbers."""
 
     type: Literal["uniform"]
     min: Number
@@ -51,14 +64,14 @@ class Uniform(FrozenModel):
         return self
 
     def at(self, share: float) -> float:
-        """The value at a share, 0 to 1, of the way from `min` to `max`."""
+        """Return the value at a share (0 to 1) of the range."""
         return min(max(self.min + share * (self.max - self.min), self.min), self.max)
 
 
 class LogUniform(Uniform):
-    """The same for numbers whose order of magnitude is searched: equal ratios instead of equal distances."""
+    """The same on a logarithmic scale: equal ratios instead of equal distances."""
 
-    type: Literal["log_uniform"]  # type: ignore[assignment]  # it is what tells the two apart
+    type: Literal["log_uniform"]  # type: ignore[assignment]  # the discriminator
 
     @model_validator(mode="after")
     def check_positive(self) -> Self:
@@ -67,12 +80,12 @@ class LogUniform(Uniform):
         return self
 
     def at(self, share: float) -> float:
-        # Not by their ratio, which may be no number: of a range like that, every value was the last.
+        # Not computed from the ratio, which may overflow: then every value was the last one.
         return min(max(math.pow(self.min, 1.0 - share) * math.pow(self.max, share), self.min), self.max)
 
 
 class Choice(FrozenModel):
-    """One of the values, which are in an order if they have any."""
+    """One of the values; their order matters to some strategies."""
 
     type: Literal["choice"]
     values: tuple[Annotated[Value, BeforeValidator(parse_value)], ...] = Field(min_length=1)
@@ -86,7 +99,7 @@ Space = Mapping[str, Dimension]
 
 
 def grid_values(dimension: Dimension) -> Sequence[Value]:
-    """The values of a dimension on a grid; none where it has no end of them."""
+    """Return the values of a dimension on a grid; empty if it is continuous."""
     if isinstance(dimension, Choice):
         return dimension.values
     if dimension.points is None:
@@ -99,18 +112,21 @@ def grid_size(space: Space) -> int:
 
 
 def grid_point(space: Space, number: int) -> Params:
-    """Combination `number` of the whole grid; the last hyperparameter changes first."""
+    """Return combination `number` of the grid; the last hyperparameter varies fastest."""
     combinations = itertools.product(*(grid_values(dimension) for dimension in space.values()))
     return dict(zip(space, next(itertools.islice(combinations, number, None)), strict=True))
 
 
 def sample_params(space: Space, rng: random.Random) -> Params:
-    """Every hyperparameter by chance."""
+    """Sample each hyperparameter at random."""
     return {name: dimension.at(rng.random()) for name, dimension in space.items()}
 
 
 def perturb_params(space: Space, params: Params, rng: random.Random) -> Params:
-    """Values near the given ones: numbers by one of `PERTURBATION_FACTORS`, choices by at most one place."""
+    """Return values near the given ones.
+
+    Numbers are multiplied by one of `PERTURBATION_FACTORS`; choices are at most one place away.
+    """
     return {name: perturb_value(dimension, params[name], rng) for name, dimension in space.items()}
 
 
@@ -122,13 +138,13 @@ def perturb_value(dimension: Dimension, value: Value, rng: random.Random) -> Val
 
 
 def to_float(value: Value) -> float:
-    """Of a range, whose values are numbers."""
+    """Convert a value of a numeric range."""
     assert isinstance(value, int | float | str)
     return float(value)
 
 
 def axis_share(dimension: Dimension, value: Value) -> float:
-    """Where on its axis a value lies, 0 to 1."""
+    """Return the position (0 to 1) of a value on its axis."""
     if isinstance(dimension, Choice):
         return dimension.values.index(value) / max(len(dimension.values) - 1, 1)
     if isinstance(dimension, LogUniform):
@@ -137,5 +153,5 @@ def axis_share(dimension: Dimension, value: Value) -> float:
 
 
 def range_share(value: float, low: float, high: float) -> float:
-    """How far from `low` to `high`; the middle where they are the same."""
+    """Return the relative position of `value` between `low` and `high`; 0.5 if they are equal."""
     return (value - low) / (high - low) if high > low else 0.5

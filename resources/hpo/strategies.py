@@ -1,4 +1,4 @@
-"""Suggest the next trials by strategy, population-based training included."""
+"""Suggest the next trials according to the strategy, including population-based training."""
 
 import random
 from collections.abc import Sequence
@@ -7,17 +7,20 @@ from resources.hpo.search_space import Params, grid_point, perturb_params, sampl
 from resources.hpo.sweep_config import SweepConfig
 from resources.hpo.trial import Suggestion, Trial, rank_trials
 
-# Population-based training (row K3): generations of members; the worst copy weights and hyperparameters of the best.
+# Population-based training: generations of members; the worst copy weights and hyperparameters of the best.
 #
-# A generation is a set of trials, each of which trains a part of all steps from the weights of a trial of the generation
-# before. Pure functions: chance depends on the sweep's seed and on the trial's place alone.
+# A generation is a set of trials. Each trains a part of all steps, from the weights of a trial of the previous generation.
+# Pure functions: randomness depends only on the sweep's seed and the trial's place.
 
 REPLACEMENT_DIVISOR = 3
-"""One in so many is replaced, by one in as many."""
+"""One in this many members is replaced, by one of the same number of best members."""
 
 
 def next_members(config: SweepConfig, trials: Sequence[Trial], limit: int) -> list[Suggestion]:
-    """At most `limit` members of the newest generation, or of the next one once that has ended; none when all is done."""
+    """Return up to `limit` members to start next.
+
+    They are of the newest generation, or of the next one once that has ended. Empty after the last generation.
+    """
     size = config.population
     newest = max((trial.generation for trial in trials), default=0)
     members = [trial for trial in trials if trial.generation == newest]
@@ -39,11 +42,13 @@ def next_members(config: SweepConfig, trials: Sequence[Trial], limit: int) -> li
 def evolve_member(
     config: SweepConfig, generation: int, member: int, before: Sequence[Trial], best: Sequence[Trial]
 ) -> Suggestion:
-    """A member of the next generation: it goes on as it is, or as a changed copy of one of the best.
+    """Return a member of the next generation.
+
+    It continues unchanged, or as a perturbed copy of one of the best.
 
     Args:
-        before: the generation before.
-        best: those of it that completed, the best first; at least one.
+        before: the previous generation.
+        best: its completed members, best first; at least one.
     """
     own = next(trial for trial in before if trial.member == member)
     cut = max(1, len(before) // REPLACEMENT_DIVISOR)
@@ -60,21 +65,20 @@ def member_rng(config: SweepConfig, generation: int, member: int) -> random.Rand
 
 
 def generation_steps(config: SweepConfig) -> int:
-    """All steps shared out to the generations, rounded up."""
+    """Return the steps of each generation, rounded up."""
     steps = config.base_config["max_steps"]
     assert isinstance(steps, int)
     return -(-steps // config.generations)
 
 
-# What a sweep tries next, by its strategy (rows K3, K5). Pure: the same trials give the same suggestions.
+# The next trials of a sweep, according to its strategy. Pure functions: the same trials give the same suggestions.
 #
-# Bayesian search learns from the trials that have ended by then. Of one trial at a time these are always the same; of
-# several it is a matter of time which they are, and a sweep that is done again may try others. The other strategies try
-# the same.
+# Bayesian search learns from the trials that have ended. With concurrent trials, which these are depends on timing, so a
+# repeated sweep may try other params. With one trial at a time, and with the other strategies, it tries the same.
 
 
 def suggest_trials(config: SweepConfig, trials: Sequence[Trial], limit: int) -> list[Suggestion]:
-    """At most `limit` suggestions, for the trials that would be numbered next."""
+    """Return up to `limit` suggestions, for the trials with the next numbers."""
     if config.strategy == "pbt":
         return next_members(config, trials, limit)
     count = min(limit, config.wanted_trials - len(trials))
@@ -85,7 +89,7 @@ def suggest_trials(config: SweepConfig, trials: Sequence[Trial], limit: int) -> 
 
 
 def suggest_by_number(config: SweepConfig, number: int) -> Params:
-    """Of a strategy that does not learn: trial `number`, whatever the others are."""
+    """Return the params of trial `number`, for strategies that do not learn."""
     if config.strategy == "grid":
         return grid_point(config.search_space, number)
     return sample_params(config.search_space, random.Random(f"{config.seed}/{number}"))
@@ -94,7 +98,7 @@ def suggest_by_number(config: SweepConfig, number: int) -> Params:
 def suggest_bayesian(config: SweepConfig, trials: Sequence[Trial], count: int) -> list[Suggestion]:
     if count <= 0:
         return []
-    # A second of imports that every process which loads the asset graph would pay for.
+    # Imported late: it takes a second, which each process that loads the asset graph would have to wait.
     if config.sampler == "gp":
         from resources.hpo.gaussian_process_sampler import suggest
     else:

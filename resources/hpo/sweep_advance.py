@@ -1,5 +1,6 @@
-"""One look at a sweep that goes on: what is seen of its trials, what follows from it, and its pictures. Also its end before
-its time, which is a look too: what has happened by then counts.
+"""Advance a running sweep: observe its trials, apply the next step, and draw its plots.
+
+A cancellation is also a step: it takes into account what has happened until then.
 """
 
 import logging
@@ -24,14 +25,16 @@ log = logging.getLogger(__name__)
 
 DELETED_REASON = "its run, or its experiment, was deleted"
 PAGE_POINTS = 10_000
-"""Points that are read at a time, where an objective is logged at every step."""
+"""Page size for objectives that are logged at every step."""
 
 
 def advance_sweep(database: Database, store: Store, sweep_id: str, is_stopped: Callable[[str], bool]) -> bool:
-    """Look once, and do what follows. Repeating it does nothing twice, wherever the one before was killed.
+    """Observe a sweep, apply its next step, and return whether anything changed.
+
+    It is safe to repeat after a kill.
 
     Args:
-        is_stopped: whether nothing runs any more of a job that was told to stop.
+        is_stopped: whether all processes of a job that is to stop are gone.
 
     Returns whether anything changed.
     """
@@ -48,9 +51,9 @@ def advance_sweep(database: Database, store: Store, sweep_id: str, is_stopped: C
     if not step.changed and not step.new_trials:
         if step.end is None:
             return False
-        store_plots(store, snapshot, step)  # before the end is recorded: a sweep that is completed has its pictures
+        store_plots(store, snapshot, step)  # before the end is recorded, so that a completed sweep has its plots
         return sweeps.apply_step(snapshot, step)
-    # Recorded before anything is drawn: a store that does not answer must not hold up what has happened, nor new trials.
+    # Recorded before drawing: an unavailable store must not delay the recorded results and new trials.
     if not sweeps.apply_step(snapshot, replace(step, end=None)):
         return False
     if step.end is not None:
@@ -61,9 +64,13 @@ def advance_sweep(database: Database, store: Store, sweep_id: str, is_stopped: C
 
 
 def cancel_sweep(database: Database, store: Store, sweep_id: str) -> None:
-    """End a sweep that goes on, with the jobs of its trials. Raises HanzoError where there is none, or it has ended."""
+    """End a running sweep and cancel its trials' jobs.
+
+    Raises:
+        HanzoError: there is no such sweep, or it has ended.
+    """
     sweeps = Sweeps(database)
-    while True:  # until nothing happens between the look and the end
+    while True:  # until nothing changes between the observation and the end
         snapshot = sweeps.snapshot(sweep_id)
         if snapshot.sweep.status != "running":
             raise conflict(f"sweep '{sweep_id}' is {snapshot.sweep.status} already")
@@ -76,7 +83,10 @@ def cancel_sweep(database: Database, store: Store, sweep_id: str) -> None:
 
 
 def observe_trials(snapshot: Snapshot, metrics: Metrics, is_stopped: Callable[[str], bool]) -> dict[int, Observation]:
-    """What is seen of each trial. Of those that have ended the points are read where others are judged by them."""
+    """Observe each trial.
+
+    The points of ended trials are only read if other trials are compared with them.
+    """
     config = snapshot.sweep.config
     needs_points = config.strategy == "successive_halving"
     return {
@@ -92,8 +102,9 @@ def observe_trials(snapshot: Snapshot, metrics: Metrics, is_stopped: Callable[[s
 
 
 def read_points(metrics: Metrics, trial: Trial, key: str) -> tuple[Point, ...]:
-    """The objective by step. A run that was killed and goes on may log a step again: the later value counts, and the time at
-    which it got there first.
+    """Read the objective at each step.
+
+    A run that was killed and resumed may log a step again: the later value counts, with the time of the first.
     """
     points: dict[int, Point] = {}
     token = None
@@ -108,13 +119,19 @@ def read_points(metrics: Metrics, trial: Trial, key: str) -> tuple[Point, ...]:
 
 
 def logged_value(point: MetricPoint) -> float:
-    """An infinity is stored as the largest double: taken for a number, a trial that diverged would have a value."""
+    """Return a point's value.
+
+    Infinity is stored as the largest double, which would otherwise count as a finite value.
+    """
     return math.copysign(math.inf, point.value) if abs(point.value) >= LARGEST_DOUBLE else point.number
 
 
 def store_plots(store: Store, snapshot: Snapshot, step: Step) -> None:
-    """The sweep's pictures after a step, among the files of its parent run. Drawn again whenever a trial ends: where the
-    store is full or away, the sweep goes on without.
+    """Store the sweep's plots among the files of its parent run.
+
+    Called each time a trial ends.
+
+    If the store is full or unavailable, the sweep continues without them.
     """
     sweep = snapshot.sweep
     trials = tuple({trial.number: trial for trial in (*snapshot.trials, *step.changed)}.values())
@@ -123,4 +140,4 @@ def store_plots(store: Store, snapshot: Snapshot, step: Step) -> None:
         store.put_bytes(f"{folder}/parallel_coordinates.html", parallel_coordinates_page(sweep.config, trials).encode())
         store.put_bytes(f"{folder}/history.html", history_page(sweep.config, trials).encode())
     except Exception:
-        log.exception("sweep %s: its pictures are not drawn", sweep.id)
+        log.exception("sweep %s: its plots could not be stored", sweep.id)

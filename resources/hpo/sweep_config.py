@@ -1,4 +1,4 @@
-"""What a sweep is asked to do: the specification's sweep file as a type (rows K2, K3, K5, Z13)."""
+"""The configuration of a sweep: the specification's sweep file as a type."""
 
 from typing import Literal, Self
 
@@ -11,25 +11,25 @@ from resources.hpo.search_space import Dimension, grid_size, grid_values
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
 SHAPES_WEIGHTS = frozenset({"method", "lora_rank", "lora_target_modules", "base_model", "model", "recipe", "architecture"})
-"""Hyperparameters that decide the shape of the weights: members of a population cannot copy theirs where these differ."""
+"""Hyperparameters that determine the shape of the weights: members of a population cannot copy weights across them."""
 
 
 class Objective(FrozenModel):
-    """The metric of a trial's run whose last value is the trial's."""
+    """The metric whose last value in a trial's run is the trial's value."""
 
     metric: str = Field(min_length=1, max_length=250)
     direction: Literal["minimize", "maximize"] = "minimize"
 
 
 class EarlyStopping(YamlModel):
-    """Stop a trial whose objective has not become better by more than `min_delta` for `patience` evaluations."""
+    """Stop a trial whose objective has not improved by more than `min_delta` for `patience` evaluations."""
 
     patience: int = Field(3, ge=1)
     min_delta: float = Field(0.001, ge=0, allow_inf_nan=False)
 
 
 class Halving(YamlModel):
-    """Of the trials that reach `min_steps` times a power of `reduction_factor`, the best one in so many goes on."""
+    """At `min_steps` times each power of `reduction_factor`, the best one in `reduction_factor` trials continues."""
 
     reduction_factor: int = Field(3, ge=2)
     min_steps: int | None = Field(None, ge=1, description="steps before the first cut; base_config.eval_steps when unset")
@@ -43,14 +43,17 @@ class Population(YamlModel):
 
 
 class SweepRequest(YamlModel):
-    """What a user asks for. `base_config` has the keys of a job (model, method or recipe, dataset) and of its recipe."""
+    """A sweep request.
+
+    `base_config` has the keys of a job (model, method or recipe, dataset) and of its recipe.
+    """
 
     experiment: str = Field(min_length=1, max_length=250)
     base_config: dict[str, JsonValue]
     search_space: dict[str, Dimension] = Field(min_length=1)
     strategy: Strategy = "bayesian"
     sampler: Literal["tpe", "gp"] = Field(
-        "tpe", description="of strategy bayesian: Parzen estimators, or a Gaussian process"
+        "tpe", description="for strategy bayesian: Parzen estimators, or a Gaussian process"
     )
     objective: Objective
     max_trials: int = Field(50, ge=1, le=10_000)
@@ -62,13 +65,13 @@ class SweepRequest(YamlModel):
     seed: int = 42
 
     def completed(self, strategy: Strategy, max_concurrent_trials: int) -> "SweepConfig":
-        """With the server's settings where the request says nothing. Raises pydantic's ValidationError."""
+        """Fill in the server's settings where the request has none. Raises pydantic's ValidationError."""
         given = self.model_dump(mode="json", exclude_unset=True)
         return SweepConfig.model_validate({"strategy": strategy, "max_concurrent_trials": max_concurrent_trials, **given})
 
 
 class SweepConfig(SweepRequest):
-    """A sweep whose strategy can be followed."""
+    """A sweep whose strategy has been checked."""
 
     @model_validator(mode="after")
     def check_strategy(self) -> Self:
@@ -88,12 +91,12 @@ class SweepConfig(SweepRequest):
             raise ValueError(f"strategy grid needs `points` (or type: choice) for {endless[0]}")
         if (size := grid_size(self.search_space)) > self.max_trials:
             raise ValueError(
-                f"the grid has {size} combinations and max_trials is {self.max_trials}: raise it, or search less"
+                f"the grid has {size} combinations and max_trials is {self.max_trials}: raise it, or reduce the search space"
             )
 
     def _check_population(self) -> None:
         if shaping := sorted(self.search_space.keys() & SHAPES_WEIGHTS):
-            raise ValueError(f"strategy pbt copies weights, whose shape {shaping[0]} decides: give it in base_config")
+            raise ValueError(f"strategy pbt copies weights, and {shaping[0]} changes their shape: set it in base_config")
         if not isinstance(self.base_config.get("max_steps"), int):
             raise ValueError("strategy pbt needs base_config.max_steps, which its generations share")
         if self.population * self.generations > self.max_trials:
@@ -104,7 +107,7 @@ class SweepConfig(SweepRequest):
 
     @property
     def wanted_trials(self) -> int:
-        """How many trials there will be."""
+        """Return the total number of trials."""
         if self.strategy == "grid":
             return grid_size(self.search_space)
         return self.population * self.generations if self.strategy == "pbt" else self.max_trials
@@ -119,7 +122,11 @@ class SweepConfig(SweepRequest):
 
     @property
     def first_rung(self) -> int:
-        """Steps after which successive halving cuts first. Raises ValueError where nothing says."""
+        """Return the steps before the first cut of successive halving.
+
+        Raises:
+            ValueError: neither setting states it.
+        """
         first = self.successive_halving.min_steps or self.base_config.get("eval_steps")
         if not isinstance(first, int) or first < 1:
             raise ValueError("strategy successive_halving needs successive_halving.min_steps or base_config.eval_steps")

@@ -1,4 +1,7 @@
-"""A sweep's pictures as pages that need no other file: its history, and all hyperparameters side by side. Pure functions."""
+"""Plot a sweep as self-contained pages: its history, and its hyperparameters in parallel coordinates.
+
+Pure functions.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -14,21 +17,21 @@ from resources.hpo.trial import Trial, rank_trials
 
 WIDTH, HEIGHT = 960, 420
 MIN_AXIS_GAP = 150
-"""Pixels from one axis to the next, at least: a name is wider than a line."""
+"""Minimum distance in pixels between two axes: a name is wider than a line."""
 LETTER_WIDTH = 7
 MAX_MARKS = 20
-"""On one axis: of a longer choice every second, or third, value is written beside it."""
+"""Maximum number of labels on an axis: for a longer choice, only every second or third value has one."""
 LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
 GOOD, BAD, AXIS = (79, 67, 221), (222, 224, 232), "#c9ccd6"
 TICKS = 5
 MAX_POWERS = 11
-"""Of ten, on one axis."""
+"""Maximum number of powers of ten on an axis."""
 LOG_TOLERANCE = 1e-9
-"""How far the logarithm of a power of ten may lie from a whole number."""
+"""Maximum distance of the logarithm of a power of ten from an integer."""
 LABEL_SHARE = 0.06
-"""Of an axis, that a text takes."""
+"""Share of an axis that a label occupies."""
 OUTLIER_FACTOR = 3.0
-"""A value that is worse than the worse quartile by more than so many times their distance is far out (Tukey 1977)."""
+"""A value is an outlier if its distance from the worse quartile is more than this times the quartiles' (Tukey 1977)."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: system-ui, sans-serif; margin: 2rem; color: #23262e }}
@@ -43,8 +46,9 @@ polyline:hover {{ stroke: #f2a541; stroke-width: 4 }}
 
 @dataclass(frozen=True)
 class ValueAxis:
-    """The axis of the objective. What is far worse than the others lies at its end: one trial that diverged made one line of
-    all others.
+    """The axis of the objective. Outliers are drawn at its end.
+
+    Otherwise one diverged trial would compress all others into one line.
     """
 
     low: float
@@ -65,7 +69,7 @@ class ValueAxis:
 
     @property
     def marks(self) -> list[tuple[float, str]]:
-        """What is written beside the axis, and where."""
+        """The labels of the axis, with their positions."""
         return (
             [(0.0, self.low_label), (1.0, self.high_label)]
             if self.high > self.low
@@ -77,7 +81,7 @@ class ValueAxis:
 
 
 def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
-    """The value of each trial in the order of trials, and the best so far as a line."""
+    """Plot the value of each trial, with a line for the best so far."""
     shown = sorted(rank_trials(trials, config.objective.direction), key=lambda trial: trial.number)
     if not shown:
         return render_page(config, trials, "history", "")
@@ -114,7 +118,10 @@ def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
 
 
 def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
-    """One line for each trial through its hyperparameters to its value; the best are the darkest, and lie on top."""
+    """Plot each trial as a line through its hyperparameters to its value.
+
+    The best are darkest and on top.
+    """
     shown = rank_trials(trials, config.objective.direction)
     if not shown:
         return render_page(config, trials, "parallel coordinates", "")
@@ -161,7 +168,7 @@ def format_value(value: Value) -> str:
 
 
 def axis_marks(dimension: Dimension) -> list[tuple[float, str]]:
-    """What is written beside an axis, and where."""
+    """Return the labels of an axis, with their positions."""
     if isinstance(dimension, Choice):
         every = -(-len(dimension.values) // MAX_MARKS)
         return [(axis_share(dimension, value), format_value(value)) for value in dimension.values[::every]]
@@ -171,8 +178,9 @@ def axis_marks(dimension: Dimension) -> list[tuple[float, str]]:
 
 
 def powers_of_ten(dimension: LogUniform) -> list[tuple[float, str]]:
-    """Those on the axis, or every second, or third; and an end that is none where there is room for its text. Nothing where
-    there is no power on it.
+    """Return the powers of ten on the axis, or every second or third of them.
+
+    Empty if there is none. An end of the axis that is no power is added if there is room for its label.
     """
     low, high = math.log10(dimension.min), math.log10(dimension.max)
     powers = range(math.ceil(low - LOG_TOLERANCE), math.floor(high + LOG_TOLERANCE) + 1)
@@ -185,7 +193,7 @@ def powers_of_ten(dimension: LogUniform) -> list[tuple[float, str]]:
 
 
 def draw_axis(place: int, apart: float, name: str, marks: Sequence[tuple[float, str]]) -> str:
-    """Its texts are cut where the next axis is."""
+    """Draw an axis; its labels are cut off at the next axis."""
     x, room = axis_x(place, apart), int(apart / LETTER_WIDTH) - 1
     texts = "".join(f'<text x="{x + 6:.1f}" y="{value_y(at) + 4:.1f}">{truncate(text, room)}</text>' for at, text in marks)
     return (
@@ -207,5 +215,5 @@ def value_y(at: float) -> float:
 
 
 def blend_color(rank: float) -> str:
-    """From the colour of the best, 0, to that of the worst, 1."""
+    """Interpolate between the color of the best (0) and of the worst (1)."""
     return "rgb({:.0f},{:.0f},{:.0f})".format(*(good + (bad - good) * rank for good, bad in zip(GOOD, BAD, strict=True)))

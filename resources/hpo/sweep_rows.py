@@ -1,4 +1,4 @@
-"""A sweep and its trials as they stand: the rows, and how they are read and told of."""
+"""A sweep and its trials as rows: types, queries and events."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +16,7 @@ from resources.metadata.tables import jobs as job_table
 
 @dataclass(frozen=True)
 class Sweep:
-    """A row of the sweeps table; times in milliseconds."""
+    """A row of the sweeps table; times in milliseconds since 1970."""
 
     id: str
     experiment: str
@@ -36,9 +36,9 @@ JobState = tuple[str, str]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A sweep, its trials by number, and the status and reason of each one's job.
+    """A sweep, its trials by number, and the status and reason of each trial's job.
 
-    `experiment_id` is that of its run, whatever the experiment is called by now; `is_deleted`: the run or the experiment is.
+    `experiment_id` is that of its run, even if the experiment was renamed; `is_deleted` is true if either was deleted.
     """
 
     sweep: Sweep
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
-    """Raises HanzoError where there is no such sweep."""
+    """Read a sweep with its trials. Raises HanzoError: there is no such sweep."""
     deleted = or_(runs.c.lifecycle_stage != "active", experiments.c.lifecycle_stage != "active")
     sweep_query = (
         select(sweeps, runs.c.experiment_id, deleted.label("is_deleted"))
@@ -70,7 +70,11 @@ def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
 def read_trials(
     identifier: str, connection: Connection, limit: int, page_token: str | None
 ) -> tuple[list[tuple[Trial, JobState]], str | None]:
-    """Trials by their numbers, and where the next page begins. Raises HanzoError where there is no such sweep."""
+    """Return trials by number, and the token of the next page.
+
+    Raises:
+        HanzoError: there is no such sweep.
+    """
     if connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is None:
         raise sweep_not_found(identifier)
     order = Keyset([SortKey(sweep_trials.c.number, True, int)], ("trials", identifier))
@@ -85,7 +89,7 @@ def trials_query(identifier: str) -> Select[Any]:
 
 
 def parse_trial(row: Sequence[Any]) -> tuple[Trial, JobState]:
-    """A row of `trials_query`, which may have more columns at its end."""
+    """Parse a row of `trials_query`, which may have additional columns at its end."""
     return Trial(**dict(zip(TRIAL_COLUMNS, row, strict=False))), (row[len(TRIAL_COLUMNS)], row[len(TRIAL_COLUMNS) + 1])
 
 

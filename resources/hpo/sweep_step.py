@@ -1,4 +1,4 @@
-"""What a sweep does next, from what is seen of its trials: the whole ask/tell loop as one pure function."""
+"""Decide a sweep's next step from observations of its trials, as one pure function."""
 
 import math
 import uuid
@@ -26,7 +26,10 @@ class End:
 
 @dataclass(frozen=True)
 class Step:
-    """`changed` are trials as they are now; `new_trials` are new ones. Nothing at all is the usual step."""
+    """`changed` are existing trials with their new state; `new_trials` are to be started.
+
+    Most steps are empty.
+    """
 
     changed: tuple[Trial, ...] = ()
     new_trials: tuple[Trial, ...] = ()
@@ -39,12 +42,12 @@ class Step:
 def decide_next_step(
     sweep_id: str, config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int
 ) -> Step:
-    """Tell, stop, ask, end.
+    """Update and stop trials, suggest new ones, and end a complete sweep.
 
     Args:
         trials: all trials so far, by number from 0.
-        observed: what is seen of each trial, by its number; one that has ended may be left out.
-        now: milliseconds.
+        observed: the observation of each trial by number; ended trials may be left out.
+        now: milliseconds since 1970.
     """
     updated = apply_observations(config, trials, observed, now)
     free = config.max_concurrent_trials - sum(not trial.has_ended for trial in updated)
@@ -69,7 +72,7 @@ def decide_next_step(
 def decide_cancellation(
     config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int, reason: str
 ) -> Step:
-    """The end of a sweep before its time. A trial whose job has ended by then ends as it did, the others are cancelled."""
+    """Cancel a sweep. Trials whose job has ended keep their outcome, the others are cancelled."""
     both = zip(trials, apply_observations(config, trials, observed, now), strict=True)
     updated = [cancel_trial(after if has_job_ended(before, observed) else before, now) for before, after in both]
     changed = tuple(after for before, after in zip(trials, updated, strict=True) if after != before)
@@ -89,14 +92,14 @@ def cancel_trial(trial: Trial, now: int) -> Trial:
 
 
 def trial_job_id(sweep_id: str, number: int) -> str:
-    """The job of a trial: one id for one trial, so that no trial has two jobs."""
+    """Return the id of a trial's job: deterministic, so that no trial gets two jobs."""
     return uuid.uuid5(uuid.UUID(sweep_id), str(number)).hex
 
 
 def apply_observations(
     config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int
 ) -> list[Trial]:
-    """All trials after a look at their jobs."""
+    """Return all trials, updated from observations of their jobs."""
     stopped = find_stops(dict(trial_histories(config, trials, observed)), config)
     return [
         apply_observation(trial, observed[trial.number], stopped.get(trial.number), config, now)
@@ -109,7 +112,10 @@ def apply_observations(
 def apply_observation(
     trial: Trial, observation: Observation, stop: EarlyStop | None, config: SweepConfig, now: int
 ) -> Trial:
-    """A trial after a look at its job. One that is to be stopped was so then, also where its job has ended since."""
+    """Return a trial updated from its job.
+
+    Early stopping applies even if the job has ended meanwhile.
+    """
     if trial.has_ended:
         return trial
     if trial.status in FINAL_STATUSES:
@@ -135,7 +141,7 @@ def apply_observation(
 
 
 def missing_value_reason(points: Sequence[Point], metric: str) -> str:
-    """Why a run that ended well has no value."""
+    """Return why a completed run has no value."""
     if points:
         return f"it diverged: the last '{metric}' of its run, at step {points[-1].step}, is no finite number"
     return f"its run logged no '{metric}': see objective.metric, and eval_steps in base_config"
@@ -144,7 +150,10 @@ def missing_value_reason(points: Sequence[Point], metric: str) -> str:
 def trial_histories(
     config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation]
 ) -> Iterator[tuple[int, TrialHistory]]:
-    """Those by which trials are judged. Not of those that failed or were cancelled, which leave no model."""
+    """Yield the histories that trials are compared with.
+
+    Failed and cancelled ones leave no model and are not included.
+    """
     if config.early_stopping is None and config.strategy != "successive_halving":
         return
     for trial in trials:
@@ -166,7 +175,10 @@ def trial_histories(
 
 
 def final_step(config: SweepConfig, trial: Trial, observation: Observation) -> int | None:
-    """How long a trial trains: at that step it has done all, and only publishes what may be the best of all models."""
+    """Return the last step of a trial.
+
+    After that step, it only publishes its model, which may be the best.
+    """
     steps = trial_steps(config, trial.params, trial.generation)
     if steps is None and observation.status == "completed" and observation.points:
         return observation.points[-1].step
@@ -183,7 +195,7 @@ def decide_end(trials: Sequence[Trial], config: SweepConfig) -> End:
 
 
 def missing_model_hint(best: Sequence[Trial]) -> str:
-    """What to do about the best trial where that was stopped early; nothing where it was not."""
+    """Return a hint for the user if the best trial was stopped early."""
     first = best[0]
     if first.status == "completed":
         return ""

@@ -1,7 +1,7 @@
-"""Sweeps and their trials as rows. Whatever changes one writes its event in the same transaction.
+"""Sweeps and their trials in the database.
 
-A sweep's id is its parent run's; a trial's job has the id of its child run. What a sweep does next is decided elsewhere
-(`resources.hpo.sweep_step`): this is where it is made to be so, all of it or nothing.
+Each change writes its event in the same transaction. A sweep's id is its parent run's; a trial's job has the id of its child
+run. `resources.hpo.sweep_step` decides the next step of a sweep; this module applies it, as a whole or not at all.
 """
 
 import logging
@@ -40,11 +40,11 @@ from resources.metadata.tracking.runs import Runs
 log = logging.getLogger(__name__)
 
 MAX_PAGE = 100
-"""Of sweeps, each with all its trials."""
+"""Maximum number of sweeps in a page, each with all its trials."""
 MAX_TRIALS = 1000
 STATUSES = ("running", "completed", "failed", "cancelled")
 SWEEP_KEY, START_KEY = "sweep", "start"
-"""Keys of a trial's job: the sweep that it belongs to, and the artifact whose weights it starts from."""
+"""Keys of a trial's job: its sweep, and the artifact with the weights from which it starts."""
 
 
 class Sweeps:
@@ -55,8 +55,9 @@ class Sweeps:
         self._run_data = RunData(database)
 
     def start(self, config: SweepConfig, *, user: str, organization: str, id: str | None = None) -> Sweep:
-        """Record a sweep and its parent run. Its trials come later, as jobs. One of that `id` that is there already stays as
-        it is, and is returned.
+        """Record a sweep and its parent run. Trials are started later, as jobs.
+
+        If a sweep with this `id` exists, it is returned unchanged.
         """
         identifier, now = id or uuid.uuid4().hex, now_ms()
         asked = config.model_dump(mode="json")
@@ -66,7 +67,7 @@ class Sweeps:
             self._runs.ensure(
                 identifier, config.experiment, name, user, organization, status="running", connection=connection
             )
-            # After its run is there: of two who start the same at once, the second has waited for the first.
+            # After its run exists: of two concurrent calls, the second has waited for the first.
             if sweep_exists(identifier, connection):
                 return read_snapshot(identifier, connection).sweep
             facts = {
@@ -93,8 +94,10 @@ class Sweeps:
     def page(
         self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
     ) -> tuple[Sequence[Sweep], str | None]:
-        """Sweeps, newest first, and where the next page begins. One that cannot be read hides no other: it is logged, and
-        left out."""
+        """Return sweeps, newest first, and the token of the next page.
+
+        One that cannot be read is logged and left out.
+        """
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status[:100]}' is unknown: use one of {', '.join(STATUSES)}")
         query = select(sweeps).where(sweeps.c.organization == organization)
@@ -113,7 +116,7 @@ class Sweeps:
         return found, order.next_token(rows, limit)
 
     def set_dataset(self, identifier: str, reference: str) -> None:
-        """Pin the dataset of a sweep that named none."""
+        """Pin the dataset version of a sweep that named none."""
         with self._database.write() as connection:
             connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
             config = read_snapshot(identifier, connection).sweep.config
@@ -122,7 +125,7 @@ class Sweeps:
             connection.execute(update(sweeps).where(sweeps.c.id == identifier).values(**values))
 
     def running(self) -> Sequence[str]:
-        """The ids of all sweeps that go on, oldest first."""
+        """Return the ids of all running sweeps, oldest first."""
         query = select(sweeps.c.id).where(sweeps.c.status == "running").order_by(sweeps.c.created_at)
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
@@ -132,25 +135,28 @@ class Sweeps:
             return sweep_exists(identifier, connection)
 
     def snapshot(self, identifier: str) -> Snapshot:
-        """The sweep as it stands."""
+        """Return the current state of a sweep."""
         with self._database.read() as connection:
             return read_snapshot(identifier, connection)
 
     def trials(
         self, identifier: str, *, limit: int = MAX_TRIALS, page_token: str | None = None
     ) -> tuple[list[tuple[Trial, JobState]], str | None]:
-        """`read_trials` in a transaction of its own."""
+        """Call `read_trials` in a transaction of its own."""
         with self._database.read() as connection:
             return read_trials(identifier, connection, limit, page_token)
 
     def apply_step(self, snapshot: Snapshot, step: Step) -> bool:
-        """Do what was decided of `snapshot`: trials, their jobs and runs, and all events in one transaction.
+        """Apply a step that was decided for `snapshot`, in one transaction.
 
-        Returns False, and does nothing, where the sweep is not as it was then: somebody else was faster, or a job went on.
+        The transaction includes trials, jobs, runs and events.
+
+        Returns False, and changes nothing, if the sweep has changed since the snapshot, by another process or a job's
+        progress.
         """
         identifier, stopped = snapshot.sweep.id, jobs_to_stop(snapshot, step)
         with self._database.write() as connection:
-            # Of two who look at once, the second waits here, and then finds that nothing is as he saw it.
+            # Of two concurrent calls, the second waits here, and then finds that the snapshot is outdated.
             connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
             lock_jobs_and_runs(connection, stopped, [identifier, *stopped])
             if read_snapshot(identifier, connection) != snapshot:
@@ -168,14 +174,14 @@ class Sweeps:
             return True
 
     def _start_trial(self, connection: Connection, snapshot: Snapshot, trial: Trial) -> None:
-        """The trial's run, job and row."""
+        """Create the trial's run, job and row."""
         sweep = snapshot.sweep
         config = {**build_trial_job(sweep.config, trial.params, trial.generation), SWEEP_KEY: sweep.id}
         if trial.start_from is not None:
             source = self._jobs.get(snapshot.trials[trial.start_from].job_id, connection)
             config[START_KEY] = source.trained.model_dump(mode="json")
         name = f"trial-{trial.number}"
-        # Beside its parent, not in the experiment of a name: somebody may have renamed that.
+        # In its parent's experiment, not in the experiment of that name, which may have been renamed.
         self._runs.create(
             snapshot.experiment_id,
             run_id=trial.job_id,
@@ -203,8 +209,11 @@ class Sweeps:
         emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, trial_event(sweep, trial))
 
     def _log_best(self, connection: Connection, snapshot: Snapshot, changed: Sequence[Trial]) -> None:
-        """On the sweep's run, the best value after each trial that counts, in the order in which they ended: a run shows the
-        value of its highest step, and by the trials' own numbers and values that was whatever the last one had.
+        """Log the best value so far to the sweep's run.
+
+        It is logged after each trial with a result, in the order in which they ended.
+
+        A run shows the value of its highest step: with the trials' own numbers and values, that was the last trial's value.
         """
         objective, counted = snapshot.sweep.config.objective, [trial for trial in snapshot.trials if trial.has_result]
         for trial in changed:
@@ -212,7 +221,7 @@ class Sweeps:
                 continue
             counted.append(trial)
             best = rank_trials(counted, objective.direction)[0]
-            assert best.value is not None  # it counts
+            assert best.value is not None  # `has_result` requires a value
             point = MetricPoint(objective.metric, best.value, len(counted) - 1, now_ms())
             self._run_data.log_metric(snapshot.sweep.id, point, connection=connection)
 
@@ -222,7 +231,7 @@ class Sweeps:
         self._runs.follow_job(sweep.id, end.status, connection)  # its run may be deleted
         order = rank_trials(trials, sweep.config.objective.direction)
         best = next((trial_event(sweep, trial) for trial in order), None)
-        # One that was stopped early has left no weights: what is evaluated is the best of those that have.
+        # A trial that was stopped early has left no weights: the best of the others is evaluated.
         trained = next((trial_event(sweep, trial) for trial in order if trial.status == "completed"), None)
         facts = {"sweep_id": sweep.id, "reason": end.reason, "best": best, "best_completed": trained}
         emit(connection, "jobs", f"sweep.{end.status}", sweep.id, facts)
@@ -233,7 +242,10 @@ def sweep_exists(identifier: str, connection: Connection) -> bool:
 
 
 def jobs_to_stop(snapshot: Snapshot, step: Step) -> Mapping[str, str]:
-    """The jobs that a step ends, each with why: those of trials that it stops, or all where the sweep is cancelled."""
+    """Return the jobs that a step ends, with the reason.
+
+    These are the jobs of stopped trials, or all if the sweep is cancelled.
+    """
     if step.end is not None and step.end.status == "cancelled":
         states = zip(snapshot.trials, snapshot.jobs, strict=True)
         return {trial.job_id: CANCELLED_REASON for trial, (status, _) in states if status not in ENDED_STATUSES}
@@ -241,10 +253,11 @@ def jobs_to_stop(snapshot: Snapshot, step: Step) -> Mapping[str, str]:
 
 
 def lock_jobs_and_runs(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
-    """Let nobody else change these jobs and runs until the transaction ends; jobs first, as whoever holds both does.
+    """Lock these jobs and runs until the transaction ends.
 
-    Before the first event is written: from then on the order of all events is held (`lock_event_order`), and whoever is
-    waited for may be about to write one. Two that wait for each other so are ended by PostgreSQL, one of them with an error.
+    Jobs first, in the order that all code uses. Called before the first event is written: from then on the order of all
+    events is locked (`lock_event_order`), and the transaction that holds a row may be about to write an event too.
+    PostgreSQL ends such a deadlock with an error in one of them.
     """
     for table, ids in ((job_table, job_ids), (runs, run_ids)):
         rows = select(table.c.id).where(table.c.id.in_(ids)).order_by(table.c.id)

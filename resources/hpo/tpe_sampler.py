@@ -1,7 +1,9 @@
-"""Bayesian search: Optuna's Tree-structured Parzen Estimator (rows K3, Z13), on a study that is made anew each time.
+"""Bayesian search with Optuna's Tree-structured Parzen Estimator.
 
-Optuna keeps nothing: its own storage could not commit together with the job of a trial, and a kill between the two would
-lose a trial or start one twice. To make a study of some hundred trials takes milliseconds.
+The study is rebuilt for each suggestion.
+
+Optuna stores nothing: its storage could not commit together with a trial's job, and a kill between the two would lose a
+trial or start it twice. Rebuilding a study of some hundred trials takes milliseconds.
 """
 
 from collections.abc import Sequence
@@ -18,8 +20,10 @@ SEED_STRIDE = 1_000_003
 
 
 def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
-    """What to try after the given trials; the same for the same trials. Those that still run count as bad ones, so that
-    trials at one time do not all try the same."""
+    """Suggest the next params. The result is deterministic.
+
+    Running trials count as bad ones, so that concurrent trials do not all try the same.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = (config.seed * SEED_STRIDE + len(trials)) % 2**32
     study = optuna.create_study(
@@ -35,7 +39,10 @@ def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
 
 
 def to_frozen_trial(trial: Trial, dimensions: Space, space: dict[str, BaseDistribution]) -> FrozenTrial:
-    """A trial in Optuna's words. One that was stopped early is told with the value that it had reached."""
+    """Convert a trial to Optuna's type.
+
+    One that was stopped early has the value that it had reached.
+    """
     states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     ended = states.get(trial.status, TrialState.FAIL if trial.has_ended else TrialState.RUNNING)
     reached = {trial.step or 0: trial.value} if ended == TrialState.PRUNED and trial.value is not None else {}
@@ -49,7 +56,7 @@ def to_frozen_trial(trial: Trial, dimensions: Space, space: dict[str, BaseDistri
 
 
 def encode_value(dimension: Dimension, value: Value) -> Value:
-    """A choice is known by its place: Optuna takes no lists."""
+    """Return a choice's position instead of its value: Optuna does not support lists."""
     return dimension.values.index(value) if isinstance(dimension, Choice) else value
 
 

@@ -1,4 +1,4 @@
-"""A trial of a sweep, what is seen of it, and which is the best. Plain data."""
+"""A trial of a sweep, observations of it, and the ranking of trials. Plain data."""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +9,17 @@ from resources.hpo.search_space import Params
 
 Status = Literal["running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]
 FINAL_STATUSES: dict[Status, Status] = {"pruning": "pruned", "cancelling": "cancelled"}
-"""A trial that was told to stop keeps its place until its processes are gone."""
+"""A trial that is to stop occupies its slot until its processes are gone."""
 ENDED_STATUSES = frozenset({"completed", "pruned", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of hyperparameters and the job that tries it; times in milliseconds.
+    """One set of hyperparameters and the job that trains with it.
 
-    `value` is the objective's last value at `step`; of a trial that was stopped early, the last before it was. Of a
-    population: `member` of `generation`, which starts from the weights of trial number `start_from`.
+    Times in milliseconds since 1970. `value` is the objective's last value, at `step`; if the trial was stopped early, the
+    last one before that. In a population: `member` of `generation`, which starts from the weights of trial number
+    `start_from`.
     """
 
     number: int
@@ -40,13 +41,13 @@ class Trial:
 
     @property
     def has_result(self) -> bool:
-        """Whether its value says something: it ended well, or was stopped early."""
+        """Whether its value counts: it completed, or was stopped early."""
         return self.status in ("completed", "pruned") and self.value is not None
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to try next."""
+    """The params of a trial to start."""
 
     params: Params
     generation: int = 0
@@ -56,7 +57,10 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Point:
-    """A logged value of the objective, which may be no finite number; `time` in milliseconds, by the clock of its trial."""
+    """A logged value of the objective, which may not be finite.
+
+    `time` in milliseconds, by the clock of its trial.
+    """
 
     step: int
     value: float
@@ -65,7 +69,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial's job as it stands. `is_stopped`: nothing of it runs any more."""
+    """The state of a trial's job.
+
+    `is_stopped` means that none of its processes run any more.
+    """
 
     status: str
     reason: str = ""
@@ -74,8 +81,10 @@ class Observation:
 
 
 def cost(value: float, direction: str) -> float:
-    """The less the better, in either direction. What is no finite number is worst: a trial that diverged to where more is
-    better was kept for the best of all, and no other went on beside it.
+    """Return a value's cost: less is better, in either direction.
+
+    A value that is not finite is worst. When maximizing, a trial that diverged to infinity was once kept as the best of all,
+    and no other trial continued next to it.
     """
     if not math.isfinite(value):
         return math.inf
@@ -83,7 +92,7 @@ def cost(value: float, direction: str) -> float:
 
 
 def rank_trials(trials: Sequence[Trial], direction: str) -> list[Trial]:
-    """The trials that count, best first; of equal ones the earlier."""
+    """Return the trials with a result, best first; the earlier of equal ones first."""
     counting = [
         (cost(trial.value, direction), trial.number, trial)
         for trial in trials

@@ -1,4 +1,7 @@
-"""The job of a trial: what `POST /v1/jobs` would take, made of a sweep's base_config and a trial's hyperparameters."""
+"""Build the job of a trial from a sweep's base_config and the trial's hyperparameters.
+
+The job is in the form that `POST /v1/jobs` accepts.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,22 +21,22 @@ from resources.jobs.sandbox import SANDBOX
 DEFAULT_METHOD = "lora"
 NAME_KEYS = ("model", "dataset", "recipe", "method")
 SEED_RANGE = 2**32
-"""A recipe's seed is one of so many."""
+"""A recipe's seed is less than this."""
 JOB_KEYS = (*NAME_KEYS, "parameters", "schedule", "pod")
-"""Keys of base_config that are not the recipe's."""
+"""Keys of base_config that belong to the job, not to its recipe."""
 DEFAULT_PRIORITY = "low"
-"""Of a trial's job, where base_config.schedule says none: the specification has sweeps give way to other jobs."""
+"""Default priority of a trial's job: according to the specification, other jobs go before sweeps."""
 
 
 def build_trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[str, Any]:
-    """Name, model, dataset, recipe, schedule and parameters of a job.
+    """Return name, model, dataset, recipe, schedule and parameters of a job.
 
-    `model` with `method` names a recipe where there is one, such as `zen-7b` with `lora`: the job then runs in the sandbox.
-    Else it is a model definition. Each generation of a population has a seed of its own: with the same one, all of them
-    trained on the same samples, the first ones of the same order, however long the population went on.
+    `model` with `method` names a recipe if there is one, such as `zen-7b` with `lora`: the job then runs in the sandbox.
+    Otherwise it names a model definition. Each generation of a population has a seed of its own: with one seed, all
+    generations trained on the same samples, the first ones of one order, however long the population continued.
 
     Raises:
-        HanzoError: base_config does not say what to train, or on what.
+        HanzoError: base_config does not state what to train, or on what.
     """
     base = config.base_config
     model, recipe = str(base.get("model") or SANDBOX), base.get("recipe")
@@ -77,7 +80,7 @@ def parse_schedule(given: JsonValue) -> dict[str, JsonValue]:
 
 
 def parse_pod(given: JsonValue) -> dict[str, JsonValue]:
-    """The job's key `pod`, where it says anything."""
+    """Return the job's key `pod`, or nothing if it has only defaults."""
     try:
         pod = PodSettings.model_validate({} if given is None else given)
     except ValidationError as error:
@@ -86,7 +89,10 @@ def parse_pod(given: JsonValue) -> dict[str, JsonValue]:
 
 
 def trial_seed(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
-    """Of a model definition's own recipe, which only the asset graph knows, the default is taken."""
+    """Return the seed of a trial's recipe.
+
+    For a model definition the default is used, because only the asset graph knows its recipe.
+    """
     given: Any = parameters.get("seed")
     if given is not None:
         return int(given)
@@ -94,7 +100,10 @@ def trial_seed(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
 
 
 def trial_steps(config: SweepConfig, params: Params, generation: int = 0) -> int | None:
-    """How long a trial trains; None where only the asset graph knows, which has the model definition's recipe."""
+    """Return the steps that a trial trains.
+
+    None for a model definition without `max_steps`, because only the asset graph knows its recipe.
+    """
     job = build_trial_job(config, params, generation)
     given = job["parameters"].get("max_steps")
     if given is None and "recipe" in job:

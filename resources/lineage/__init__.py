@@ -1,1 +1,4 @@
-"""Lineage: `edges` records what was made from what; `proof` walks it back and hashes every byte again."""
+"""Lineage: `edges` records what was made from what.
+
+`proof` follows it back and verifies the hash of every file.
+"""

@@ -1,6 +1,7 @@
-"""How far data reached: the runs that used it, the models that were made of those, and which run or model followed which.
+"""Find the runs that used data, and the models made from those.
 
-Which artifact was made of which is lineage's. Here several artifacts become one stop: all of a run, all of a model version.
+Lineage records artifacts. This module groups them into stops, and finds which stop followed which: all artifacts of a run or
+of a model version are one stop.
 """
 
 from collections import defaultdict
@@ -20,7 +21,7 @@ from resources.metadata.tables import inputs, jobs, params, run_inputs
 from resources.metadata.tables import model_versions as versions
 
 REPORT_KIND = "evaluation"
-"""The kind of artifact of which nothing is made."""
+"""The kind of artifact from which nothing is made."""
 
 
 class StopKind(StrEnum):
@@ -32,7 +33,10 @@ class StopKind(StrEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """`name` is the digest of data, the id of a run, a model version's reference, or the URI of what is of none of these."""
+    """A group of artifacts that data reached.
+
+    `name` is the digest of data, the id of a run, a model version's reference, or else an artifact's URI.
+    """
 
     kind: StopKind
     name: str
@@ -40,13 +44,19 @@ class Stop:
 
 @dataclass(frozen=True)
 class Reach:
-    """What follows each stop, with the roles in which it was used there; and the model versions by their references."""
+    """The stops that follow each stop, and the model versions by reference.
+
+    For each pair of stops, `after` has the roles in which the first was used in the second.
+    """
 
     after: Mapping[Stop, Mapping[Stop, Collection[str]]]
     models: Mapping[str, ModelVersion]
 
     def learned(self) -> set[Stop]:
-        """The runs that were trained on the data, and all that was made of them: what was only measured with it is not."""
+        """Return the runs that were trained on the data, and everything made from them.
+
+        Runs that only evaluated with it are not included.
+        """
         found: set[Stop] = set()
         waiting = [
             stop
@@ -65,10 +75,11 @@ class Reach:
 def compute_reach(
     database: Database, store: Store, organization: str, data: Collection[str], names: Collection[str]
 ) -> Reach:
-    """Everything that these datasets and splits (digests) reached.
+    """Return everything that these datasets and splits reached.
 
     Args:
-        names: of the datasets, as in a run's parameters: a run that has not ended well has no lineage yet.
+        data: the digests of the datasets and splits.
+        names: the datasets' names in runs' params, because a run that did not complete has no lineage yet.
     """
 
     def follow(artifact: Artifact) -> bool:
@@ -87,7 +98,7 @@ def compute_reach(
     for edge in edges:
         child = edge.child
         is_foreign = child.kind in DATA_KINDS and child.digest not in data
-        is_comparison = child.kind == REPORT_KIND and edge.parent not in data  # a model was measured beside others
+        is_comparison = child.kind == REPORT_KIND and edge.parent not in data  # a model was compared with others
         is_about_data = (
             edge.parent in data and child.kind not in DATA_KINDS and uris.parse_run_id(child.uri) is None
         )  # statistics
@@ -111,7 +122,7 @@ def compute_reach(
 
 
 def artifact_stop(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
-    """The stop that an artifact belongs to."""
+    """Return the stop to which an artifact belongs."""
     if artifact.kind in DATA_KINDS:
         return Stop(StopKind.DATA, artifact.digest)
     if run_id := uris.parse_run_id(artifact.uri):
@@ -124,9 +135,9 @@ def model_digests(model: ModelVersion) -> list[str]:
 
 
 def unfinished_runs(connection: Connection, organization: str, names: Collection[str]) -> list[str]:
-    """Runs on these datasets that did not complete: they run, wait, failed or were cancelled.
+    """Return the runs on these datasets that did not complete: running, queued, failed or cancelled.
 
-    Training says it as a param, a command as an input.
+    A training run has the dataset as a param, a command's run as an input.
     """
     wanted = sorted(names)
     trained = select(params.c.run_id).where(params.c.key == "dataset", params.c.value.in_(wanted))
@@ -141,7 +152,10 @@ def unfinished_runs(connection: Connection, organization: str, names: Collection
 
 
 def recorded_inputs(store: Store, run_id: str) -> Mapping[str, str]:
-    """Role -> digest of what a run is trained on, as its record says; nothing where it has none yet."""
+    """Return the digest of each role's training data from a run's record.
+
+    Empty if it has no record yet.
+    """
     uri = uris.run_record(run_id)
     found = store.find(uri)
     if found is None:

@@ -1,6 +1,7 @@
-"""A dataset version among what it was made of and what was made of it (rows B2, B8, B9).
+"""The lineage of a dataset version: its ancestors, and what was made from it.
 
-"What data was this model trained on" is asked of the model (`prove`); here it is asked from the data's side.
+For the question "what data was this model trained on", see `proof` and
+`training_data`, which start at the model.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +19,7 @@ from resources.metadata.tables import artifacts, dataset_versions, lineage_edges
 
 @dataclass(frozen=True)
 class LinkedArtifact:
-    """Something in the chain: `name` says what it is in words that a user knows."""
+    """An artifact of the lineage; `name` describes it in the user's terms."""
 
     name: str
     kind: str
@@ -28,10 +29,10 @@ class LinkedArtifact:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Both ways. `made_from` begins with the nearest; `find_children` are versions, `made_into` all else that came of it, in
-    which a run stands once.
+    """The lineage of a version in both directions.
 
-    `origins` are addresses at which a version's raw files could be had, of those that were made for it.
+    `made_from` begins with the nearest ancestor. `children` are versions made from it; `made_into` is everything else, in
+    which each run occurs once. `origins` are addresses from which the version's raw files were downloaded.
     """
 
     parents: list[str]
@@ -55,8 +56,9 @@ def read_lineage(connection: Connection, version: DatasetVersion) -> Lineage:
 
 
 def deduplicate_runs(found: Iterable[LinkedArtifact]) -> list[LinkedArtifact]:
-    """Each name once: a run's adapter and its evaluations are told by their run's name, which stood there three times. The
-    record of the run goes before them.
+    """Return each name once, and prefer the record of a run.
+
+    A run's adapter and evaluations all have the run's name, which was once listed three times.
     """
     once: dict[str, LinkedArtifact] = {}
     for each in found:
@@ -66,7 +68,7 @@ def deduplicate_runs(found: Iterable[LinkedArtifact]) -> list[LinkedArtifact]:
 
 
 def ancestors(connection: Connection, artifact: Artifact) -> list[Artifact]:
-    """Everything that an artifact was made from, the nearest first."""
+    """Return everything from which an artifact was made, the nearest first."""
     seen: dict[str, Artifact] = {}
     level = [artifact.digest]
     while level:
@@ -78,15 +80,20 @@ def ancestors(connection: Connection, artifact: Artifact) -> list[Artifact]:
 
 
 def version_digests(version: DatasetVersion) -> list[str]:
-    """Of its records and of its splits: those of a prepared version were made of that one's parent, not of its records."""
+    """Return the digests of a version's records and splits.
+
+    The splits of a prepared version were made from its parent, not from its records.
+    """
     return [version.artifact.digest, *(version.split(split).digest for split in version.splits)]
 
 
 def find_children(connection: Connection, version: DatasetVersion, but: Collection[str] = ()) -> list[LinkedArtifact]:
-    """Everything that was made of a version, the nearest first, and the versions that name it as their parent.
+    """Return everything made from a version, nearest first.
+
+    Includes the versions that name it as their parent.
 
     Args:
-        but: digests of its records and splits of which what was made is not asked.
+        but: digests of the version's records and splits whose descendants are left out.
     """
     seen: dict[str, Artifact] = {}
     level = [digest for digest in version_digests(version) if digest not in but]
@@ -111,14 +118,17 @@ def find_declared_children(connection: Connection, version: DatasetVersion) -> l
 
 
 def own_artifacts(connection: Connection, version: DatasetVersion) -> list[Artifact]:
-    """What belongs to a version and goes with it: source files, records and splits, which all lie in its folder."""
+    """Return the artifacts in a version's folder, which are deleted with it.
+
+    These are source files, records and splits.
+    """
     below = artifacts.c.uri.startswith(version.storage_path, autoescape=True)
     query = select(artifacts.c.digest).where(below)
     return [each for digest in connection.execute(query).scalars() if (each := find_artifact(connection, digest))]
 
 
 def shared_artifact_uris(connection: Connection, version: DatasetVersion, digests: Collection[str]) -> dict[str, str]:
-    """Digest -> URI of these artifacts where another version names them as its records or as one of its splits."""
+    """Return digest and URI of those artifacts that are also another version's records or split."""
     pointers = (dataset_versions.c.artifact, *(dataset_versions.c.splits[split]["artifact"] for split in SPLITS))
     found: dict[str, str] = {}
     for pointer in pointers:
@@ -131,8 +141,10 @@ def shared_artifact_uris(connection: Connection, version: DatasetVersion, digest
 
 
 def is_own_part(version: DatasetVersion, child: LinkedArtifact) -> bool:
-    """Whether something is a part of the version itself, such as a split. What was prepared of it is another version,
-    though it may lie in the folder of this one."""
+    """Return whether an artifact is part of the version itself, such as a split.
+
+    A version prepared from it is not, even if it is in its folder.
+    """
     return child.kind != "dataset" and child.uri.startswith(version.storage_path)
 
 

@@ -10,11 +10,11 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tables import artifacts, lineage_edges
 from resources.metadata.transactions import insert_into
 
-# Writing lineage: an artifact and the edges of its manifest, in the transaction of the change that made it.
+# Lineage is written within the transaction of the change that creates the artifact: the artifact and its manifest's edges.
 
 
 def record_artifact(connection: Connection, artifact: Artifact, manifest: Manifest) -> None:
-    """Remember an artifact and what it was made from. Recording it again changes nothing."""
+    """Record an artifact and what it was made from. Recording it again changes nothing."""
     row = {"digest": artifact.digest, "kind": artifact.kind, "uri": artifact.uri, "size_bytes": artifact.size_bytes}
     insert = insert_into(connection, artifacts).values(**row, recorded_at=now_ms())
     connection.execute(insert.on_conflict_do_nothing())
@@ -24,27 +24,27 @@ def record_artifact(connection: Connection, artifact: Artifact, manifest: Manife
 
 
 def find_artifact(connection: Connection, digest: str) -> Artifact | None:
-    """The recorded artifact of a digest."""
+    """Return the recorded artifact with a digest."""
     columns = (artifacts.c.kind, artifacts.c.uri, artifacts.c.digest, artifacts.c.size_bytes)
     row = connection.execute(select(*columns).where(artifacts.c.digest == digest)).mappings().first()
     return Artifact(**row) if row else None
 
 
 def parent_digests(connection: Connection, digest: str) -> dict[str, str]:
-    """Role -> digest of what an artifact was made from, as the database has it."""
+    """Return the recorded inputs of an artifact: the digest of each role."""
     query = select(lineage_edges.c.role, lineage_edges.c.parent).where(lineage_edges.c.child == digest)
     return {row.role: row.parent for row in connection.execute(query)}
 
 
 DATA_KINDS = ("dataset", "split")
-"""Kinds of artifacts that hold records."""
+"""Kinds of artifacts that contain records."""
 QUERY_BATCH = 500
-"""Digests of one query."""
+"""Number of digests in one query."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """`child` was made of the artifact of digest `parent`, which was to it what `role` says."""
+    """`child` was made from the artifact with digest `parent`, in the role `role`."""
 
     parent: str
     role: str
@@ -52,7 +52,7 @@ class Edge:
 
 
 def child_edges(connection: Connection, digests: Iterable[str]) -> list[Edge]:
-    """What was made of any of these, in the order in which it was recorded."""
+    """Return the edges to everything made from any of these, in recorded order."""
     wanted = sorted(digests)
     columns = (artifacts.c.kind, artifacts.c.uri, artifacts.c.digest, artifacts.c.size_bytes)
     found: list[Edge] = []
@@ -70,7 +70,10 @@ def child_edges(connection: Connection, digests: Iterable[str]) -> list[Edge]:
 
 
 def descendant_edges(connection: Connection, digests: Iterable[str], follow: Callable[[Artifact], bool]) -> list[Edge]:
-    """All edges below these artifacts, level by level. Below what is not to be followed, nothing is looked at."""
+    """Return all edges below these artifacts, level by level.
+
+    Artifacts that `follow` excludes are not followed.
+    """
     found: list[Edge] = []
     level = set(digests)
     seen = set(level)

@@ -1,4 +1,7 @@
-"""What models in use were trained on, by the edges of lineage: the baselines of a dataset's drift, and of its leaks."""
+"""Find what models in use were trained on.
+
+These are the baselines for a dataset's drift and leak checks.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +21,17 @@ USED_STAGES = ("production", "canary", "staging")
 TRAIN_ROLE = "train"
 RECORDS_DIGEST = dataset_versions.c.artifact["digest"].as_string()
 TRAIN_SPLIT_DIGEST = dataset_versions.c.splits[TRAIN_ROLE]["artifact"]["digest"].as_string()
-"""The digest of a version's records, and of its training split; null where it has not been split."""
+"""The digests of a version's records and of its training split; null if it has not been split."""
 MAX_DIGESTS_PER_QUERY = 500
-"""Digests in one query: both databases bound the parameters of a statement."""
+"""Maximum number of digests in one query: both databases limit the parameters of a statement."""
 
 
 @dataclass(frozen=True)
 class ModelAncestry:
-    """A model version in use: the digests of all that it was made from, and of those what it was trained on."""
+    """A model version in use, with the digests of its ancestors.
+
+    `trained_on` has those of its training data only.
+    """
 
     reference: str
     stage: str
@@ -35,7 +41,7 @@ class ModelAncestry:
 
 
 class Ancestry:
-    """Asks lineage about one dataset version, in one transaction."""
+    """Queries the lineage of one dataset version, within one transaction."""
 
     def __init__(self, connection: Connection, database: Database, version: DatasetVersion) -> None:
         self._connection = connection
@@ -44,10 +50,10 @@ class Ancestry:
         self._models = models_in_use(connection, version.organization)
 
     def baseline(self) -> tuple[str, Artifact] | None:
-        """NAME@VERSION and statistics of what drift is measured against.
+        """Return NAME@VERSION and statistics of the version that is the baseline for drift.
 
-        The version that the model in production was trained on, the newest where there are several; else the version before.
-        A version whose statistics were never taken is passed over.
+        It is the version that the model in production was trained on (the newest if there are several), else the previous
+        version. Versions without statistics are skipped.
         """
         others = [row for row in self._siblings() if row["id"] != self._version.id]
         production = sorted((model for model in self._models if model.stage == "production"), key=lambda m: -m.updated_at)
@@ -59,18 +65,20 @@ class Ancestry:
         return f"{self._version.name}@{chosen['version']}", Artifact.model_validate(chosen["statistics"])
 
     def _used_by(self, model: ModelAncestry, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Of versions, those that a model was trained on. By their splits: of those of a prepared version its records are no
-        ancestor, and the version that it was prepared of is one. Else one that was split anew since, by its records.
+        """Return the versions that a model was trained on.
+
+        They are found by their splits, because the splits of a prepared version were made from its parent, not from its
+        records. A version that was split again since is found by its records.
         """
         return [row for row in rows if row["split"] in model.trained_on] or [
             row for row in rows if row["digest"] in model.digests
         ]
 
     def training_records(self) -> dict[str, Artifact]:
-        """What people call them -> training records of all ancestors.
+        """Return the training records of all ancestors, by display name.
 
-        Ancestors are the versions that this one was derived from, and whatever any model in use was trained on that was
-        made, in any step, from a version of this dataset or of those.
+        Ancestors are the versions from which this one was derived, and the training data of any model in use that was made,
+        in any number of steps, from a version of this dataset or of those.
         """
         parents = self._parents(self._version, set())
         family = {self._version.name, *(parent.name for parent in parents)}
@@ -87,7 +95,7 @@ class Ancestry:
         return found
 
     def _siblings(self) -> Sequence[Mapping[str, Any]]:
-        """The versions of this dataset whose statistics are known, oldest first."""
+        """Return the versions of this dataset that have statistics, oldest first."""
         query = (
             select(
                 dataset_versions.c.id,
@@ -106,7 +114,7 @@ class Ancestry:
         return [dict(row) for row in self._connection.execute(query).mappings()]
 
     def _parents(self, version: DatasetVersion, seen: set[str]) -> list[DatasetVersion]:
-        """All versions that a version was derived from, in any number of steps. One that was deleted since is none."""
+        """Return all versions from which a version was derived, without deleted ones."""
         found = []
         for reference in version.lineage.get("parent_datasets", ()):
             if reference in seen:
@@ -126,7 +134,10 @@ class Ancestry:
         return frozenset(self._connection.execute(query).scalars())
 
     def _split_name(self, split: str) -> str:
-        """NAME@VERSION of the dataset whose split it is; of one that was split anew since, the one that it was cut from."""
+        """Return NAME@VERSION of a split's dataset.
+
+        If it was split again since, it is found by its records.
+        """
         columns = select(dataset_versions.c.name, dataset_versions.c.version)
         has_it = columns.where(split == TRAIN_SPLIT_DIGEST)
         cut_from = columns.join(lineage_edges, lineage_edges.c.parent == RECORDS_DIGEST).where(
@@ -137,7 +148,7 @@ class Ancestry:
 
 
 def models_in_use(connection: Connection, organization: str) -> list[ModelAncestry]:
-    """All model versions of an organization that are, or may soon be, served, with what they were made from."""
+    """Return an organization's model versions that are, or may soon be, served."""
     query = select(model_versions).where(
         model_versions.c.organization == organization, model_versions.c.stage.in_(USED_STAGES)
     )
@@ -151,7 +162,7 @@ def models_in_use(connection: Connection, organization: str) -> list[ModelAncest
 
 
 def ancestor_digests(connection: Connection, digests: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Digests of all that artifacts were made from, in any number of steps; and of those, what was trained on."""
+    """Return the digests of all ancestors of artifacts, and of their training data."""
     seen, trained_on = set(digests), set()
     edge = sorted(seen)
     while edge:

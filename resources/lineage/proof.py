@@ -1,8 +1,9 @@
-"""Proving a model version: every edge from the file that is served back to the raw files, every byte hashed again.
+"""Prove a model version: verify each file's hash, back to the raw files.
 
-A node is proved when its manifest has the recorded digest, its files have the manifest's hashes, and the database names
-the same parents. Nothing is believed that can be hashed. A version is proved when its files are of one chain, which begins
-at its own run: each of them alone may be whole, and another model's.
+The proof follows every edge from the file that is served. A node is proved if its manifest
+has the recorded digest, its files have the manifest's hashes, and the database has the same parents. Nothing is trusted that
+can be hashed. A version is proved if its files are of one chain, which begins at its own run: each file alone may be intact,
+but another model's.
 """
 
 import hashlib
@@ -32,16 +33,19 @@ LABELS = {
 }
 FORMATS = ("gguf", "merged", *TRAINED_ROLES)
 SOURCE_FORMATS = (("gguf", "merged"), *(("merged", role) for role in TRAINED_ROLES))
-"""Formats of a version, each with one that it was made from."""
+"""Formats of a version, each with one from which it was made."""
 
 
 def format_kind(format: str) -> str:
-    """What a format of a version is: of a second export, it names the quantization too."""
+    """Return the kind of a format.
+
+    The format of an additional export also names the quantization.
+    """
     return format.partition("-")[0]
 
 
 class ProofNode(BaseModel):
-    """One thing that was proved, or not. `problems` is empty when every byte is as recorded."""
+    """The result for one artifact. `problems` is empty if every byte is as recorded."""
 
     label: str
     uri: str
@@ -66,7 +70,10 @@ class Proof(BaseModel):
 
 
 class Prover:
-    """Walks the chain of one version. Hashes each artifact once, however many paths lead to it."""
+    """Follows the chain of one version.
+
+    Each artifact is hashed once, however many paths lead to it.
+    """
 
     def __init__(self, connection: Connection, store: Store) -> None:
         self._connection = connection
@@ -79,7 +86,10 @@ class Prover:
     def prove_served_file(
         self, version: ModelVersion, served_file: Callable[[str], tuple[Path | None, str] | None]
     ) -> ProofNode | None:
-        """The file that the engine serves, if this version is the one being served."""
+        """Return a node for the file that the engine serves.
+
+        Returns None if this version is not being served.
+        """
         deployment = deployments.find_serving(self._connection, version.model)
         if deployment is None or deployment.version != version.version:
             return None
@@ -115,7 +125,10 @@ class Prover:
         return node
 
     def artifact(self, artifact: Artifact, child: str, role: str = "") -> ProofNode:
-        """An artifact and, below it, everything it was made from. `role` is what it was to its child."""
+        """Return a node for an artifact and, below it, everything from which it was made.
+
+        `role` is the artifact's role in its child.
+        """
         label = f"{role} split" if artifact.kind == "split" else LABELS.get(artifact.kind, artifact.kind)
         if artifact.digest in self._seen:
             done = self._seen[artifact.digest]
@@ -142,7 +155,10 @@ class Prover:
         return node
 
     def check_one_chain(self, version: ModelVersion, root: ProofNode) -> None:
-        """That the version's files were made of each other, and by its run. What cannot be read was named already."""
+        """Check that the version's files were made from each other, and by its run.
+
+        Files that cannot be read have been reported already.
+        """
         digests = {format: artifact.digest for format, artifact in version.own_artifacts.items()}
         for format, digest in digests.items():
             kind, manifest = format_kind(format), self._manifests.get(digest)
@@ -191,7 +207,7 @@ def prove_version(
 ) -> Proof:
     """Prove a version.
 
-    `served_file` answers a name in the engine with the file served (none if it is on other machines) and the hash it loaded.
+    `served_file` returns the file served under a name (None if on other machines), and the hash that the engine loaded.
     """
     prover = Prover(connection, store)
     root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")
@@ -199,7 +215,7 @@ def prove_version(
         root.made_from.append(served)
     if not any(format in version.artifacts for format in FORMATS):
         prover._problem(root, f"{version.reference} -> artifacts", "none was made here, so there is nothing to prove")
-    # The first of each kind, then further exports (`gguf-f16`).
+    # The first format of each kind, then additional exports (`gguf-f16`).
     for format in (*FORMATS, *sorted(version.own_artifacts.keys() - set(FORMATS))):
         if format not in version.artifacts:
             continue

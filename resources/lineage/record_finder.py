@@ -1,7 +1,7 @@
-"""Which dataset versions and splits hold a record, or one that was made of it.
+"""Find the dataset versions and splits that contain a record, or one made from it.
 
-Answers come from the indexes that were built with them; for a split that is lines of its version, from that one's. What has
-none is read: that takes long, but misses nothing.
+The search uses the indexes that were built with the versions; a split that consists of lines of its version uses that one's.
+An artifact without an index is read completely, which takes long but misses nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ READER_THREADS = 16
 
 
 class Relation(StrEnum):
-    """How a record that was found relates to the one that was looked for."""
+    """How a record that was found relates to the one that was searched."""
 
     SAME = "the same record"
     TEXT = "the same text"
@@ -38,11 +38,14 @@ class Hit:
 
 
 Hits = Mapping[str, Sequence[Hit]]
-"""Digest of an artifact -> the records found in it."""
+"""The records found in each artifact, by digest."""
 
 
 class RecordFinder:
-    """Finds records in dataset versions and in all that was made of them. Reads each index's manifest once."""
+    """Finds records in dataset versions and everything made from them.
+
+    Each index's manifest is read once.
+    """
 
     def __init__(self, database: Database, store: Store, versions: Sequence[Artifact]) -> None:
         self._database = database
@@ -53,7 +56,7 @@ class RecordFinder:
             list(pool.map(self._index, versions))
 
     def find(self, wanted: Fingerprint) -> Hits:
-        """All artifacts that hold the record, its text, or what was made of one of these."""
+        """Return all artifacts that contain the record, its text, or a derived record."""
         hits = self._search_versions(wanted)
         waiting = set(hits)
         while waiting:
@@ -80,7 +83,7 @@ class RecordFinder:
         return hits
 
     def _search_child(self, child: Artifact, parents: Sequence[Hit], wanted: Fingerprint) -> Iterator[Hit]:
-        """The records of an artifact that are, or were made of, those that were found in what it was made of."""
+        """Yield an artifact's records that equal, or were made from, its parent's hits."""
         if child.kind == "split" and (selections := self._selections(child)):
             yield from self._selected(child, selections, parents)
             return
@@ -101,11 +104,14 @@ class RecordFinder:
                 yield Hit(entry.number, found, Relation.MADE_OF)
 
     def _selections(self, split: Artifact) -> list[FileRecord]:
-        """The files of a split that consist of lines of its version: these need no index of their own."""
+        """Return the files of a split that consist of lines of its version.
+
+        They need no index of their own.
+        """
         return [file for file in self._store.manifest(split).files if file.selection]
 
     def _selected(self, split: Artifact, files: Sequence[FileRecord], parents: Sequence[Hit]) -> Iterator[Hit]:
-        """Those records of a version that are in its split, numbered as there."""
+        """Yield the version's records that are in its split, with their numbers in the split."""
         before = 0
         for file in files:
             selection = file.selection
@@ -123,14 +129,14 @@ class RecordFinder:
         return number_hits(segments, self._query_segments(segments, keys))
 
     def _query_segments(self, segments: Iterable[Segment], keys: Collection[int]) -> Mapping[Segment, Sequence[IndexHit]]:
-        """Each segment once, however many versions share it."""
+        """Query each segment once, however many versions share it."""
         distinct = list(dict.fromkeys(segments))
         with ThreadPoolExecutor(READER_THREADS) as pool:
             found = pool.map(lambda segment: segment.find(self._store, keys), distinct)
             return dict(zip(distinct, found, strict=True))
 
     def _scan_records(self, artifact: Artifact, texts: Collection[int]) -> Iterator[IndexHit]:
-        """What an index would tell, from the records themselves."""
+        """Yield what an index would return, by reading the records."""
         for number, line in enumerate(iterate_record_lines(self._store, artifact), start=1):
             found = fingerprint_line(line)
             if found.text in texts:
@@ -143,5 +149,5 @@ class RecordFinder:
 
 
 def relate(entry: IndexHit, wanted: Fingerprint) -> Relation:
-    """How a record of the wanted text relates to the wanted one."""
+    """Return how a record with the wanted text relates to the wanted record."""
     return Relation.SAME if entry.value == wanted.record else Relation.TEXT

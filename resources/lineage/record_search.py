@@ -1,4 +1,7 @@
-"""Records that say something: all versions are searched, what several have in common once, in flat memory."""
+"""Search all versions for records with a text, in constant memory.
+
+Chunks that versions share are searched once.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -15,13 +18,16 @@ from resources.errors import invalid
 from resources.lineage.trace import Trace, Tracer
 
 PREFETCH_CHUNKS = 4
-"""Chunks that are read while one is searched."""
+"""Number of chunks that are read ahead."""
 WHOLE_FILE = "whole"
-"""What stands before a file that was not cut into chunks."""
+"""Used as the preceding chunk for a file that is not stored in chunks."""
 
 
 class Matches(BaseModel):
-    """`records` counts the stored records in which the text stands, `size_bytes` what was searched."""
+    """`records` counts the stored records that contain the text.
+
+    `size_bytes` is the amount of data that was searched.
+    """
 
     match: str
     records: int
@@ -30,10 +36,10 @@ class Matches(BaseModel):
 
 
 def trace_matches(tracer: Tracer, text: str, limit: int) -> Matches:
-    """Trace the first `limit` different records that say `text`, and count all.
+    """Trace the first `limit` different records that contain `text`, and count all.
 
     Raises:
-        HanzoError: 400 for no text.
+        HanzoError: 400 if `text` is empty.
     """
     if not text.strip():
         raise invalid("the text to match is empty: say what the records should contain")
@@ -51,17 +57,20 @@ def trace_matches(tracer: Tracer, text: str, limit: int) -> Matches:
 
 @dataclass
 class TextSearch:
-    """Looks for a text in records. What was searched once, in whichever version, is not searched again."""
+    """Searches records for a text. Data that several versions share is searched once."""
 
     store: Store
     text: str
     size: int = 0
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _has_line_end: dict[str, bool] = field(default_factory=dict)
-    """Whether a line ends in a chunk, of those that were searched."""
+    """Whether a line ends within a chunk, for the chunks that were searched."""
 
     def lines(self, artifact: Artifact) -> Iterator[bytes]:
-        """The records of an artifact that say the text, save those that were found before it in another."""
+        """Yield the records of an artifact that contain the text.
+
+        Data that was searched in an earlier artifact is skipped.
+        """
         for file in self.store.manifest(artifact).files:
             if not file.path.endswith(".jsonl"):
                 continue
@@ -72,12 +81,14 @@ class TextSearch:
                 yield from self._matching_lines(line_blocks(self.store.pieces(artifact.uri, file)))
 
     def _new_lines(self, artifact: Artifact, file: FileRecord) -> Iterator[bytes]:
-        """Blocks of whole lines: those of chunks that were not searched yet behind the chunks before them.
+        """Yield blocks of complete lines from chunks that were not searched yet.
 
-        A line may be longer than a chunk. What stands before a chunk is therefore all since the last end of a line.
+        A chunk counts as searched only if it followed the same predecessor.
+
+        A line may be longer than a chunk. The predecessor is therefore all data since the last line end.
         """
         before = ""
-        rest: list[bytes] | None = []  # of the line that ends in a later chunk; none where it was not read
+        rest: list[bytes] | None = []  # the start of a line that ends in a later chunk; None if it was not read
         waiting: dict[int, Future[bytes]] = {}
         with ThreadPoolExecutor(PREFETCH_CHUNKS) as pool:
             for place, chunk in enumerate(file.chunks):
@@ -101,7 +112,7 @@ class TextSearch:
                 before = chunk.sha256 if ends else hashlib.sha256((before + chunk.sha256).encode()).hexdigest()
 
     def _line_start(self, artifact: Artifact, file: FileRecord, place: int) -> list[bytes]:
-        """What stands before a chunk of the line that ends in it or behind it."""
+        """Return the start, from earlier chunks, of the line that continues in a chunk."""
         found: list[bytes] = []
         while place:
             place -= 1
@@ -115,7 +126,7 @@ class TextSearch:
         return b"".join(self.store.pieces(artifact.uri, file.model_copy(update={"chunks": (chunk,)})))
 
     def _matching_lines(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The lines of which a text, and not only a key, holds what is looked for."""
+        """Yield the lines in which a value contains the text; a key does not count."""
         needle = msgspec.json.encode(self.text)[1:-1]
         for block in blocks:
             self.size += len(block)
@@ -129,7 +140,10 @@ class TextSearch:
 
 
 def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces, cut anew so that each consists of whole lines. A line that does not end is left out."""
+    """Split the pieces into blocks of complete lines.
+
+    A line without a line end is left out.
+    """
     rest: list[bytes] = []
     for piece in pieces:
         end = piece.rfind(b"\n") + 1

@@ -30,15 +30,17 @@ from resources.metadata.tracking.run_inputs import CONTEXT_TAG, Dataset, Dataset
 
 # The record of a training run: everything needed to run it again, written once before it starts.
 #
-# It is an artifact of its own, so that a model's chain passes through it: recipe, seeds, data, lock file, git commit.
+# It is an artifact of its own, so that a model's chain includes it: recipe, seeds, data, lock file, git commit.
 
 RECORD_FILE = "run.json"
 
 
 class Environment(BaseModel, frozen=True):
-    """The code that ran: `git_dirty` says that tracked files differed from the commit, `git_diff_sha256` how.
+    """The code that ran.
 
-    On what it ran, and with which packages, only the program itself can say: see `Result.machine`.
+    `git_dirty` says whether tracked files differed from the commit;
+
+    `git_diff_sha256` hashes the diff. The machine and the packages are recorded by the program itself, in `Result.machine`.
     """
 
     git_commit: str
@@ -49,11 +51,11 @@ class Environment(BaseModel, frozen=True):
 
 
 class RunRecord(BaseModel, frozen=True):
-    """What decided a run.
+    """Everything that determines a run.
 
-    Of a replay: `replay_of` is the run that it repeats, `threads` how many that one computed with on its processor, since
-    sums in another order are other sums, and `repeats` what that one was healed of: smaller micro-batches are other sums
-    too, and samples that it left out are left out again.
+    For a replay: `replay_of` is the run that it repeats. `threads` is that run's number of CPU threads, because another
+    order of summation changes the sums. `repeats` are the incidents from which that run recovered: the replay uses the same
+    smaller micro-batches, which also change the sums, and skips the same samples.
     """
 
     run_id: str
@@ -71,13 +73,13 @@ class RunRecord(BaseModel, frozen=True):
 
     @property
     def hardware(self) -> Hardware:
-        """What the run asks for."""
+        """The hardware that the run requests."""
         hardware = self.recipe.hardware
         return hardware if self.threads is None else hardware.model_copy(update={"cpu": self.threads})
 
 
 def read_environment(source: Path) -> Environment:
-    """The environment of an installation: see `resources.installation`."""
+    """Read the environment of an installation (see `resources.installation`)."""
     changes = git_diff(source)
     lock = source / LOCK_FILE
     return Environment(
@@ -90,7 +92,10 @@ def read_environment(source: Path) -> Environment:
 
 
 def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Artifact:
-    """The record as an artifact. A run that has one keeps it: a resumed run is the run that was started."""
+    """Store the record as an artifact.
+
+    An existing record is kept: a resumed run keeps the record of its first start.
+    """
     uri = uris.run_record(record.run_id)
     if found := store.find(uri):
         return found
@@ -109,11 +114,13 @@ def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Art
 
 
 def read_record(store: Store, artifact: Artifact) -> RunRecord:
-    """The record as it was written: one that was changed since would run, and prove, something else.
+    """Read the record, and check that it is unchanged.
+
+    Otherwise a replay would run, and prove, something else.
 
     Raises:
-        BrokenArtifact: its manifest has another digest than the artifact, it has another hash than its manifest says, or it
-            is of a release whose records this one cannot read.
+        BrokenArtifact: the manifest differs from the artifact's digest, the record from its hash in the manifest, or this
+            release cannot read it.
     """
     where = f"{artifact.uri}/{RECORD_FILE}"
     recorded = next((file.sha256 for file in store.manifest(artifact).files if file.path == RECORD_FILE), None)
@@ -132,7 +139,7 @@ def read_record(store: Store, artifact: Artifact) -> RunRecord:
 
 
 def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) -> tuple[str, ...]:
-    """Of a record that was changed, the values that the run began with otherwise: those that it `logged` as parameters."""
+    """Return how a changed record differs from the params that the run `logged`."""
     try:
         recipe = RunRecord.model_validate_json(store.get_bytes(f"{artifact.uri}/{RECORD_FILE}")).recipe
     except (FileNotFoundError, ValidationError):
@@ -144,25 +151,30 @@ def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) 
 
 
 def format_param(value: object) -> str:
-    """A value of a recipe as a parameter of its run: as MLflow's clients write it, whose tuples are lists in YAML."""
+    """Format a value of a recipe as a param.
+
+    MLflow's clients do so, and YAML has lists instead of tuples.
+    """
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-# The record of a command's run: what it was asked to run, of which code and on which data.
+# The record of a command's run: its command, its code and its data.
 #
-# A script says of these what it likes, often nothing. What the job file named is known, and is said for it.
+# A script may log these or not. What the job file names is known, and is logged on its behalf.
 
 LINEAGE_ROLES = {"training": "train", "eval": "test"}
-"""What a job's dataset is to its run, by the type that was submitted: in the lineage, where training counts as learning."""
+"""The role of a job's dataset in the lineage of its run, by submitted job type: only `training` counts as trained on."""
 MLFLOW_CONTEXTS = {"training": "training", "eval": "evaluation"}
-"""The same in MLflow's words."""
+"""The same in MLflow's terms."""
 
 
 def write_command_record(store: Store, job: JobRecord, inputs: Mapping[str, Artifact]) -> Artifact:
-    """The record as an artifact, by which lineage knows the run. A run that has one keeps it.
+    """Store the record as an artifact, so that the run has lineage.
+
+    An existing record is kept.
 
     Args:
-        inputs: what the job is handed, by role.
+        inputs: the job's input artifacts, by role.
     """
     uri = uris.run_record(job.id)
     if found := store.find(uri):
@@ -181,12 +193,15 @@ def write_command_record(store: Store, job: JobRecord, inputs: Mapping[str, Arti
 
 
 def mlflow_digest(version: DatasetVersion) -> str:
-    """The digest of a version's records, as far as MLflow has room for it."""
+    """Return the digest of a version's records, cut to MLflow's maximum length."""
     return version.artifact.digest[:MAX_DATASET_DIGEST]
 
 
 def log_dataset_input(database: Database, job: JobRecord, version: DatasetVersion) -> None:
-    """The dataset as an input of the run, once. Nothing is told of a run that somebody deleted."""
+    """Log the dataset as an input of the run, once.
+
+    A deleted run is left unchanged.
+    """
     context = MLFLOW_CONTEXTS.get(job.config["type"])
     tags = {"version": str(version.version), **({CONTEXT_TAG: context} if context else {})}
     source = json.dumps({"uri": version.storage_path})
@@ -205,10 +220,12 @@ def log_command_end(
     version: DatasetVersion | None,
     tags: Sequence[tuple[str, str]],
 ) -> None:
-    """The params by which a recipe's run says the same, and tags, in the transaction that completes the job.
+    """Log tags, and the params that a recipe's run would have.
 
-    Not before: a param never changes, and a script that logs one called `dataset` would be refused it. What it has logged
-    stays as it is.
+    Called within the transaction that completes the job.
+
+    Not earlier: a param never changes, and a script that logs one called `dataset` itself would get an error. Params that
+    the script has logged are kept.
     """
     data = {"dataset": version.name, "dataset_version": str(version.version)} if version else {}
     commit = job.config.get("git_commit")

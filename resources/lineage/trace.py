@@ -1,4 +1,4 @@
-"""Trace a record to every dataset version, run, model and deployment it reached."""
+"""Trace a record to each dataset version, run, model and deployment that it reached."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,21 +18,24 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import deployments, runs
 
 MAX_RECORD_NUMBERS = 10
-"""Records of one artifact that are named by their numbers; all are counted."""
+"""Number of records of one artifact whose numbers are listed; all are counted."""
 ROLE_VERBS = {
     "train": "trained on it",
     "validation": "validated with it",
     "test": "tested with it",
-    "base": "went on from it",
+    "base": "started from it",
 }
-"""What a run does with what stands in a role."""
+"""How a run used data, by role."""
 SERVED_STATUSES = ("serving", "withdrawing")
-"""Statuses of what answers requests now."""
+"""Statuses of deployments that answer requests now."""
 ENDED_STATUSES = ("replaced", "failed", "withdrawn")
 
 
 class TraceNode(BaseModel):
-    """One thing that the record reached, and what it reached from there; `seen_above` means that this is told further up."""
+    """A node that the record reached, and what follows it.
+
+    `seen_above` means that it was listed with its followers before.
+    """
 
     kind: str
     name: str
@@ -42,14 +45,14 @@ class TraceNode(BaseModel):
 
 
 def walk_nodes(nodes: Iterable[TraceNode]) -> Iterator[TraceNode]:
-    """These nodes and all below them."""
+    """Yield these nodes and all below them."""
     for node in nodes:
         yield node
         yield from walk_nodes(node.reached)
 
 
 class TraceTree:
-    """Grows from what was found of a record (`hits`) and what that reached."""
+    """Builds a tree from the records that were found (`hits`) and what they reached."""
 
     def __init__(self, connection: Connection, versions: Sequence[DatasetVersion], hits: Hits, reached: Reach) -> None:
         self._connection = connection
@@ -66,14 +69,20 @@ class TraceTree:
         self._visited: set[Stop] = set()
 
     def build_tree(self) -> list[TraceNode]:
-        """The dataset versions that hold the record and were made of none that does, and all else below them."""
+        """Return the first dataset versions with the record, and everything below them.
+
+        The first are those that were not made from another version with the record.
+        """
         self._attach_splits()
         data = [Stop(StopKind.DATA, digest) for digest in (*self._versions, *self._hits)]
         below = {stop for following in self._after.values() for stop in following}
         return [self._node(stop, ()) for stop in dict.fromkeys(data) if stop not in below]
 
     def _attach_splits(self) -> None:
-        """A prepared version's splits were made of what it was made of; they are its own all the same."""
+        """Attach splits to their versions.
+
+        In lineage, a prepared version's splits were made from its parent.
+        """
         for digest, (version, _) in self._splits.items():
             split, owner = Stop(StopKind.DATA, digest), Stop(StopKind.DATA, version.artifact.digest)
             roles = [following.pop(split) for following in self._after.values() if split in following]
@@ -148,17 +157,17 @@ class TraceTree:
         return TraceNode(kind="model version", name=reference, facts={**facts, "learned": learned}, reached=served)
 
 
-# Which models saw a record: every dataset version, split, run, model version and deployment that it reached (row B8).
+# Which models saw a record: each dataset version, split, run, model version and deployment that it reached.
 
 PREVIEW_CHARACTERS = 300
-"""Characters of a record that are shown."""
+"""Number of characters of a record in the preview."""
 COUNTED_KINDS = ("dataset version", "split", "run", "model version", "deployment")
 
 
 class Trace(BaseModel):
-    """Everything that a record reached. `record` is the hash that it is known by, `totals` counts what it reached by kind.
+    """Everything that a record reached. `record` is its fingerprint; `totals` counts the nodes by kind.
 
-    `live` names the model versions that are served now and learned from it.
+    `live` names the model versions that are served now and were trained on it.
     """
 
     record: str
@@ -170,7 +179,7 @@ class Trace(BaseModel):
 
 
 class Tracer:
-    """Traces records through all that an organization has."""
+    """Traces records through all data of an organization."""
 
     def __init__(self, database: Database, store: Store, organization: str) -> None:
         self.store = store
@@ -185,7 +194,7 @@ class Tracer:
         return [version.artifact for version in self._versions]
 
     def trace(self, row: Mapping[str, Any]) -> Trace:
-        """Where a record, in any order of its keys, went."""
+        """Trace a record; the order of its keys does not matter."""
         line = encode_canonical_line(row)
         wanted = fingerprint_line(line)
         hits = self._finder.find(wanted)

@@ -1,7 +1,7 @@
-"""What data was this model trained on, and was personal data included? (row B8)
+"""Describe what data a model was trained on, and whether it included personal data.
 
-The splits that a version's runs used, the dataset versions that those are of, and what those were made of: as lineage has
-it. Of personal data only what somebody looked at is known: when the data was prepared, and when it was validated.
+The result has the splits that the version's runs used, their dataset versions, and what those were made from, as recorded in
+lineage. Personal data is only known if preparation or validation searched for it.
 """
 
 import json
@@ -26,11 +26,11 @@ from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.tracking.run_inputs import load_inputs
 
 STATISTICS = "statistics"
-"""Kind of the artifact that a validation leaves beside a version, and the name of its file."""
+"""The kind of the artifact in which a validation stores statistics, and the name of its file."""
 
 
 class Included(StrEnum):
-    """Whether personal data was in what a model was trained on."""
+    """Whether a model's training data included personal data."""
 
     FOUND = "yes"
     NOT_FOUND = "none was found"
@@ -39,7 +39,10 @@ class Included(StrEnum):
 
 
 class PersonalData(BaseModel):
-    """What is known of personal data in a version; kinds are counted. None means that nobody looked."""
+    """What is known about personal data in a version, counted by kind.
+
+    None means that it was not examined.
+    """
 
     included: Included
     found: dict[str, int] | None = None
@@ -47,9 +50,10 @@ class PersonalData(BaseModel):
 
 
 class DataUse(BaseModel):
-    """A dataset version that a model was made with. `splits` maps what a run used to how many records that had.
+    """A dataset version with which a model was made.
 
-    `records` and `transform` are the version's own; `made_of` names the versions that it was made of.
+    `splits` has the number of records for each role in which it was used. `records` and `transform` are the version's own;
+    `made_of` names its parent versions.
     """
 
     dataset: str
@@ -63,7 +67,7 @@ class DataUse(BaseModel):
 
 
 class LoggedDataset(BaseModel):
-    """A dataset that a run's own code named: nothing of it was checked."""
+    """A dataset that a run's own code logged; it was not verified."""
 
     name: str
     digest: str
@@ -71,7 +75,7 @@ class LoggedDataset(BaseModel):
 
 
 class TrainingData(BaseModel):
-    """All data behind a model version. `base_models` are what it began with, whose data nobody here knows."""
+    """All data behind a model version. The training data of `base_models` is unknown."""
 
     name: str
     version: int
@@ -83,14 +87,17 @@ class TrainingData(BaseModel):
 
 @dataclass(frozen=True)
 class ModelAncestors:
-    """Everything that a model was made of, by digest, and the roles in which each was used by whatever was made of it."""
+    """The ancestors of a model by digest, and the roles in which each was used."""
 
     artifacts: Mapping[str, Artifact]
     roles: Mapping[str, Collection[str]]
 
 
 def describe_training_data(database: Database, store: Store, version: ModelVersion, organization: str) -> TrainingData:
-    """What a version was trained, validated and tested on, through all models that it goes on from."""
+    """Describe what a version was trained, validated and tested on.
+
+    Includes the data of the models on which it is based.
+    """
     known = Datasets(database).list(organization)
     with database.read() as connection:
         model_ancestors = collect_ancestors(connection, store, version)
@@ -122,13 +129,13 @@ def describe_training_data(database: Database, store: Store, version: ModelVersi
         logged=[
             LoggedDataset(name=each.name, digest=each.digest, source=each.source)
             for each in logged
-            if (each.name, each.digest) not in known_as  # a command's input: it is among the datasets
+            if (each.name, each.digest) not in known_as  # a command's input, which is among the datasets
         ],
     )
 
 
 def collect_ancestors(connection: Connection, store: Store, version: ModelVersion) -> ModelAncestors:
-    """What a version's files were made of, and the split that its run was tested on."""
+    """Return the ancestors of a version's files, and its run's test split."""
     begin = set(model_digests(version))
     if version.run_id is not None and (record := store.find(uris.run_record(version.run_id))):
         begin.add(record.digest)
@@ -136,7 +143,7 @@ def collect_ancestors(connection: Connection, store: Store, version: ModelVersio
     roles: dict[str, set[str]] = defaultdict(set)
     reports = [edge.child for edge in child_edges(connection, begin) if edge.child.kind == REPORT_KIND]
     for report in reports:
-        # Only what it was tested on: a report also names the model that it was compared with.
+        # Only the test data: a report also names the model of the comparison.
         test = parent_digests(connection, report.digest).get("test")
         if test is not None and uris.parse_run_id(report.uri) == version.run_id:
             roles[test].add("test")
@@ -156,17 +163,20 @@ def collect_ancestors(connection: Connection, store: Store, version: ModelVersio
 def find_used_splits(
     connection: Connection, model_ancestors: ModelAncestors, versions: Iterable[DatasetVersion]
 ) -> Mapping[str, Mapping[str, Artifact]]:
-    """Id of a dataset version -> role -> the split of it, or the whole, that was used in it."""
+    """Return the artifact used in each role, for each dataset version's id.
+
+    The artifact is a split or the whole version.
+    """
     versions = list(versions)
     owners = {split["artifact"]["digest"]: each for each in versions for split in each.splits.values()}
     by_artifact = {each.artifact.digest: each for each in versions}
     used: dict[str, dict[str, Artifact]] = defaultdict(dict)
     for digest, artifact in model_ancestors.artifacts.items():
         if artifact.kind == "split":
-            # One that its version was split into anew since is still of the version that it was made of.
+            # If the version was split again since, the old split still belongs to the version from which it was made.
             owner = owners.get(digest) or by_artifact.get(parent_digests(connection, digest).get("dataset", ""))
             used_as = model_ancestors.roles[digest]
-        else:  # a command reads a version whole
+        else:  # a command reads a whole version
             owner, used_as = (
                 by_artifact.get(digest),
                 [role for role in model_ancestors.roles[digest] if role in LINEAGE_ROLES.values()],
@@ -177,7 +187,7 @@ def find_used_splits(
 
 
 def count_split_records(store: Store, split: Artifact) -> int | None:
-    """How many records a split says to have; None where it cannot say any more."""
+    """Return a split's number of records; None if its manifest cannot be read."""
     try:
         count = store.manifest(split).facts.get("num_records")
     except BrokenArtifact:
@@ -186,13 +196,13 @@ def count_split_records(store: Store, split: Artifact) -> int | None:
 
 
 def find_statistics(connection: Connection, version: DatasetVersion) -> Artifact | None:
-    """What the newest validation of a version left."""
+    """Return the statistics of a version's newest validation, or None."""
     found = [edge.child for edge in child_edges(connection, [version.artifact.digest]) if edge.child.kind == STATISTICS]
     return found[-1] if found else None
 
 
 def examine_personal_data(store: Store, version: DatasetVersion, statistics: Artifact | None) -> PersonalData:
-    """What a validation found in a version, and what its preparation masked."""
+    """Return the personal data that was found in a version, or masked in it."""
     found = masked = None
     if statistics is not None:
         found = parse_counts(json.loads(store.get_bytes(f"{statistics.uri}/{STATISTICS}.json")).get("personal_data"))
@@ -208,11 +218,11 @@ def examine_personal_data(store: Store, version: DatasetVersion, statistics: Art
 
 
 def parse_counts(value: object) -> dict[str, int] | None:
-    """Kind -> count, without the kinds of which there are none; None where nobody counted."""
+    """Return the counts by kind, without zeros; None if nothing was counted."""
     return {str(kind): int(count) for kind, count in value.items() if count} if isinstance(value, Mapping) else None
 
 
 def combine_answers(answers: Collection[Included]) -> Included:
-    """One answer for all data: what was found counts most, and then what nobody looked at."""
+    """Combine the answers for several versions: "found" takes precedence, then "not examined"."""
     order = (Included.FOUND, Included.NOT_EXAMINED, Included.MASKED, Included.NOT_FOUND)
     return next((answer for answer in order if answer in answers), Included.NOT_EXAMINED)

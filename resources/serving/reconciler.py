@@ -168,7 +168,7 @@ class Reconciler:
                 chosen = choose_load(wishes, served.get(name), self._progress.failures, time.monotonic())
                 if chosen is not None:
                     task = self._loads[name] = asyncio.create_task(self._load(chosen), name=str(chosen.id))
-                    task.add_done_callback(partial(self._end_load, name))
+                    task.add_done_callback(partial(self._end_load, chosen))
         try:
             needed = {each.sha256 for each in self._expected} | {each.sha256 for each in self._table.served()}
             for file in self._cache.evict(needed):
@@ -199,8 +199,12 @@ class Reconciler:
             if task.get_name() not in current:
                 task.cancel()
 
-    def _end_load(self, name: str, _: asyncio.Task[None]) -> None:
-        del self._loads[name]
+    def _end_load(self, deployment: WantedDeployment, task: asyncio.Task[None]) -> None:
+        del self._loads[deployment.name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("loading %s version %d failed", deployment.name, deployment.version, exc_info=error)
+            failure = EngineError(f"internal error of the replica: {error!r}")
+            self._progress.failures[deployment.id, deployment.attempt] = Failure(failure, time.monotonic())
         self._changed.set()
 
     async def _load(self, deployment: WantedDeployment) -> None:

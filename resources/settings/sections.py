@@ -70,6 +70,10 @@ class RunPods(Section):
     )
 
 
+DAGSTER_PREFIX = "/dagster"
+"""Path below which Dagster's web server serves its UI if the API is in front of it."""
+
+
 class Dagster(Section):
     """Dagster's own processes, and its UI."""
 

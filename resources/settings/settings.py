@@ -30,6 +30,7 @@ from resources.settings.document import (
 )
 from resources.settings.scheduler import Scheduler
 from resources.settings.sections import (
+    DAGSTER_PREFIX,
     Alerts,
     Auth,
     Dagster,
@@ -181,8 +182,8 @@ class Settings(Section):
 
     @property
     def dagster_url(self) -> str:
-        """Address of Dagster's web server on this machine; `dagster.url` is the API's."""
-        return f"http://{self.dagster.host}:{self.dagster.port}"
+        """Address of Dagster's web server on this machine, with its path prefix."""
+        return f"http://{self.dagster.host}:{self.dagster.port}{DAGSTER_PREFIX if self.dagster.url else ''}"
 
     @property
     def dagster_home(self) -> Path:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from resources.installation import CHECKOUT, SOURCE, WORKSPACE_FILE
-from resources.settings.sections import is_loopback
+from resources.settings.sections import DAGSTER_PREFIX, is_loopback
 from resources.settings.settings import Settings
 
 CONTROLLER = "resources.compute.kubernetes.controller"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 ALL_INTERFACES = "0.0.0.0"
-DAGSTER_PREFIX = "/dagster"
-"""Path of Dagster's web server where the API serves its UI."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def list_services(settings: Settings) -> list[Service]:
             ),
             dagster.port,
             "HANZO_ML_DAGSTER_PORT",
-            f"{settings.dagster_url}{''.join(path_prefix[1:])}/server_info",
+            f"{settings.dagster_url}/server_info",
             after=("code-server",),
         ),
         *([Service("relay", (python, "-m", "resources.outbox_relay"))] if settings.stream.brokers else []),

@@ -250,6 +250,7 @@ class Cluster:
         path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps resources that it does not know
         patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
         self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")
+        node.start_kube_router()
         return node
 
     def is_ready(self, name: str) -> bool:

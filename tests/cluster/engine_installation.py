@@ -14,7 +14,8 @@ PORT = 8043
 TOKEN = "the-token-that-replicas-share-0123456789"
 REPLICAS = 2
 
-# Each request opens a connection of its own, so that the Service chooses a replica for each.
+# Each request opens a connection of its own, so that the Service chooses a replica for each. Before the first answer, the
+# pod's node may not know the Service's endpoints yet.
 LOAD = """
 import json, sys, threading, time, urllib.error, urllib.request
 body = json.dumps({"model": "keeper", "prompt": "The lamp", "max_tokens": 8}).encode()
@@ -27,7 +28,9 @@ def ask():
                 json.load(answer)["choices"]
                 found = answer.headers["X-Hanzo-Model-Version"]
         except Exception as error:
-            print(json.dumps({"failure": repr(error), "at": time.time()}), flush=True)
+            with lock:
+                if counts:
+                    print(json.dumps({"failure": repr(error), "at": time.time()}), flush=True)
             time.sleep(0.2)
             continue
         with lock:
@@ -98,6 +101,16 @@ class EngineInstallation(Installation):
 
     def ready_pods(self) -> set[str]:
         return {each["metadata"]["name"] for each in self.engine_pods() if is_ready(each)}
+
+    def restart_container(self, name: str) -> None:
+        """Ask the program of a pod to end, and wait until its container runs again."""
+        where = f"--namespace={self.name}"
+        self.cluster.kubectl("exec", name, where, "--", "python", "-c", "import os; os.kill(1, 15)")
+
+        def restarts() -> int:
+            return sum(each["restartCount"] for each in self.cluster.get("pod", name, where)["status"]["containerStatuses"])
+
+        wait_until(lambda: restarts() == 1, ENDS_WITHIN, self.describe_engine)
 
     def wait_ready(self, *gone: str) -> None:
         """Wait until all replicas are ready and report, without those that were deleted."""

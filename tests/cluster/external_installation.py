@@ -47,6 +47,8 @@ class ExternalInstallation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self.demo.overlay.exists():
+            return
         self.delete()
         for item in yaml.safe_load_all(self.demo.render_queues()):
             if item["kind"] in ("ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"):
@@ -89,7 +91,8 @@ class ExternalInstallation:
         folder = make_tiny_model(scratch / "model")
         reference = {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}
         recipe = Recipe.named("smollm2-135m-lora").changed({"base_model": reference})
-        resolve_base_model(recipe.base_model, Store(self.demo.settings.store, self.cluster.s3.variables), scratch)
+        keys = {name: self.cluster.s3.variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        resolve_base_model(recipe.base_model, Store(self.demo.settings.store, keys), scratch)
         return reference
 
     def _write_overlay(self, checkout: Path, tag: str) -> None:

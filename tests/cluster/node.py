@@ -18,6 +18,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images import PAUSE_IMAGE
 
 STARTS_WITHIN = 60.0
+KUBE_ROUTER_STARTS = 5
+KUBE_ROUTER_READY = b"Starting network policy controller full sync"
 
 INIT = """\
 hostname {hostname}
@@ -123,8 +125,13 @@ class Node:
             self.start_program(program)
 
     def import_image(self, archive: Path) -> None:
-        """Have one image more."""
+        """Have one image more. What had its name before goes, with all that has no name: 1.3 GB for each product image."""
         self._ctr("import", archive)
+        images = [line.split() for line in self._ctr("list").splitlines()[1:]]
+        named = {digest for name, _, digest, *_ in images if not name.startswith("sha256:")}
+        unnamed = [name for name, _, digest, *_ in images if name.startswith("sha256:") and digest not in named]
+        if unnamed:
+            self._ctr("remove", *unnamed)
 
     def tag_image(self, image: str, name: str) -> None:
         """Have an image under another name as well."""
@@ -137,13 +144,31 @@ class Node:
         network.detach_node(self._cluster, self.namespace, self.number)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _ctr(self, *arguments: str | Path) -> None:
+    def _ctr(self, *arguments: str | Path) -> str:
         socket = self.folder / "containerd.sock"
-        self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", *arguments)
+        return self.run(self._cache.program("ctr"), f"--address={socket}", "--namespace=k8s.io", "images", *arguments)
 
     def start_program(self, name: str) -> None:
         """Start containerd, kubelet, kube-proxy or kube-router."""
         processes.start(name, [*self._inside, self._cache.program(name), *self._arguments(name)], self.folder)
+
+    def start_kube_router(self) -> None:
+        """Enforce network policies. It ends at once where the node is not registered, and crashes at times as it starts."""
+        log = self.folder / "kube-router.log"
+        for _ in range(KUBE_ROUTER_STARTS):
+            begin = log.stat().st_size if log.exists() else 0
+            self.start_program("kube-router")
+
+            def is_ready(begin: int = begin) -> bool:
+                return KUBE_ROUTER_READY in log.read_bytes()[begin:]
+
+            def has_ended() -> bool:
+                return processes.pid("kube-router", self.folder) is None
+
+            processes.wait_until(lambda: is_ready() or has_ended(), STARTS_WITHIN, lambda: processes.tail(log), pause=0.2)
+            if is_ready():
+                return
+        raise processes.NotReady(f"kube-router does not start:\n{processes.tail(log)}")
 
     def kill_program(self, name: str) -> None:
         """End one of its programs as a crash would; the pods continue."""
@@ -165,7 +190,8 @@ class Node:
         return done.stdout
 
     def mount(self, source: Path, target: Path) -> None:
-        """Show a folder of the machine, read-only, at another place of the node."""
+        """Show a folder of the machine, read-only, at another place of the node, instead of what was shown there before."""
+        self.run("sh", "-c", 'while umount --lazy "$0" 2> /dev/null; do :; done', target)
         self.run("mount", "--bind", source, target)
         self.run("mount", "-o", "remount,bind,ro", target)
 

@@ -124,8 +124,9 @@ class Builder:
 
 
 def digest(document: str, *more: str, checkout: Path) -> str:
-    """Of a Containerfile, of what it copies, and of what it is built with."""
-    content = [document, *more, *(path_digest(checkout / name) for name in copied_paths(document))]
+    """Of a Containerfile but its comments, of what it copies, and of what it is built with."""
+    instructions = [line for line in document.splitlines() if not line.startswith("#")]
+    content = [instructions, *more, *(path_digest(checkout / name) for name in copied_paths(document))]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 

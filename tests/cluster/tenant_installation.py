@@ -98,12 +98,14 @@ class TenantInstallation(SignedInInstallation):
         shutil.rmtree(self.cluster.state / "dependencies" / namespace, ignore_errors=True)
 
     def submit(self, organization: str, code: str, **keys: Any) -> JobRef:
-        """Submit a command of somebody of an organization. Its supervisor starts at once."""
+        """Submit a command of somebody of an organization, and start its supervisor, which submits it to the cluster."""
         document = {"name": "mine", "command": ["python", "-c", code], "resources": {"memory": MEMORY}, **keys}
         with self.client(organization) as client:
             answer = client.post("/v1/jobs", json=document)
         assert answer.status_code == 201, answer.text
-        return self.supervise(answer.json()["id"]).ref
+        job = self.supervise(answer.json()["id"]).ref
+        wait_until(lambda: self.jobs.find(job) is not None, ENDS_WITHIN, lambda: f"{job} is not submitted to the cluster")
+        return job
 
     def show(self, organization: str, job: JobRef) -> dict[str, Any]:
         """The job as the API shows it to its organization."""

@@ -41,6 +41,7 @@ def installation(
         installation.wait_ready()
         installation.start_load()
         yield installation
+        print(f"answers by version: {installation.answers()}")
 
 
 def deploy(installation: EngineInstallation, version: int, file: Path, sha256: str | None = None) -> None:
@@ -81,10 +82,12 @@ def test_replacement_of_a_replica_fails_no_request(installation: EngineInstallat
 
 
 def test_outage_of_the_api_fails_no_request(installation: EngineInstallation, files: list[Path]) -> None:
-    """The readiness of replicas does not depend on it, and a version that is promoted afterwards is served."""
+    """A container that restarts meanwhile serves from its cache, and a version that is promoted afterwards is served."""
     installation.wait_ready()
     before = installation.ready_pods()
     installation.kill("api")
+    installation.restart_container(min(before))
+    wait_until(lambda: installation.ready_pods() == before, ENDS_WITHIN, installation.describe_engine)
     ends = time.monotonic() + OUTAGE_SECONDS
     while time.monotonic() < ends:
         installation.wait_for_answers(5)

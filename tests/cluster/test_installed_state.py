@@ -27,7 +27,7 @@ from tests.cluster.test_install import QUESTION, TINY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
-FIRST_INSTALLABLE = "3ae60cbcd9a744977b662b7166f497806f00a3b6"
+FIRST_INSTALLABLE = "044ffdc1663cac473a6de5d3a2305236be906d75"
 MODEL = "first-model"
 ENDS_WITHIN = 400.0
 JOBS = ("completed", "failed", "cancelled")

@@ -96,7 +96,7 @@ def test_pods_hold_one_token_and_no_other_secret(prepared: TenantInstallation, w
     variables: dict[str, str] = seen["variables"]
     secrets = {str(prepared.settings.database_url), *prepared.settings.storage.variables.values(), prepared.token}
     assert not [name for name, value in variables.items() if value in secrets]
-    assert not [name for name in variables if name.startswith(("AWS_", "KUBERNETES_", "HANZO_ML_DATABASE"))]
+    assert not [name for name in variables if name.startswith(("AWS_", "HANZO_ML_DATABASE"))]
     assert variables["MLFLOW_TRACKING_TOKEN"]
 
 

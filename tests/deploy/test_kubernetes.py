@@ -17,10 +17,11 @@ from resources.compute.kubernetes.setup.queues import render_queues
 from resources.compute.kubernetes.setup.render import render_cluster
 from resources.metadata.database import Database
 from resources.orchestration.kubernetes_instance import CONFIG, SECRET_VARIABLES, STATE
+from resources.settings.sections import DAGSTER_PREFIX
 from resources.settings.settings import Settings
 from resources.stack.liveness import LIVENESS_SECONDS, liveness_file
 from resources.stack.run_service import find_service
-from resources.stack.services import DAGSTER_PREFIX, list_services
+from resources.stack.services import list_services
 from tests.deploy.kustomization import FOLDERS, Item, find, render
 from tests.resources.compute.kubernetes.schemas import check
 

@@ -260,7 +260,7 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
     result = graph.materialize(rows(60))
     assert not result.success
     told = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
-    assert len(told) == 1 and "dataset doors@1 was deleted while it was looked at" in told[0]
+    assert len(told) == 1 and "dataset doors@1 was deleted while it was being examined" in told[0]
     assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
     with graph.plane.database.read() as connection:
         assert find_problems(connection, ["doors@1"]) == {}

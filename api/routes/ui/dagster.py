@@ -19,7 +19,7 @@ from api.auth.audit_log import AuditLog
 from api.auth.permissions import Caller, Permission
 from api.dagster_ui.access import DagsterAccess
 from api.dagster_ui.graphql_requests import GraphQLRequest, read_request, values_by_key
-from api.dagster_ui.http_proxy import PREFIX, DagsterServer, ForwardedResponse
+from api.dagster_ui.http_proxy import DagsterServer, ForwardedResponse
 from api.dagster_ui.policy import refusal, repeated_runs, run_refusal, terminated_runs
 from api.dagster_ui.same_origin import is_from_browser, is_same_origin
 from api.dependencies import CallerDep
@@ -32,6 +32,7 @@ from resources.errors import HTTP_STATUS, ErrorCode, HanzoError, invalid
 from resources.metadata.audit_log import AuditedCall
 from resources.metadata.database import Database
 from resources.metadata.ownership import ObjectKind, Reference, find_owners
+from resources.settings.sections import DAGSTER_PREFIX as PREFIX
 from resources.settings.settings import Settings
 
 router = Router(strict=False, include_in_schema=False)

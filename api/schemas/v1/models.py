@@ -65,7 +65,7 @@ NOT_SERVED = "not served: no file"
 
 
 class ReplicaState(TypedDict):
-    """State of a deployment in a replica of the engine: `loading`, `serving` or `failed`, with a reason."""
+    """State of a deployment in one replica: `loading`, `serving` or `failed`, with a reason."""
 
     replica: str
     status: str

@@ -305,13 +305,14 @@ def test_what_logs_is_counted_before_it_is_answered(local: FastAPI) -> None:
 def test_every_route_that_changes_something_is_on_record_without_sign_in(local: FastAPI) -> None:
     """Whatever it answers: a route that somebody adds is covered by the method that it takes.
 
-    Routes of pods need a program's token, without sign-in too.
+    Routes of pods need a program's token, without sign-in too. Replicas of the engine report their state every 5 s, which
+    changes nothing that a user has.
     """
     changing = {
         (route.method, route.template)
         for route in Routes(local).all
         if route.method not in ("GET", "HEAD") and not READS_BY_POST.search(route.template)
-        if "/programs/" not in route.template
+        if "/programs/" not in route.template and not route.template.startswith("/v1/engine/")
     }
     with asking(local) as http:
         for method, template in changing:

@@ -169,7 +169,7 @@ NAME_NOTHING = re.compile(
     r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace)$"
     r"| /v1/(events|experiments|heartbeats|hpo|jobs|models|traces)$"
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
-    r"| /v1/jobs/\{\}/programs/| /dagster(/\{\})?$"
+    r"| /v1/jobs/\{\}/programs/| /v1/engine/| /dagster(/\{\})?$"
 )
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches; and those of
 pods, which refuse everybody who signs in (tests/api/routes/v1/test_job_objects.py). Dagster knows no organizations: its

@@ -37,7 +37,7 @@ def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
         ("max_trials: 50", "max_trails: 50", "unknown key 'max_trails': did you mean 'max_trials'?"),
         ("max_trials: 50", "max_trials: 0", "max_trials"),
         ("strategy: bayesian # grid | random | bayesian | pbt", "strategy: grid", "needs `points`"),
-        ("max_trials: 50", "pbt: {population: 4}", "pbt is of strategy pbt, and this one is bayesian"),
+        ("max_trials: 50", "pbt: {population: 4}", "pbt is only used by strategy pbt, and this one is bayesian"),
         ("  max_steps: 5000", "  max_stepz: 5000", "unknown key 'max_stepz': did you mean 'max_steps'?"),
         ('  dataset: "refused"', '  dataset: "nobody"', "there is no dataset 'nobody'"),
         ('experiment: "zen-7b-lora-hpo"', 'experiment: "zen/7b"', "Names cannot contain '/' or ':'"),

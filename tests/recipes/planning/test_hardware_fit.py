@@ -89,7 +89,7 @@ def test_nothing_is_named_where_nothing_fits() -> None:
 def test_a_gpu_that_is_not_known_refuses_nothing() -> None:
     recipe = Recipe.named("zen-7b-full").changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": None})
     found = check_fit(recipe, resolve_shape(recipe), HOST)
-    assert found.fits and found.available is None and "not known" in found.message
+    assert found.fits and found.available is None and "unknown" in found.message
 
 
 def test_without_gpus_the_larger_of_what_is_asked_for_and_what_is_there_counts() -> None:

@@ -224,7 +224,7 @@ def test_no_version_is_made_of_files_that_a_deletion_took(
     if taken != "all":
         prepared(store, parent, tmp_path / "meanwhile", "a")
         store.remove(f"{PLACE}-a/{taken}")
-    with pytest.raises(HanzoError, match="was deleted just now: ask for it again"):
+    with pytest.raises(HanzoError, match="was just deleted: try again"):
         add_prepared_version(database, store, derivation, result)
     assert [version.reference for version in Datasets(database).list("default")] == ["d@1"]
     assert store.list(PLACE + "-a") == [], "or who asks again would find the work done, and be refused again"

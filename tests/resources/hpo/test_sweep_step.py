@@ -409,7 +409,7 @@ def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
         ({"strategy": "grid", "search_space": GRID, "max_trials": 4}, "the grid has 5 combinations and max_trials is 4"),
         (
             {"strategy": "pbt", "search_space": {"lora_rank": {"type": "choice", "values": [8, 16]}}},
-            "copies weights, whose shape lora_rank decides",
+            "copies weights, and lora_rank changes their shape",
         ),
         ({"strategy": "pbt", "base_config": {"dataset": "d"}}, "needs base_config.max_steps"),
         ({"strategy": "successive_halving", "base_config": {"dataset": "d"}}, "needs successive_halving.min_steps"),

@@ -13,10 +13,10 @@ from tests.resources.hpo.sweep_files import sweep
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"sampler": "gp"}, "sampler is of strategy bayesian, and this one is random: remove it"),
-        ({"sampler": "gp", "strategy": "successive_halving"}, "sampler is of strategy bayesian"),
-        ({"pbt": {"population": 4}}, "pbt is of strategy pbt"),
-        ({"successive_halving": {"min_steps": 5}}, "successive_halving is of strategy successive_halving"),
+        ({"sampler": "gp"}, "sampler is only used by strategy bayesian, and this one is random: remove it"),
+        ({"sampler": "gp", "strategy": "successive_halving"}, "sampler is only used by strategy bayesian"),
+        ({"pbt": {"population": 4}}, "pbt is only used by strategy pbt"),
+        ({"successive_halving": {"min_steps": 5}}, "successive_halving is only used by strategy successive_halving"),
     ],
 )
 def test_a_key_of_another_strategy_is_refused(given: dict[str, Any], said: str) -> None:

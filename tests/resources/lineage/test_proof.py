@@ -97,7 +97,7 @@ class Chain:
         assert path is not None
         return path
 
-    def prove(self, served: Callable[[str], tuple[Path, str] | None] = lambda name: None, version: int = 1) -> Proof:
+    def prove(self, served: Callable[[str], tuple[Path | None, str] | None] = lambda name: None, version: int = 1) -> Proof:
         with self.database.read() as connection:
             return prove_version(connection, self.store, self.house.registry.get(model(), version, connection), served)
 
@@ -409,6 +409,14 @@ def test_an_engine_that_serves_something_else_is_named(served: Served) -> None:
     served_file = served.path
     assert "does not serve m version 1" in served.chain.prove(lambda name: None).broken[0]
     (edge,) = served.chain.prove(lambda name: (served_file, "f" * 64)).broken
+    assert edge.startswith("served file -> export: the engine loaded SHA-256 " + "f" * 64)
+
+
+def test_version_that_replicas_serve_is_proved_by_the_checksums_that_they_report(served: Served) -> None:
+    """Their files are on other machines."""
+    proof = served.chain.prove(lambda name: (None, served.sha256))
+    assert (proof.ok, labels(proof.chain)[:3]) == (True, ["m version 1", "served file", "export"])
+    (edge,) = served.chain.prove(lambda name: (None, f"{'f' * 64}, {served.sha256}")).broken
     assert edge.startswith("served file -> export: the engine loaded SHA-256 " + "f" * 64)
 
 

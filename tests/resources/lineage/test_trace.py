@@ -335,7 +335,7 @@ def test_a_model_that_goes_on_from_another_has_seen_what_that_one_saw(world: Wor
     row = next(row for row in corpus if split_of(splits, world.store, row) == "train")
     found = world.trace(row)
     assert "run r1/model version m version 1/run r2/model version n version 1/serving" in " ".join(paths(found.reached))
-    assert node(found, "r2").facts["used"] == ["went on from it"]
+    assert node(found, "r2").facts["used"] == ["started from it"]
     assert found.live == ["n version 1"]
 
 

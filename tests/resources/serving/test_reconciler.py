@@ -1,21 +1,27 @@
-"""What a replica loads next, when it is ready and what it reports: decisions without a process."""
+"""What a replica loads next, when it is ready and what it reports."""
 
+import asyncio
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import httpx
 import pytest
 
 from resources.errors import SmokeFailed
 from resources.serving.client import Served
+from resources.serving.deployment_table import DeploymentState, DeploymentTable
+from resources.serving.file_cache import FileCache
 from resources.serving.reconciler import (
     RETRY_SECONDS,
     Failure,
     Progress,
+    Reconciler,
     choose_load,
     find_unsettled,
     list_reports,
 )
-from resources.serving.replica_messages import WantedDeployment
+from resources.serving.replica_messages import WantedDeployment, WantedDeployments
 
 NOW = 1000.0
 FAILED = Failure(SmokeFailed("it gave an empty answer"), NOW - 1)
@@ -82,3 +88,38 @@ def test_report_names_what_serves_what_loads_and_what_failed() -> None:
         (3, 1, "failed", "it gave an empty answer", "SMOKE_FAILED"),
         (9, 0, "serving", "", ""),
     ]
+
+
+class UnreadableCache(FileCache):
+    """A cache that fails in a way of which no error class of ours knows."""
+
+    async def fetch(self, sha256: str, size_bytes: int, http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> Path:
+        raise RuntimeError("bad sector")
+
+
+def test_unexpected_error_of_a_load_is_reported_and_not_retried_at_once(tmp_path: Path) -> None:
+    polls: list[str] = []
+    reports: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            reports.append(json.loads(request.content))
+            return httpx.Response(200, json={})
+        polls.append(request.url.path)
+        return httpx.Response(200, content=WantedDeployments(deployments=(deployment(1),)).model_dump_json())
+
+    async def run() -> None:
+        async with httpx.AsyncClient() as http:
+            table = DeploymentTable(DeploymentState(tmp_path), http)
+            reconciler = Reconciler("http://api", "", "a:1", UnreadableCache(tmp_path / "files"), table)
+            reconciler._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+            loop = asyncio.create_task(reconciler.run())
+            while not any(each["deployments"][0]["status"] == "failed" for each in reports):
+                await asyncio.sleep(0.01)
+            assert reconciler.unready_reason() == ""
+            loop.cancel()
+            await reconciler.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert "bad sector" in reports[-1]["deployments"][0]["reason"]
+    assert len(polls) <= 3
