@@ -216,9 +216,9 @@ def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_pa
         ("from=0:-1", "PARTITION:OFFSET"),
         ("until=0:1,0:2", "names a partition twice"),
         ("from=0:1&from=0:2", "says something twice"),
-        ("since=0:1", "has no 'since'"),
+        ("since=0:1", "has no parameter 'since'"),
         ("tombstones=keep", "can only be skip"),
-        ("from", "no address of a Kafka topic"),
+        ("from", "not an address of a Kafka topic"),
     ],
 )
 def test_a_query_that_means_nothing_is_refused(query: str, told: str) -> None:

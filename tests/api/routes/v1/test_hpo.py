@@ -276,7 +276,11 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"search_space": {MODULES: {"type": "choice", "values": [["q_proj"], None]}}}, 400, MODULES),
         (nested({"max_steps": 4}, max_steps=40), 400, "max_steps is in base_config.parameters and in base_config"),
         (nested({"learning_rate": 0.1}), 400, "learning_rate is in base_config.parameters and in search_space"),
-        ({**nested({}, hardware={"cpu": 1}), "resources_per_trial": {"cpu": 2}}, 400, "in base_config and in resources_per_trial"),
+        (
+            {**nested({}, hardware={"cpu": 1}), "resources_per_trial": {"cpu": 2}},
+            400,
+            "in base_config and in resources_per_trial",
+        ),
         (pbt(max_concurrent_trials=1), 400, "one member, which cannot copy from another"),
         (pbt(pbt={"population": 1, "generations": 2}), 400, "one member, which cannot copy from another"),
         (
