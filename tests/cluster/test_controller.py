@@ -123,21 +123,6 @@ def test_job_set_deleted_by_hand_is_created_again(installation: Installation) ->
     assert installation.jobs.get(job).generation == 1
 
 
-def test_pod_deleted_while_no_node_has_room_is_replaced(installation: Installation) -> None:
-    job = submit(installation, GREET, pod={"node_selector": {"example.com/rack": "nowhere"}})
-    wait_until(lambda: "no node for pod" in installation.observe(job).detail, 60, lambda: installation.describe(job))
-    [pod] = [name.removeprefix("Pod/") for name in objects(installation, job) if name.startswith("Pod/")]
-    installation.cluster.kubectl("delete", "pod", pod, f"--namespace={installation.name}")
-    wait_until(lambda: is_held_elsewhere(installation, job, pod), 60, lambda: installation.describe(job))
-    installation.compute.cancel(job)
-    installation.wait_for(job, Phase.FAILED)
-
-
-def is_held_elsewhere(installation: Installation, job: Job, pod: str) -> bool:
-    detail = installation.observe(job).detail
-    return "no node for pod" in detail and pod not in detail
-
-
 def test_mount_that_fails_is_named_and_not_the_image(installation: Installation) -> None:
     volume = {"claim": "not-there", "path": "/data"}
     job = submit(installation, GREET, pod={"volumes": [volume]})
