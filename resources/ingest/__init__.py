@@ -1,1 +1,1 @@
-"""Raw files of any format become a dataset version; every path ends in `version_creation`."""
+"""Create dataset versions from raw files of any format; all sources end in `version_creation`."""

@@ -1,4 +1,4 @@
-"""The schema of records that were never all in memory: column -> type names."""
+"""Count the column types of records that are streamed, not held in memory."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,21 +13,24 @@ TYPE_NAMES: Mapping[object, str] = {
     dict: "object",
 }
 MAX_SHAPES = 4096
-"""Kinds of records that are told apart at a time: most datasets have a handful."""
+"""Maximum number of distinct record shapes that are counted separately: most datasets have a handful."""
 
 
 MAX_SHAPE_COLUMNS = 1 << 18
-"""Columns of all those kinds together: what is told apart of wide records takes no more memory than of narrow ones."""
+"""Maximum number of columns of all these shapes together, so that wide records take no more memory than narrow ones."""
 MAX_COLUMNS = 10_000
-"""Of one dataset. Each is counted here, described by every check and shown as one: more are values that became names."""
+"""Maximum number of columns of a dataset. A dataset with more has values as column names, and each column has a cost."""
 
 
 class TooManyColumns(Exception):
-    """The message says what to do, as what follows the name of the record."""
+    """There are too many columns.
+
+    The message completes a sentence that begins with the record's name.
+    """
 
 
 class SchemaCounter:
-    """Counts, for each column, how many records have which type in it. Types are those of JSON."""
+    """Counts, for each column, how many records have which JSON type in it."""
 
     def __init__(self) -> None:
         self._folded = 0
@@ -37,8 +40,8 @@ class SchemaCounter:
         self._columns: dict[str, Counter[str]] = {}
 
     def count(self, row: Mapping[str, Any]) -> None:
-        """Count a record. Raises TooManyColumns: with it they are more than a dataset may have."""
-        # One step for a record instead of one for each of its values.
+        """Count a record. Raises TooManyColumns: with it, the dataset has more columns than allowed."""
+        # One dictionary lookup per record instead of one for each of its values.
         shape = (*row, *map(type, row.values()))
         if known := self._shapes.get(shape):
             self._shapes[shape] = known + 1
@@ -58,12 +61,15 @@ class SchemaCounter:
         return self._folded + sum(self._shapes.values())
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Column -> type name -> number of records."""
+        """Return the number of records by column and type name."""
         self._fold()
         return {column: dict(sorted(kinds.items())) for column, kinds in sorted(self._columns.items())}
 
     def schema(self) -> dict[str, str]:
-        """Column -> type names; a column that is not always there ends in `?`."""
+        """Return the type names of each column.
+
+        They end in `?` if not all records have the column.
+        """
         return {
             column: "|".join(kinds) + ("" if sum(kinds.values()) == self.records else "?")
             for column, kinds in self.counts().items()

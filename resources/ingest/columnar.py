@@ -15,23 +15,23 @@ from resources.ingest.magic_bytes import MAX_MAGIC_BYTES, detect_other_format
 from resources.ingest.memory_sizes import IPC_MAGIC, max_batch_rows, min_group_size, uncompressed_size
 from resources.ingest.problems import EMPTY, Problem, first_error_line
 
-# The values of an Arrow column as JSON has them, without a loss that nobody is told of.
+# Converts Arrow columns to JSON values without silent loss.
 #
-# Numbers, texts, booleans, lists and structs are JSON's own. Decimals are texts with all their digits; dates, times and
-# timestamps are texts as RFC 3339 has them, durations as ISO 8601, down to microseconds; binary values are base64; a map
-# is an array of [key, value]; dictionaries are what they stand for; JSON is what it says, and a UUID a text. What has no
-# such form is refused by the name of its column: NaN and infinity, nanoseconds that are not whole microseconds, unions,
-# intervals, other extension types.
+# Numbers, texts, booleans, lists and structs have JSON equivalents. Decimals become texts with all their digits; dates,
+# times and timestamps become texts in RFC 3339, durations in ISO 8601, down to microseconds; binary values become base64; a
+# map becomes an array of [key, value]; dictionaries are replaced by their values; JSON is parsed, and a UUID becomes a text.
+# Anything else is refused with the name of its column: NaN and infinity, nanoseconds that are not whole microseconds,
+# unions, intervals, other extension types.
 #
-# Within a struct, null says that there is no such key: all structs of a column have the keys of all. In the columns of a
-# conversation, a map whose keys are texts is an object, as the arguments of a call are.
+# Within a struct, null means that the key is absent, because all structs of a column have the same keys. In the columns of a
+# conversation, a map with text keys becomes an object, like the arguments of a call.
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def unsupported_reason(type: "pa.DataType") -> str | None:
-    """Why a type has no form in JSON; None where it has."""
+    """Return why a type cannot be represented in JSON, or None if it can."""
     from pyarrow import types
 
     if types.is_dictionary(type) or types.is_nested(type):
@@ -74,9 +74,11 @@ def extension_name(type: "pa.DataType") -> str | None:
 
 
 def make_converter(type: "pa.DataType", *, is_conversation: bool) -> Convert | None:
-    """What turns a value of Python into that of JSON; None where it is that already.
+    """Return a function that converts Python values to JSON values.
 
-    The converter raises ValueError: a text that should be JSON is none.
+    Returns None if no conversion is needed.
+
+    The function raises ValueError: a text that should be JSON is not.
     """
     from pyarrow import types
 
@@ -119,7 +121,7 @@ def convert_list(item: Convert, value: Any) -> Any:
 
 
 def parse_json_text(text: str | None) -> Any:
-    """Raises ValueError: the text is no JSON, or has a key twice."""
+    """Parse a text as JSON. Raises ValueError: it is not JSON, or repeats a key."""
     if text is None:
         return None
     found = parse_value(text.encode())
@@ -129,7 +131,7 @@ def parse_json_text(text: str | None) -> Any:
 
 
 def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
-    """The values of a column as JSON has them, or no values and what is wrong."""
+    """Return the values of a column as JSON, or no values and the problem."""
     import pyarrow as pa
 
     if not is_finite(column):
@@ -143,13 +145,13 @@ def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
             values = [convert(value) for value in values]
     except pa.ArrowInvalid:
         return [], f"has nanoseconds in column '{name}', and only microseconds have a form: round them, or write a text"
-    except (ValueError, OverflowError, TypeError, LookupError) as error:  # no zone of that name is known
+    except (ValueError, OverflowError, TypeError, LookupError) as error:  # such as an unknown time zone
         return [], f"has a value in column '{name}' that has no form in JSON ({first_error_line(error)})"
     return values, None
 
 
 def to_microseconds(type: "pa.DataType") -> "pa.DataType":
-    """The type with nanoseconds as microseconds, within others too."""
+    """Return the type with microseconds instead of nanoseconds, also within nested types."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -176,7 +178,7 @@ def to_microseconds(type: "pa.DataType") -> "pa.DataType":
 
 
 def is_finite(column: "pa.Array") -> bool:
-    """Whether every floating point value is, in lists, structs and maps too."""
+    """Return whether every floating-point value is finite, including those in lists, structs and maps."""
     import pyarrow.compute as pc
     from pyarrow import types
 
@@ -199,14 +201,15 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BATCH_ROWS, BATCH_BYTES = 512, 8 << 20
-"""Rows that are in memory at once, and about how many bytes of them, where the file itself does not hold larger groups
-together: as values of Python they take several times as much.
+"""Maximum number of rows in memory, and roughly of their bytes, unless the file itself has larger groups.
+
+As Python values they take several times as much memory.
 """
 
 READ_BUFFER_BYTES = 1 << 16
-"""Bytes of a column that are read where a single row is wanted, and not all that a row group has of it."""
+"""Bytes of a column that are read to get a single row, instead of the whole row group."""
 READ_ERRORS = (OSError, MemoryError, UnicodeDecodeError, struct.error)
-"""What the readers raise, beside exceptions of their own, of files whose lengths and names are none."""
+"""Errors of the readers, in addition to their own exceptions, for files with invalid lengths and names."""
 
 
 def read_parquet(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
@@ -234,8 +237,10 @@ def read_parquet(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
 
 def check_row_groups(metadata: "pq.FileMetaData", stream: BinaryIO) -> None:
-    """Read the first row of each row group. Raises what the reader raises of columns whose footer contradicts itself: to ask
-    for what the footer says of one of those was the end of the process.
+    """Read the first row of each row group.
+
+    Raises the reader's error if the footer contradicts the data. Without this check, using the footer's values crashed the
+    process.
     """
     import pyarrow.parquet as pq
 
@@ -270,8 +275,9 @@ def read_arrow(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
 
 def validated_batches(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """Batches whose offsets lie within their buffers: nobody looks at those as a batch is read, and one flipped bit of a
-    file was the end of the process.
+    """Yield batches after checking that their offsets are within their buffers.
+
+    The reader does not check this, and one flipped bit in a file crashed the process.
     """
     for batch in batches:
         batch.validate(full=True)
@@ -283,19 +289,22 @@ def describe_error(error: Exception) -> str:
 
 
 def batch_row_count(size: int, rows: int) -> int:
-    """How many of `rows` rows, that have `size` bytes together, are read at once."""
+    """Return how many of `rows` rows with `size` bytes in total are read at once."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
 def is_text(type: "pa.DataType") -> bool:
-    """Whether the values are texts or bytes of any length."""
+    """Return whether the values are texts or bytes of variable length."""
     from pyarrow import types
 
     return bool(types.is_string(type) or types.is_large_string(type) or types.is_binary(type) or types.is_large_binary(type))
 
 
 def column_size(column: "pa.Array") -> int:
-    """Bytes of a column, about; of one with a dictionary, of what stands for its values."""
+    """Return the approximate bytes of a column.
+
+    For a dictionary column, those of the decoded values.
+    """
     from pyarrow import types
 
     if types.is_dictionary(column.type):

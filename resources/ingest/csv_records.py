@@ -1,9 +1,9 @@
-"""CSV (RFC 4180): the first line names the columns, and a column has the type that all its values have, in all files.
+"""Read CSV (RFC 4180).
 
-Files are read twice, since the last value may be the one that is no number. A column is a boolean, an integer or a number
-only if nothing is lost by it: `007` and numbers of more digits than a double holds stay texts. So do the columns that a
-model reads as texts, whatever stands in them. An empty cell is null in a column that has a type, and an empty text in one
-of texts.
+The first line names the columns; a column has one type for all its values, in all files. Files are read twice, because the
+last value may be the one that is not a number. A column is a boolean, an integer or a number only if nothing is lost: `007`
+and numbers with more digits than a double holds stay texts. So do columns that a model reads as text. An empty cell is null
+in a typed column, and an empty text in a text column.
 """
 
 import csv
@@ -23,9 +23,9 @@ from resources.ingest.problems import CHANGED_WHILE_READ, EMPTY, Problem
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
 NUMBER = re.compile(r"-?(?P<digits>(0|[1-9]\d*)(\.\d+)?)([eE][-+]?\d{1,2})?", re.ASCII)
 OTHER_SEPARATORS = ("\t", ";", "|")
-"""What some programs write between columns."""
+"""Separators that some programs write instead of commas."""
 EXACT_DIGITS = 15
-"""Decimal digits that every double keeps."""
+"""Number of decimal digits that every double preserves."""
 
 
 class Kind(Enum):
@@ -71,7 +71,7 @@ def join_kinds(first: Kind, second: Kind) -> Kind:
 
 
 def read_csv_kinds(stream: BinaryIO, report: Callable[[Problem], None]) -> dict[str, Kind]:
-    """Column -> type in one file. All that is wrong with the file is told."""
+    """Return the type of each column in a file, and report the file's problems."""
     header: list[str] | None = None
     kinds: list[Kind] = []
     count = problems = 0
@@ -96,7 +96,10 @@ def read_csv_kinds(stream: BinaryIO, report: Callable[[Problem], None]) -> dict[
 
 
 def read_csv(stream: BinaryIO, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any] | Problem]:
-    """The records of a file without problems, whose columns have types that all their values have."""
+    """Yield the records of a file that had no problems.
+
+    `kinds` are types that fit all values.
+    """
     rows = read_rows(stream)
     header = next(rows, CHANGED_WHILE_READ)
     if isinstance(header, Problem) or not set(header) <= kinds.keys():
@@ -105,7 +108,7 @@ def read_csv(stream: BinaryIO, kinds: Mapping[str, Kind]) -> Iterator[dict[str, 
     convert = [CONVERTERS[kinds[name]] for name in header]
     for row in rows:
         try:
-            # What is no row any more is no sequence of cells: whoever wrote to the file meanwhile is told, not shown.
+            # The file was changed after the first pass: report that, and do not show its contents.
             yield (
                 CHANGED_WHILE_READ
                 if isinstance(row, Problem)
@@ -130,12 +133,15 @@ def find_header_problems(header: Sequence[str]) -> Iterator[Problem]:
 
 
 class RowTooLong(Exception):
-    """A row is longer than any record may be."""
+    """A row is longer than the maximum length of a record."""
 
 
 def read_rows(stream: BinaryIO) -> Iterator[list[str] | Problem]:
-    """The header, then rows with as many cells, or what is wrong with them. Empty lines are none."""
-    csv.field_size_limit(sys.maxsize)  # of the whole module: its 128 KiB are less than texts have
+    """Yield the header, then rows with the same number of cells, or their problems.
+
+    Empty lines are skipped.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the whole module: its default of 128 KiB is too small for texts
     lines = BoundedLines(io.TextIOWrapper(stream, "utf-8-sig", newline=""))
     reader = csv.reader(lines, strict=True)
     width = 0
@@ -165,8 +171,9 @@ def read_rows(stream: BinaryIO) -> Iterator[list[str] | Problem]:
 
 
 class BoundedLines:
-    """The lines of a text, for a reader that puts several together where a quote is open: a row that never ends, in one line
-    or in all those that are left, would take all memory.
+    """Limits the length of a row.
+
+    A row with an open quote may span several lines. Without the limit, a row that never ends would use all memory.
     """
 
     def __init__(self, text: TextIO) -> None:

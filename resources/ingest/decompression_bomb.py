@@ -1,11 +1,11 @@
-"""Refuse files that are far larger unpacked than packed: some KB would keep the server busy and fill its store."""
+"""Refuse decompression bombs: a few KB could keep the server busy and fill its store."""
 
 ALWAYS_ALLOWED_BYTES = 1 << 30
-"""Bytes that anybody may unpack, however few they were."""
+"""Decompressed size in bytes that is always allowed, however small the file is."""
 
 
 MAX_EXPANSION_FACTOR = 200
-"""More than real data shrinks to: text to a tenth, logs that repeat themselves to a fiftieth."""
+"""Real data compresses less than this: text to a tenth, repetitive logs to a fiftieth."""
 
 
 EXPANSION_MESSAGE = (

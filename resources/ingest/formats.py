@@ -1,4 +1,4 @@
-"""The formats of raw files (rows B2, B15) and how each becomes records."""
+"""The formats of raw files and how each becomes records."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
@@ -13,7 +13,7 @@ from resources.ingest.json_lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_js
 from resources.ingest.problems import EMPTY, Problem
 from resources.ingest.raw_file import DamagedFile, TeeStream, bytes_read, decompress
 
-# Text: each line that holds something is a record with the one column `text`.
+# Text: each line that is not blank is a record with the single column `text`.
 
 
 def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
@@ -35,7 +35,7 @@ def read_text(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
 
 def parse_format(name: str) -> Format:
-    """Raises 400 for a format that nobody knows."""
+    """Return the format with a name. Raises HanzoError: 400 for an unknown one."""
     try:
         return Format(name)
     except ValueError:
@@ -43,18 +43,19 @@ def parse_format(name: str) -> Format:
 
 
 Item = tuple[dict[str, Any], bytes] | Problem
-"""A record with its stored line, or in its place what is wrong with it."""
+"""A record with its stored line, or a problem in its place."""
 
 
 def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> Iterator[Item]:
-    """The records of a file, each with its stored line, and in their place what is wrong with it. Nothing is read twice
-    but what needs seeking.
+    """Yield the records of a file with their stored lines, or problems instead.
+
+    Only formats that need seeking are read twice.
 
     Args:
-        kinds: the types of the columns of CSV.
+        kinds: the types of CSV columns.
 
     Raises:
-        DamagedFile: it is compressed, and breaks off; or far larger unpacked, or as records, than it is.
+        DamagedFile: it is compressed and truncated, or expands too much, either decompressed or as records.
     """
     match format:
         case Format.JSONL:
@@ -63,7 +64,7 @@ def read_records(file: TeeStream, format: Format, kinds: Mapping[str, Kind]) -> 
             yield from add_stored_lines(read_text(decompress(file)))
         case Format.CSV:
             opened = decompress(file)
-            # As many names as cells: what a wide table has in common with a file that swells.
+            # A wide table with long column names may expand like a decompression bomb.
             yield from limit_expansion(
                 add_stored_lines(read_csv(opened, kinds)), lambda: bytes_read(opened), COLUMN_NAMES_MESSAGE
             )
@@ -79,10 +80,12 @@ def add_stored_lines(rows: Iterator[dict[str, Any] | Problem]) -> Iterator[Item]
 
 
 def limit_expansion(items: Iterator[Item], size: Callable[[], int], words: str) -> Iterator[Item]:
-    """The items, until the lines of the records are swollen against `size`, the bytes that they were read from until then.
+    """Yield the items until the records' lines exceed the expansion limit.
+
+    `size` returns the number of bytes read so far.
 
     Raises:
-        DamagedFile: they are; with `words`.
+        DamagedFile: the limit is exceeded; with the message `words`.
     """
     length = 0
     for item in items:

@@ -1,4 +1,7 @@
-"""JSON lines: any object is a record. A key that it has twice is refused, as a column that a table has twice is."""
+"""Read JSON lines.
+
+Any object is a record; a repeated key is refused, like a repeated column of a table.
+"""
 
 import json
 from collections import Counter
@@ -13,16 +16,17 @@ from resources.ingest.problems import EMPTY, Problem
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
-"""Bytes of a line: one that never ends would take all memory."""
+"""Maximum length of a line in bytes: a line that never ends would use all memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 decode = msgspec.json.Decoder().decode
 ESCAPED_QUOTE = b"\\u0022"
-"""A quote as some programs escape it. A stored line has another form of it, whose quote makes up for one that is gone."""
+"""A quote as some programs escape it. It is stored in another form, which could compensate for a lost quote."""
 
 
 def split_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `MAX_LINE_BYTES`
-    bytes.
+    """Yield the lines without their ends. Only "\\n" ends a line.
+
+    A line that is too long is truncated to `MAX_LINE_BYTES` bytes.
     """
     pending: list[bytes] = []
     length = 0
@@ -40,9 +44,10 @@ def split_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
-    """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out.
+    """Yield the records, or problems in place of lines that are not records.
 
-    With each record comes its stored line, which shows cheaply what the record has lost.
+    Blank lines are skipped. With each record comes its stored line, which shows cheaply whether the reader has lost
+    anything.
     """
     is_empty = True
     for number, raw in enumerate(split_lines(stream), start=1):
@@ -60,7 +65,7 @@ def read_json_lines(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] |
 
 
 def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
-    """The record that a line is, with its stored line; or why it is none."""
+    """Return a line's record with its stored line, or why it is not a record."""
     try:
         row = decode(raw)
     except (ValueError, RecursionError):
@@ -68,13 +73,14 @@ def parse_record(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
     if type(row) is not dict:
         return row.reason if isinstance(row, Problem) else "not a JSON object"
     line = encode_stored_line(row)
-    # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
+    # The fast reader keeps the last value of a repeated key, so the quotes of the others are missing. Quotes may also be
+    # added.
     problem = find_repeated_key(raw) if raw.count(b'"') != line.count(b'"') or ESCAPED_QUOTE in raw else None
     return (row, line) if problem is None else problem
 
 
 def parse_value(raw: bytes) -> Any:
-    """The value that a text of JSON stands for, whatever it is; or a Problem."""
+    """Return the value of a JSON text, or a Problem."""
     try:
         found = decode(raw)
     except (ValueError, RecursionError):
@@ -86,17 +92,23 @@ def parse_value(raw: bytes) -> Any:
 
 
 def is_document(first: bytes) -> bool:
-    """Whether a file whose first line this is was written as one array, or as one object over several lines."""
+    """Return whether a file with this first line is a single JSON document.
+
+    Such a file is one array, or one object over several lines.
+    """
     begins = first.removeprefix(BYTE_ORDER_MARK).strip()
     return begins.startswith(b"[") or begins == b"{"
 
 
 class RepeatedKey(Exception):
-    """An object has a key twice."""
+    """An object has a repeated key."""
 
 
 def find_repeated_key(raw: bytes) -> str | None:
-    """What the fast reader lost of a line without a word: values of a key that an object has twice."""
+    """Return the problem if a line repeats a key.
+
+    The fast reader silently drops all but the last value.
+    """
     try:
         json.loads(raw.decode("utf-8-sig"), object_pairs_hook=refuse_repeated)
     except RepeatedKey as key:
@@ -113,7 +125,10 @@ def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
 
 
 def decode_slowly(raw: bytes) -> Any:
-    """A line that the fast reader refuses: the value of one with a byte order mark, else what is wrong with it."""
+    """Decode a line that the fast reader refuses.
+
+    Returns the value of a line with a byte order mark, or else the problem.
+    """
     if raw.startswith(BYTE_ORDER_MARK):
         try:
             return msgspec.json.decode(raw.removeprefix(BYTE_ORDER_MARK))
@@ -123,7 +138,7 @@ def decode_slowly(raw: bytes) -> Any:
 
 
 def describe_bad_line(raw: bytes) -> str:
-    """What is wrong with a line, by a reader that tells where."""
+    """Describe the problem of a line, with a reader that reports the position."""
     if len(raw) == MAX_LINE_BYTES:
         return f"longer than {MAX_LINE_BYTES >> 20} MiB"
     try:

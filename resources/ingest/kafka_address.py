@@ -1,6 +1,6 @@
-"""`kafka://BROKER,BROKER/TOPIC?from=0:12,1:40&until=0:20,1:55`: messages of a Kafka topic, by partition (row B12).
+"""Addresses of Kafka messages: `kafka://BROKER,BROKER/TOPIC?from=0:12,1:40&until=0:20,1:55`, by partition.
 
-What belongs here: what an address says. What does not: asking the brokers.
+This module parses addresses; it does not connect to brokers.
 """
 
 import re
@@ -14,14 +14,14 @@ KAFKA_SCHEME = "kafka://"
 DEFAULT_PORT = 9092
 BROKER_PATTERN = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?")
 TOPIC_PATTERN = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-"""As Kafka allows them."""
+"""The pattern for topic names that Kafka allows."""
 OFFSETS_PATTERN = re.compile(r"\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*")
 FORM_HINT = "write kafka://BROKER:9092/TOPIC, several brokers with commas between them"
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets of a partition; `until` is not included."""
+    """Offsets of a partition from `first` up to, but not including, `until`."""
 
     partition: int
     first: int
@@ -30,7 +30,10 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class TopicAddress:
-    """`first` and `until` are by partition: where `until` names some, the others are not read."""
+    """A parsed address; `first` and `until` are by partition.
+
+    If `until` is given, only its partitions are read.
+    """
 
     brokers: tuple[str, ...]
     topic: str
@@ -43,19 +46,22 @@ class TopicAddress:
         return f"{KAFKA_SCHEME}{','.join(self.brokers)}/{self.topic}"
 
     def pinned_address(self, ranges: Sequence[OffsetRange]) -> str:
-        """The address of exactly these messages: it means the same for as long as Kafka keeps them."""
+        """Return the address of exactly these messages.
+
+        It stays valid as long as Kafka keeps them.
+        """
         first = format_offsets((each.partition, each.first) for each in ranges)
         until = format_offsets((each.partition, each.until) for each in ranges)
         return f"{self.uri}?from={first}&until={until}{'&tombstones=skip' if self.skips_tombstones else ''}"
 
 
 def parse_topic_address(address: str) -> TopicAddress:
-    """Raises 400 for what is no address of a topic."""
+    """Parse the address of a topic. Raises HanzoError: 400 if it is not one."""
     try:
         parts = urlsplit(address)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM_HINT}") from None
+        raise invalid(f"{address[:200]!r} is not an address of a Kafka topic: {FORM_HINT}") from None
     brokers = parts.netloc.split(",")
     topic = parts.path.removeprefix("/").removesuffix("/")
     if (
@@ -63,12 +69,12 @@ def parse_topic_address(address: str) -> TopicAddress:
         or not all(BROKER_PATTERN.fullmatch(broker) for broker in brokers)
         or not TOPIC_PATTERN.fullmatch(topic)
     ):
-        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM_HINT}")
+        raise invalid(f"{address[:200]!r} is not an address of a Kafka topic: {FORM_HINT}")
     parameters = dict(query)
     if unknown := sorted(parameters.keys() - {"from", "until", "tombstones"}):
-        raise invalid(f"a topic's address has no '{unknown[0][:100]}': it takes from, until and tombstones")
+        raise invalid(f"a topic's address has no parameter '{unknown[0][:100]}': use from, until and tombstones")
     if len(parameters) < len(query):
-        raise invalid("a topic's address says something twice: give from, until and tombstones once each")
+        raise invalid("a topic's address has a parameter twice: give from, until and tombstones once each")
     if parameters.get("tombstones", "skip") != "skip":
         raise invalid("tombstones of a topic's address can only be skip: leave it out to refuse messages without a value")
     return TopicAddress(
@@ -101,9 +107,10 @@ def format_offsets(offsets: Iterable[tuple[int, int]]) -> str:
 
 
 def is_topic_allowed(address: TopicAddress, allowed: Sequence[str]) -> bool:
-    """Whether every broker of an address is allowed for its topic: `kafka://BROKER` allows all topics of that one.
+    """Return whether every broker of an address is allowed for its topic.
 
-    One broker that nobody allowed would be one that the server is made to call.
+    `kafka://BROKER` allows all its topics. Otherwise, an address could make the server connect to a broker that is not
+    allowed.
     """
     return all(any(allows_broker(each, broker, address.topic) for each in allowed) for broker in address.brokers)
 
@@ -116,10 +123,12 @@ def allows_broker(allowed: str, broker: str, topic: str) -> bool:
 
 
 def resolve_ranges(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -> list[OffsetRange]:
-    """The offsets that an address means, of partitions of which Kafka keeps those from the first up to the second number.
+    """Return the offsets of an address.
+
+    `kept` has the first offset of each partition, and the one after the last.
 
     Raises:
-        HanzoError: 400 where it names some that are not there, or no longer.
+        HanzoError: 400 if the address names offsets that do not exist, or no longer.
     """
     found = []
     for partition in sorted({*address.first, *(kept if address.until is None else address.until)}):
@@ -136,9 +145,9 @@ def resolve_ranges(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -
         if max(first, until) > high:
             raise invalid(
                 f"partition {partition} of topic {address.topic} ends at offset {high}, and {max(first, until)} is not "
-                "there yet: wait, or correct from and until. A topic that was deleted and made anew counts from 0 again"
+                "there yet: wait, or correct from and until. A topic that was deleted and created again counts from 0"
             )
         if until < first:
-            raise invalid(f"partition {partition}: until {until} lies before from {first}: correct them")
+            raise invalid(f"partition {partition}: until {until} is before from {first}: correct them")
         found.append(OffsetRange(partition, first, until))
     return found

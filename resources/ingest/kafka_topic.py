@@ -1,9 +1,9 @@
-"""A Kafka topic as a raw file: JSON lines, one for each message, in the order of partition and offset (row B12).
+"""Read a Kafka topic as a raw file of JSON lines.
 
-Which messages is settled by one look at the topic: from the offsets that the address names, or the oldest there are, up to
-what each partition holds at that moment. What comes later is for the next version.
+It has one line for each message, ordered by partition and offset.
 
-What belongs here: asking the brokers, and giving up on them. What does not: what an address says (`kafka_address`).
+The range is determined once: from the offsets in the address, or the oldest available ones, up to the current end of each
+partition. Later messages are for the next version. `kafka_address` parses the address; this module connects to the brokers.
 """
 
 import tempfile
@@ -21,19 +21,19 @@ from resources.ingest.source_files import SourceFile
 
 ANSWER_TIMEOUT_SECONDS = 10.0
 MAX_FETCH_KILOBYTES = 16_384
-"""What waits in memory, at most, to be read: the library's own limit is four times that."""
-TOMBSTONE_PROBLEM = "has no value (a tombstone): leave such out with tombstones=skip"
-ADVICE = "read around it with from= and until=, or correct whoever sends it"
+"""Maximum amount of messages prefetched into memory; librdkafka's own limit is four times that."""
+TOMBSTONE_PROBLEM = "has no value (a tombstone): skip such messages with tombstones=skip"
+ADVICE = "read around it with from= and until=, or correct the producer"
 
 
 def topic_source(address: TopicAddress, security: Mapping[str, str]) -> SourceFile:
-    """The messages that an address means now.
+    """Return the messages to which an address refers now.
 
     Args:
-        security: how the brokers are signed in to, in librdkafka's words.
+        security: authentication settings of the brokers, in librdkafka's terms.
 
     Raises:
-        HanzoError: no broker answers, or there is no such topic, or no such message.
+        HanzoError: no broker answers, or there is no such topic or message.
     """
     with connected_topic(address, security) as found:
         ranges = resolve_ranges(address, found.read_watermarks())
@@ -52,7 +52,10 @@ def topic_source(address: TopicAddress, security: Mapping[str, str]) -> SourceFi
 
 
 def write_lines(address: TopicAddress, source: "TopicReader", ranges: Sequence[OffsetRange], file: BinaryIO) -> None:
-    """Each message's value on a line of its own. All are looked at, so that whatever is wrong is told at once."""
+    """Write each message's value to a line.
+
+    All messages are read first, so that all problems are reported together.
+    """
     problems = Problems()
     is_empty = True
     for each in ranges:
@@ -61,7 +64,7 @@ def write_lines(address: TopicAddress, source: "TopicReader", ranges: Sequence[O
             if value is None and address.skips_tombstones:
                 continue
             is_empty = False
-            # Between the parts of a JSON document a newline is a blank, and within a text of it there is none.
+            # Between the parts of a JSON document a newline is whitespace, and within its texts there is none.
             line = None if value is None else value.replace(b"\n", b" ")
             found = TOMBSTONE_PROBLEM if line is None else parse_record(line)
             if isinstance(found, str):
@@ -82,7 +85,7 @@ def empty_topic_error(address: TopicAddress) -> HanzoError:
 
 @contextmanager
 def connected_topic(address: TopicAddress, security: Mapping[str, str]) -> "Iterator[TopicReader]":
-    """Raises HanzoError where the block raises what the library does."""
+    """Open a reader, and convert the library's exceptions to HanzoError."""
     found = TopicReader(address, security)
     try:
         yield found
@@ -94,7 +97,7 @@ def connected_topic(address: TopicAddress, security: Mapping[str, str]) -> "Iter
 
 
 class TopicReader:
-    """A topic as one reader sees it, of no group: nothing is noted at the brokers."""
+    """Reads a topic without a consumer group: nothing is stored at the brokers."""
 
     def __init__(self, address: TopicAddress, security: Mapping[str, str]) -> None:
         self._address = address
@@ -102,15 +105,15 @@ class TopicReader:
         options = {
             "bootstrap.servers": ",".join(address.brokers),
             "client.id": "hanzo-ml",
-            "group.id": "hanzo-ml-datasets",  # the library wants one; without a subscription it joins none
+            "group.id": "hanzo-ml-datasets",  # the library requires one; without a subscription it is not joined
             "enable.auto.commit": False,
-            "enable.partition.eof": True,  # behind the last message may lie what is none: marks of transactions, gaps
-            "auto.offset.reset": "error",  # or what is gone in the meantime would be skipped without a word
-            "isolation.level": "read_committed",  # what a transaction took back was never said
+            "enable.partition.eof": True,  # non-messages may follow the last message: transaction markers, gaps
+            "auto.offset.reset": "error",  # otherwise messages that have been deleted meanwhile would be skipped silently
+            "isolation.level": "read_committed",  # without messages of aborted transactions
             "check.crcs": True,
             "queued.max.messages.kbytes": MAX_FETCH_KILOBYTES,
             "error_cb": self._note,
-            "log_level": 0,  # it would log every attempt to connect
+            "log_level": 0,  # otherwise it logs every connection attempt
             **security,
         }
         try:
@@ -119,9 +122,9 @@ class TopicReader:
             raise self.unavailable_error(f"the settings of stream are refused: {error.args[0].str()}") from None
 
     def read_watermarks(self) -> dict[int, tuple[int, int]]:
-        """By partition: the oldest offset that is kept, and the one behind the newest.
+        """Return the oldest available offset and the one after the newest, by partition.
 
-        All topics are listed: asked for one by name, brokers may make it.
+        All topics are listed, because brokers may create a topic that is requested by name.
         """
         found = self._consumer.list_topics(timeout=ANSWER_TIMEOUT_SECONDS).topics.get(self._address.topic)
         if found is None:
@@ -135,14 +138,16 @@ class TopicReader:
         place = TopicPartition(self._address.topic, partition)
         found = self._consumer.get_watermark_offsets(place, timeout=ANSWER_TIMEOUT_SECONDS)
         if found is None:
-            raise self.unavailable_error(f"nothing is heard of partition {partition}")
+            raise self.unavailable_error(f"no answer about partition {partition}")
         return found
 
     def messages(self, wanted: OffsetRange) -> Iterator[Message]:
-        """Those of a partition. Offsets with none, which were compacted or are marks of transactions, are passed.
+        """Yield the messages of a partition.
+
+        Offsets without a message (compacted, or transaction markers) are skipped.
 
         Raises:
-            HanzoError: 409 where messages went away meanwhile, 503 where the brokers fell silent.
+            HanzoError: 409 if messages were deleted meanwhile, 503 if the brokers do not answer.
         """
         if wanted.first == wanted.until:
             return
@@ -158,24 +163,27 @@ class TopicReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 if offset >= wanted.until:
                     return
-                ended = offset  # of a replica that is behind, or of a transaction that is open: more may come
+                ended = offset  # of a replica that lags, or an open transaction: more may follow
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._changed(f"offset {offset} of partition {wanted.partition} is gone")
             else:
                 raise self.unavailable_error(error.str())
         if ended is not None:
             raise self._changed(f"partition {wanted.partition} ends at offset {ended}, before {wanted.until}")
-        raise self.unavailable_error(f"nothing came for {ANSWER_TIMEOUT_SECONDS:.0f} s")
+        raise self.unavailable_error(f"no message for {ANSWER_TIMEOUT_SECONDS:.0f} s")
 
     def poll_errors(self) -> None:
-        """Calls `_note` with what happened to the connections: the library does so only where it is asked for messages."""
+        """Let the library report connection errors to `_note`.
+
+        It does so only when messages are requested.
+        """
         self._consumer.poll(0)
 
     def close(self) -> None:
         self._consumer.close()
 
     def unavailable_error(self, reason: str) -> HanzoError:
-        """What the connections said tells more than that no answer came."""
+        """Return the error, with the connection errors: they say more than that no answer came."""
         place = self._address.uri
         details = " ".join("; ".join(filter(None, (self._connection_error, reason))).split())[:500]
         return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, f"{place} cannot be read ({details}): try again, or check it")
@@ -184,6 +192,6 @@ class TopicReader:
         return conflict(f"topic {self._address.topic} changed while it was read ({detail}). Nothing was stored: try again")
 
     def _note(self, error: KafkaError) -> None:
-        # That all brokers are down follows from what is wrong with each, and tells less.
+        # That all brokers are down follows from their individual errors, and says less.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._connection_error = error.str()

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""How compressed files begin. No text in UTF-8 does."""
+"""First bytes of compressed files. No UTF-8 text begins like this."""
 FORMAT_MAGIC: Mapping[bytes, str] = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
-"""No text begins so: what comes behind the word has no letter."""
+"""No text begins like this: the bytes after the letters are not printable."""
 
 
 COMPRESSION_MAGIC: Mapping[bytes, str] = {GZIP: "gzip", ZSTD: "zstd"}
-"""Only files of lines are unpacked: of the others some is read from their end."""
+"""Only line-based formats are decompressed: others are partly read from their end."""
 
 
 ENCODING_MAGIC: Mapping[bytes, str] = {b"\xff\xfe\0\0": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -19,7 +19,10 @@ MAX_MAGIC_BYTES = 10
 
 
 def detect_other_format(beginning: bytes, declared: str = "") -> str | None:
-    """That a file is of another format than `declared`, as what follows its name; None where its beginning does not tell."""
+    """Return the problem if a file is not of format `declared`.
+
+    None if its first bytes do not show that.
+    """
     packed = next((name for start, name in COMPRESSION_MAGIC.items() if beginning.startswith(start)), None)
     if packed and declared:
         return f"is packed with {packed}: unpack it before, as a {declared} file can be compressed within"
@@ -28,7 +31,10 @@ def detect_other_format(beginning: bytes, declared: str = "") -> str | None:
 
 
 def detect_other_encoding(beginning: bytes) -> str | None:
-    """That a file of lines is not in UTF-8, as what follows its name; None where its beginning does not tell."""
+    """Return the problem if a file of lines is not in UTF-8.
+
+    None if its first bytes do not show that.
+    """
     name = next((name for start, name in ENCODING_MAGIC.items() if beginning.startswith(start)), None)
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Uncompressed memory size of Parquet and Arrow files, estimated before reading."""
+"""Estimate the uncompressed memory size of Parquet and Arrow files before reading them."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -6,37 +6,37 @@ from dataclasses import dataclass
 from io import SEEK_END
 from typing import Any, BinaryIO
 
-# How much memory the batches of an Arrow file become, told before they are read: 8 KB that are unpacked as one batch
+# The memory size of an Arrow file's batches, determined before they are read: 8 KB that were decompressed as one batch
 # became 256 MB.
 #
-# Where buffers are packed, each begins with the size that it has unpacked, by which the reader takes memory. Which
-# buffers there are say the messages, in FlatBuffers as Arrow's `Message.fbs` and `File.fbs` have them.
+# Each compressed buffer begins with its decompressed size, which the reader allocates. The messages list the buffers, as
+# FlatBuffers defined in Arrow's `Message.fbs` and `File.fbs`.
 
 IPC_MAGIC = b"ARROW1"
 FOOTER = struct.Struct("<i6s")
-"""What a file ends with: the length of the footer before it, and the same word as at its beginning."""
+"""The end of a file: the length of the footer before it, and the magic bytes from its beginning."""
 BLOCK = struct.Struct("<qi4xq")
-"""Where a message of a file lies, and how long it and its body are."""
+"""The position of a message in a file, and the lengths of the message and of its body."""
 BUFFER = struct.Struct("<qq")
 PREFIX = struct.Struct("<i")
 SIZE = struct.Struct("<q")
 CONTINUATION = -1
-"""Stands before the length of a message, since Arrow 0.15."""
+"""Precedes the length of a message, since Arrow 0.15."""
 UNCOMPRESSED = -1
 DICTIONARY, BATCH = 2, 3
 LEGACY_COMPRESSION = b"ARROW:experimental_compression"
-"""Says in messages of Arrow 0.17 that buffers are packed."""
+"""Marks messages of Arrow 0.17 with compressed buffers."""
 
 
 @dataclass(frozen=True)
 class FlatTable:
-    """A table of FlatBuffers at a place in its bytes. Raises struct.error where it is none."""
+    """A FlatBuffers table at a position in its data. Raises struct.error if there is none."""
 
     data: bytes
     at: int
 
     def value(self, field: int, form: str) -> Any:
-        """The value of a field; 0 where it is left out."""
+        """Return the value of a field; 0 if it is absent."""
         position = self._place(field)
         return struct.unpack_from(f"<{form}", self.data, position)[0] if position else 0
 
@@ -45,7 +45,7 @@ class FlatTable:
         return FlatTable(self.data, position + self.value(field, "I")) if position else None
 
     def structs(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
-        """The elements of a vector."""
+        """Return the elements of a vector."""
         position = self._place(field)
         if not position:
             return []
@@ -54,7 +54,7 @@ class FlatTable:
         return list(form.iter_unpack(self.data[start : start + count * form.size]))
 
     def _place(self, field: int) -> int:
-        """Where a field is; 0 where it is left out."""
+        """Return the position of a field; 0 if it is absent."""
         described = self.at - struct.unpack_from("<i", self.data, self.at)[0]
         (size,) = struct.unpack_from("<H", self.data, described)
         slot = 4 + 2 * field
@@ -67,7 +67,7 @@ def root_table(data: bytes) -> FlatTable:
 
 
 def uncompressed_size(stream: BinaryIO) -> int:
-    """Bytes of all packed buffers of a file or a stream, unpacked. Raises struct.error where it is neither."""
+    """Return the decompressed bytes of all compressed buffers. Raises struct.error: the data is not Arrow."""
     size = stream.seek(0, SEEK_END)
     stream.seek(0)
     messages = file_messages(stream, size) if stream.read(len(IPC_MAGIC)) == IPC_MAGIC else stream_messages(stream, size)
@@ -75,7 +75,7 @@ def uncompressed_size(stream: BinaryIO) -> int:
 
 
 def file_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
-    """Each message that the footer names, and where its body begins."""
+    """Yield each message in the footer, and the position of its body."""
     stream.seek(max(size - FOOTER.size, 0))
     length, _ = FOOTER.unpack(stream.read(FOOTER.size))
     stream.seek(max(size - FOOTER.size - length, 0))
@@ -86,7 +86,7 @@ def file_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
 
 
 def stream_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
-    """Each message up to the end, and where its body begins."""
+    """Yield each message up to the end, and the position of its body."""
     position = 0
     while position < size:
         stream.seek(position)
@@ -98,7 +98,10 @@ def stream_messages(stream: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
 
 
 def read_message(stream: BinaryIO, size: int) -> tuple[bytes, int]:
-    """The message at the place where a stream is, and where that is then; nothing where the stream ends."""
+    """Read the message at the current position; also return the position after it.
+
+    Empty at the end of the stream.
+    """
     (length,) = PREFIX.unpack(stream.read(PREFIX.size))
     if length == CONTINUATION:
         (length,) = PREFIX.unpack(stream.read(PREFIX.size))
@@ -107,7 +110,7 @@ def read_message(stream: BinaryIO, size: int) -> tuple[bytes, int]:
 
 
 def message_uncompressed_size(data: bytes, body: int, stream: BinaryIO) -> int:
-    """Bytes of the packed buffers of one message."""
+    """Return the decompressed bytes of the compressed buffers of one message."""
     message = root_table(data)
     kind, header = message.value(1, "B"), message.table(2)
     batch = header.table(1) if kind == DICTIONARY and header is not None else header if kind == BATCH else None
@@ -122,18 +125,18 @@ def message_uncompressed_size(data: bytes, body: int, stream: BinaryIO) -> int:
     return found
 
 
-# How much memory the pages of a Parquet file may become, told before they are read: 762 bytes with a text of 10 MiB in a
-# dictionary, which 512 rows name, became 6 GB.
+# The memory size of a Parquet file's pages, determined before they are read: 762 bytes, with a text of 10 MiB in a
+# dictionary to which 512 rows refer, became 6 GB.
 
 MAX_HELD_BYTES = 512 << 20
-"""About how many bytes of texts are held at once that rows repeat."""
+"""Approximate limit for the bytes of repeated texts that are in memory at once."""
 MAX_INSPECTED_BYTES = 4 << 20
-"""Bytes of a dictionary whose texts are looked at one by one; writers end theirs at one MiB."""
+"""Maximum size of a dictionary whose texts are examined one by one; writers limit theirs to one MiB."""
 TEXT_TYPE, FIXED_LENGTH_TYPE = "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"
 HEADER_BYTES = 64
 DICTIONARY_PAGE = 2
 DICTIONARY_FIELD = {3: b"\x4c", 4: b"\x3c"}
-"""How the field of a page header begins that is a dictionary's own, behind three numbers or four."""
+"""First byte of a page header's dictionary field, after three or four numbers."""
 SORTED_FIELD = (b"\x11", b"\x12")
 LENGTH = struct.Struct("<I")
 CODECS: Mapping[str, str | None] = {
@@ -143,27 +146,32 @@ CODECS: Mapping[str, str | None] = {
     "BROTLI": "brotli",
     "ZSTD": "zstd",
 }
-"""Compressions that have one form in every file: LZ4 has two."""
+"""Compressions that have only one format: LZ4 has two."""
 SHARED_ENCODINGS = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY", "DELTA_BYTE_ARRAY"})
 """Encodings in which values share bytes."""
 
 
 def group_columns(group: Any) -> list[Any]:
-    """What a row group says of each of its columns."""
+    """Return the metadata of each column of a row group."""
     return [group.column(index) for index in range(group.num_columns)]
 
 
 def min_group_size(group: Any) -> int:
-    """Bytes that a row group has in memory at least: all its pages, and a byte for each value, of which a page may say once
-    that it comes a billion times.
+    """Return the minimum memory size of a row group in bytes.
+
+    This is the size of all its pages, and at least one byte for each value: a page may encode a billion repetitions of a
+    value.
     """
     return sum(max(column.total_uncompressed_size, column.num_values) for column in group_columns(group))
 
 
 def max_batch_rows(group: Any, stream: BinaryIO, wanted: int) -> int:
-    """How many rows of a row group, `wanted` at most, may be held at once if each of their texts were the longest that it
-    can be. Dictionaries are looked into only where their sizes leave that open: by those alone, a hundred columns of short
-    texts were read a few rows at a time.
+    """Return how many rows of a row group, up to `wanted`, surely fit in memory.
+
+    They fit even if all their texts have the maximum length.
+
+    Dictionaries are read only if their sizes alone do not decide this: otherwise a hundred columns of short texts would be
+    read only a few rows at a time.
     """
     texts = [column for column in group_columns(group) if column.physical_type in (TEXT_TYPE, FIXED_LENGTH_TYPE)]
     fitting = wanted
@@ -176,8 +184,9 @@ def max_batch_rows(group: Any, stream: BinaryIO, wanted: int) -> int:
 
 
 def max_shared_value_bytes(column: Any, stream: BinaryIO) -> int:
-    """Bytes that the longest value that several rows of a column share has at most: as many as its dictionary, where one is
-    named by them.
+    """Return the maximum bytes of a value that several rows of a column share.
+
+    With a dictionary, this is the dictionary's size.
     """
     if SHARED_ENCODINGS.isdisjoint(column.encodings):
         return 0
@@ -189,7 +198,7 @@ def max_shared_value_bytes(column: Any, stream: BinaryIO) -> int:
 
 
 def max_dictionary_value_bytes(column: Any, stream: BinaryIO) -> int:
-    """What `max_shared_value_bytes` tells, by the texts of the dictionary themselves where they can be read."""
+    """Return the same as `max_shared_value_bytes`, from the dictionary's texts if they can be read."""
     import pyarrow as pa  # slow to import, and only these formats need it
 
     upper_bound = max_shared_value_bytes(column, stream)
@@ -216,12 +225,12 @@ def max_dictionary_value_bytes(column: Any, stream: BinaryIO) -> int:
 
 
 def first_page_offset(column: Any) -> int:
-    """Where the reader begins: at the dictionary, if that lies before the data."""
+    """Return the position of the first page: the dictionary, if before the data."""
     return int(min(column.dictionary_page_offset or column.data_page_offset, column.data_page_offset))
 
 
 def longest_text_bytes(data: bytes) -> int:
-    """Bytes of the longest of texts that each stand behind their length."""
+    """Return the bytes of the longest of several length-prefixed texts."""
     max_length = position = 0
     while position + LENGTH.size <= len(data):
         (size,) = LENGTH.unpack_from(data, position)
@@ -232,21 +241,24 @@ def longest_text_bytes(data: bytes) -> int:
 
 
 def parse_page_header(data: bytes) -> tuple[int, int]:
-    """Kind and unpacked size of a page: the first two numbers of its header, in Thrift's compact form. The reader unpacks by
-    the same ones. (-1, 0) where there is no header.
+    """Return the kind and the decompressed size of a page.
+
+    (-1, 0) if there is no header. These are the first two numbers of its header in Thrift's compact protocol, which the
+    reader uses as well.
     """
     found, _ = parse_varints(data, 0, 2)
     return (found[0], found[1]) if len(found) == 2 else (-1, 0)
 
 
 def parse_dictionary_header(data: bytes) -> tuple[int, int, int, int] | None:
-    """The unpacked and the packed size of a dictionary, how many values it has, and where it begins behind the start of its
-    header; None where that is no such header, or has fields that nobody knows here.
+    """Return a dictionary's decompressed and compressed size, number of values, and offset after its header.
+
+    None if the data is not such a header, or has unknown fields.
     """
     found, position = parse_varints(data, 0, 4)  # kind, both sizes, and in some files a checksum
     if len(found) < 3 or found[0] != DICTIONARY_PAGE or data[position : position + 1] != DICTIONARY_FIELD[len(found)]:
         return None
-    value_header, position = parse_varints(data, position + 1, 2)  # how many, and how they are written
+    value_header, position = parse_varints(data, position + 1, 2)  # the number of values, and their encoding
     position += data[position : position + 1] in SORTED_FIELD
     if len(value_header) < 2 or data[position : position + 2] != b"\0\0":
         return None
@@ -254,9 +266,12 @@ def parse_dictionary_header(data: bytes) -> tuple[int, int, int, int] | None:
 
 
 def parse_varints(data: bytes, position: int, limit: int) -> tuple[list[int], int]:
-    """The numbers of 32 bits in the fields from `position` on, `limit` of them, and where they end."""
+    """Return the 32-bit numbers in the fields from `position` on, and the next position.
+
+    At most `limit` numbers are read.
+    """
     found: list[int] = []
-    while len(found) < limit and data[position : position + 1] == b"\x15":  # the next field, a number of 32 bits
+    while len(found) < limit and data[position : position + 1] == b"\x15":  # the next field is a 32-bit number
         position, value, shift = position + 1, 0, 0
         while position < len(data):
             byte = data[position]

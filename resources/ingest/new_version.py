@@ -1,4 +1,4 @@
-"""The request for a dataset version, as the assets, the API and the command line make it."""
+"""The request for a dataset version."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ AS_UPLOADED = "none: as uploaded"
 
 @dataclass(frozen=True)
 class NewVersion:
-    """What is asked for. `transform` and `parents` (NAME@VERSION) say what was done to make the files, and of what."""
+    """A request for a version.
+
+    `transform` and `parents` (NAME@VERSION) state how the files were made, and from what.
+    """
 
     name: str
     format: str
@@ -25,8 +28,10 @@ class NewVersion:
 
 
 def find_unapplied_fields(request: NewVersion, version: DatasetVersion) -> dict[str, JsonValue]:
-    """What was said of files whose content is a version already, and that the version does not say: sending files again
-    changes nothing of it, and whoever did is told.
+    """Return what the request states differently from the existing version.
+
+    The version has the same content. Sending files again does not change it, and the sender is informed of what was not
+    applied.
     """
     existing_metadata = version.metadata
     different: dict[str, JsonValue] = {

@@ -1,4 +1,7 @@
-"""What is wrong with the files of a dataset: all of it counted, the first few named, in one line."""
+"""Collect the problems of a dataset's files in one line.
+
+All are counted, and the first few are named.
+"""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +12,17 @@ MAX_SHOWN = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one line or row of a file; nothing of `where` where it is the whole file."""
+    """A problem with one line or row of a file.
+
+    `where` is empty if it concerns the whole file.
+    """
 
     reason: str
     where: str = ""
 
 
 EMPTY = Problem("is empty: a dataset needs at least one record")
-"""Of a whole file: among others that hold records it is a part that nothing was written to."""
+"""Concerns a whole file: if other files have records, an empty one is only a part to which nothing was written."""
 CHANGED_WHILE_READ = Problem("was changed while it was read: leave it as it is until its version is made")
 
 
@@ -36,5 +42,8 @@ class Problems:
 
 
 def first_error_line(error: Exception) -> str:
-    """What a library's error says, for a refusal: the rest is for those who know the library."""
+    """Return the first line of a library's error.
+
+    The rest is for users of the library.
+    """
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -9,17 +9,23 @@ from resources.ingest.magic_bytes import GZIP, MAX_MAGIC_BYTES, ZSTD, detect_oth
 
 BLOCK_BYTES = 1 << 20
 UNSUPPORTED_COMPRESSIONS = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
-"""How those begin that nobody unpacks here."""
+"""First bytes of compressed formats that are not supported."""
 BZIP2_BLOCK = b"1AY&SY"
-"""What stands behind the beginning of bzip2, which a text could have."""
+"""Follows the first bytes of bzip2, which could also begin a text."""
 
 
 class DamagedFile(Exception):
-    """A file cannot be read to its end: the message says why, as what follows its name."""
+    """A file cannot be read to its end.
+
+    The message completes a sentence that begins with the file's name.
+    """
 
 
 class TeeStream(io.RawIOBase):
-    """Gives every byte of a stream to `keep`, once, on its way to whoever reads it first. `size` is how many there were."""
+    """Passes each byte of a stream to `keep` once, when it is first read.
+
+    `size` is their number.
+    """
 
     def __init__(self, stream: BinaryIO, keep: Callable[[bytes], None]) -> None:
         self._stream = stream
@@ -38,27 +44,27 @@ class TeeStream(io.RawIOBase):
         return len(data)
 
     def is_empty(self) -> bool:
-        """Whether the file has no byte; nothing may have been read of it yet."""
+        """Return whether the file has no bytes. Call it before anything is read."""
         is_empty = not self._stream.read(1)
         self._stream.seek(0)
         return is_empty
 
     def drain(self) -> None:
-        """Keep what nobody has read yet."""
+        """Pass on everything that has not been read yet."""
         while not self._all_kept and (data := self._stream.read(BLOCK_BYTES)):
             self._keep(data)
             self.size += len(data)
         self._all_kept = True
 
     def reopen(self) -> BinaryIO:
-        """The whole file to be read from any position, all of it kept already."""
+        """Pass on all of the file, then return it as a seekable stream."""
         self.drain()
         self._stream.seek(0)
         return cast(BinaryIO, io.BufferedReader(UnclosedStream(self._stream), BLOCK_BYTES))
 
 
 class UnclosedStream(io.RawIOBase):
-    """A stream for readers that close what they read; it stays open."""
+    """A stream for readers that close what they read; the underlying stream stays open."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -82,7 +88,7 @@ class UnclosedStream(io.RawIOBase):
 
 
 class CountingStream(io.RawIOBase):
-    """A stream that knows how many bytes were read of it."""
+    """A stream that counts the bytes read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -98,7 +104,7 @@ class CountingStream(io.RawIOBase):
 
 
 class DecompressedStream(io.RawIOBase):
-    """A compressed stream as what is in it. `size` is how many bytes that was until now."""
+    """The decompressed contents of a stream. `size` is the number of bytes so far."""
 
     def __init__(self, packed: BinaryIO, compression: str) -> None:
         import pyarrow as pa  # slow to import, and most files are not compressed
@@ -115,7 +121,7 @@ class DecompressedStream(io.RawIOBase):
         try:
             size = cast(int, self._stream.readinto(buffer))
         except OSError as error:
-            raise DamagedFile(f"is no whole {self._compression} file ({error})") from None
+            raise DamagedFile(f"is not a complete {self._compression} file ({error})") from None
         self.size += size
         if exceeds_expansion_limit(self.size, self._packed.size):
             raise DamagedFile(EXPANSION_MESSAGE)
@@ -123,21 +129,21 @@ class DecompressedStream(io.RawIOBase):
 
 
 def bytes_read(stream: "io.BufferedReader[io.RawIOBase]") -> int:
-    """How many bytes were read of a file, unpacked where it is compressed."""
+    """Return how many bytes were read from a file, after decompression."""
     return cast(TeeStream | DecompressedStream, stream.raw).size
 
 
 def decompress(stream: io.RawIOBase | BinaryIO) -> "io.BufferedReader[io.RawIOBase]":
-    """The stream itself, or what is in it where it is compressed, whatever the file is called.
+    """Return the stream, decompressed if it is compressed; the file's name does not matter.
 
     Raises:
-        DamagedFile: it is compressed as nobody unpacks it here, or no file of lines in UTF-8.
+        DamagedFile: the compression is not supported, or the contents are not lines in UTF-8.
     """
     buffered: io.BufferedReader[io.RawIOBase] = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK_BYTES)
     beginning = buffered.peek(MAX_MAGIC_BYTES)
     archive = next((name for start, name in UNSUPPORTED_COMPRESSIONS.items() if beginning.startswith(start)), None)
     if archive is not None and (archive != "bzip2" or beginning[4:].startswith(BZIP2_BLOCK)):
-        raise DamagedFile(f"is a {archive} file, and only gzip and zstd are unpacked here: unpack it before")
+        raise DamagedFile(f"is a {archive} file, and only gzip and zstd are supported: unpack it first")
     if words := detect_other_format(beginning) or detect_other_encoding(beginning):
         raise DamagedFile(words)
     compression = "gzip" if beginning.startswith(GZIP) else "zstd" if beginning.startswith(ZSTD) else None

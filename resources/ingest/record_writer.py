@@ -20,11 +20,14 @@ from resources.ingest.raw_file import DamagedFile, TeeStream, UnclosedStream, de
 from resources.ingest.source_files import SourceFile
 from resources.object_store.chunk_upload import ChunkedFile, ChunkStore
 
-# The index of records (`recipes.records.record_index`) on its way into the store, while the records are.
+# The index of records (`recipes.records.record_index`), stored together with the records.
 
 
 class RecordIndexFile:
-    """A file whose chunks are its segments: what versions share of it is stored once, held and removed as all chunks are."""
+    """A file whose chunks are index segments.
+
+    Segments that versions share are stored once, and claimed like all chunks.
+    """
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
@@ -52,15 +55,15 @@ class RecordIndexFile:
         self._stored.append(Chunk(sha256=sha256, size=len(segment)))
 
 
-# Records in their one form: canonical JSON lines, in files that several readers can share.
+# Records are stored in one form: canonical JSON lines, in files that several readers can share.
 #
-# A line is JSON with sorted keys, no spaces, UTF-8, the shortest form of each number, and ends with a newline. Equal
-# records are equal bytes, so the hash of all lines is the identity of a dataset's content, whatever files and format they
-# came in. Only inside the arguments of tool calls and the parameters of tools, keys have the order of the file: a model
-# reads them in it, and so records that differ in it are others.
+# A line is JSON with sorted keys, no spaces, UTF-8, the shortest form of each number, and a final newline. Equal records are
+# equal bytes, so the hash of all lines identifies a dataset's content, whichever files and format they came in. Only inside
+# the arguments of tool calls and the parameters of tools, keys keep the file's order: models read them in this order, and so
+# records with another order are different.
 
 MAX_FILE_BYTES = 256 << 20
-"""A file of records is full with the record that reaches this size."""
+"""A file of records ends with the record that reaches this size."""
 FLUSH_BYTES = 1 << 20
 
 
@@ -76,7 +79,7 @@ class RecordWriter:
         self.unread: Counter[str] = Counter()
 
     def add(self, row: dict[str, Any], line: bytes) -> None:
-        """Take a record and its stored line."""
+        """Write a record with its stored line."""
         self.schema.count(row)
         self.unread.update(find_unread_keys(row))
         self._index.add(row, line)
@@ -86,8 +89,11 @@ class RecordWriter:
             self._flush()
 
     def close(self) -> tuple[tuple[FileRecord, ...], FileRecord, str]:
-        """The files and their index, once all are in the store, and the identity of their content: the SHA-256 of the one
-        file, or of those of all files, which are cut at places that depend on the lines alone."""
+        """Return the stored files, their index, and the hash of their content.
+
+        The hash is the SHA-256 of the only file, or of the hashes of all files; where files are split depends only on the
+        lines.
+        """
         self._flush()
         self._end_file()
         hashes = [file.sha256 for file in self._written]
@@ -111,14 +117,17 @@ class RecordWriter:
             self._file = None
 
 
-# The types of CSV's columns over all files of a dataset, known before the first record is made.
+# The types of CSV columns over all files of a dataset, determined before the first record is written.
 #
-# Each file by itself had types of its own: in one whose values were all whole, a column of numbers was one of integers,
-# and the same rows in files that were cut elsewhere were other content.
+# With separate types per file, a numeric column became an integer column in a file whose values were all whole, and the same
+# rows split into other files were different content.
 
 
 def infer_column_types(files: Sequence[SourceFile], problems: Problems, empty: set[str]) -> Mapping[str, Kind]:
-    """Column -> type. All that is wrong with the files is added to `problems`, those without a record to `empty`."""
+    """Return the type of each column.
+
+    Problems are added to `problems`, files without a record to `empty`.
+    """
     found: dict[str, Kind] = {}
     for file in files:
         report = partial(report_problem, file, problems, empty)
@@ -138,17 +147,17 @@ def infer_column_types(files: Sequence[SourceFile], problems: Problems, empty: s
     return found
 
 
-# What is in the files of a dataset: records are checked while they and the files are stored, in one pass of flat memory.
+# Records are checked while they and the files are stored, in one pass with constant memory.
 #
-# Only CSV is looked through before that: what type a column has, its last value in the last file may tell.
+# Only CSV files are read once before that: the type of a column may depend on the last value in the last file.
 
 
 @dataclass(frozen=True)
 class Content:
-    """What was read and stored of the files.
+    """What was read from the files and stored.
 
-    `empty` are the paths of those without a record, `unread` how many records have a key inside messages or tools that no
-    model is shown.
+    `empty` are the paths of files without a record; `unread` counts the records that have a key inside messages or tools
+    which no model reads.
     """
 
     source: tuple[FileRecord, ...]
@@ -163,7 +172,10 @@ class Content:
 
 
 def report_problem(file: SourceFile, problems: Problems, empty: set[str], problem: Problem) -> None:
-    """A part without a record is no problem as long as another has one."""
+    """Record a problem.
+
+    A file without a record is not a problem as long as another file has one.
+    """
     if problem is EMPTY:
         empty.add(file.path)
     else:
@@ -171,7 +183,11 @@ def report_problem(file: SourceFile, problems: Problems, empty: set[str], proble
 
 
 def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) -> Content:
-    """Check and store all files. Raises on bad records, naming the first few and how many there are."""
+    """Check and store all files.
+
+    Raises:
+        HanzoError: bad records, of which the message names the first few.
+    """
     problems, empty = Problems(), set[str]()
     states = [file.state() for file in files]
     kinds = infer_column_types(files, problems, empty) if format is Format.CSV else {}
@@ -183,7 +199,7 @@ def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkSt
         raw = ChunkedFile(chunks, file.path)
 
         def keep(data: bytes, raw: ChunkedFile = raw) -> None:
-            if not problems.count:  # what will be refused need not be stored
+            if not problems.count:  # no need to store what will be refused
                 raw.write(data)
 
         partition = partition_columns(file.path)
@@ -202,7 +218,7 @@ def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkSt
             except DamagedFile as damage:
                 problems.add(file.name, Problem(str(damage)))
             recorded.drain()
-        # What is stored as its source would be other bytes than those that the records were read from.
+        # Otherwise the stored source could differ from the bytes from which the records were read.
         if not problems.count and file.state() != state:
             problems.add(file.name, CHANGED_WHILE_READ)
         if not problems.count:
@@ -228,7 +244,10 @@ def check_and_store(files: Sequence[SourceFile], format: Format, chunks: ChunkSt
 
 
 def read_part(file: TeeStream, format: Format, kinds: Mapping[str, Kind], *, is_only: bool) -> Iterator[Item]:
-    """The records of a file. One of several to which no byte was written is empty in every format."""
+    """Yield the records of a file.
+
+    If it is one of several and has no bytes, it is empty in every format.
+    """
     if not is_only and file.is_empty():
         yield EMPTY
     else:
@@ -236,11 +255,11 @@ def read_part(file: TeeStream, format: Format, kinds: Mapping[str, Kind], *, is_
 
 
 class PartitionConflict(Exception):
-    """A record has another value than its folder says."""
+    """A record has another value than its folder's name states."""
 
 
 def add_partition(item: tuple[dict[str, Any], bytes], partition: Mapping[str, str | None]) -> tuple[dict[str, Any], bytes]:
-    """A record with the columns that its file's folders say. Raises PartitionConflict."""
+    """Return a record with the columns from its file's folders. Raises PartitionConflict."""
     row, _ = item
     for key, value in partition.items():
         if row.get(key, value) != value and str(row[key]) != value:

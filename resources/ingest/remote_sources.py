@@ -1,4 +1,4 @@
-"""Raw files at an address (file, S3, Kafka) or from a database query."""
+"""Raw files at a remote address (file, S3, Kafka), or from a database query."""
 
 import logging
 import tempfile
@@ -20,10 +20,10 @@ from resources.ingest.source_files import FolderFiles, SourceFile, local_files, 
 from resources.settings.sections import QueryDatabase
 from resources.settings.settings import Settings
 
-# The rows of a query as a raw file: JSON lines, the same ones that the command line makes of a database that it reads.
+# The rows of a query as a raw file of JSON lines, equal to those that the command line produces from a database.
 #
-# The operator says where a database is, and as whom it is asked (`storage.databases`); whoever asks knows its name alone.
-# So nobody has this server call an address, open a file or use a password of its own, and no refusal shows one.
+# The operator configures the database's address and user (`storage.databases`); the requester only knows its name. So users
+# cannot make this server connect to an address, open a file or use a password of theirs, and no error message shows one.
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ QUERY_FILE_NAME = "query.jsonl"
 
 
 def allowed_query_source(settings: Settings, name: str, statement: str, format: Format, organization: str) -> SourceFile:
-    """`query_source` for a query that came over HTTP.
+    """Return `query_source` for a query that came over HTTP.
 
     Raises:
-        HanzoError: 403 where the database is not the organization's to ask; whether there is one of that name is not told.
+        HanzoError: 403 if the organization may not query the database. The message does not reveal whether it exists.
     """
     found = settings.storage.databases.get(name)
     if found is None or organization not in found.organizations:
@@ -47,7 +47,7 @@ def allowed_query_source(settings: Settings, name: str, statement: str, format: 
 
 
 def query_source(settings: Settings, name: str, statement: str, format: Format) -> SourceFile:
-    """The rows of a statement, asked for when the file is opened."""
+    """Return the rows of a statement, which runs when the file is opened."""
     if format is not Format.JSONL:
         raise invalid(f"the rows of a query are read as jsonl, and not as {format}: leave the format out")
     database = settings.storage.databases.get(name)
@@ -65,22 +65,22 @@ def query_source(settings: Settings, name: str, statement: str, format: Format) 
 
 
 def write_rows(name: str, database: QueryDatabase, statement: str, file: BinaryIO) -> None:
-    """Raises HanzoError in words that tell nothing of where the database is."""
+    """Write the rows. Raises HanzoError, with messages that do not reveal the database's address."""
     try:
         for block in iterate_query_lines(database.url.get_secret_value(), statement, database.seconds):
             file.write(block)
     except ConnectionRefused as problem:
-        log.warning("database %s cannot be asked: %s", name, problem)
-        message = f"database {name!r} cannot be reached: try again later, or have this server's operator look at its log"
+        log.warning("database %s cannot be queried: %s", name, problem)
+        message = f"database {name!r} cannot be reached: try again later, or ask this server's operator to check its log"
         raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, message) from None
     except BadQuery as problem:
         raise invalid(f"the rows of database {name!r} cannot be read: {problem}") from None
 
 
-# Raw files at an address: `file://`, `s3://` of any bucket that the server's own keys may read, or `kafka://` (row B12).
+# Raw files at an address: `file://`, `s3://` of any bucket that the server's own keys can read, or `kafka://`.
 #
-# Over HTTP only what the operator allows (`storage.import_from`): or whoever may create a dataset could read the server's
-# own disk, and other organizations' buckets, by it.
+# Over HTTP, only addresses that the operator allows (`storage.import_from`): otherwise anyone who may create a dataset could
+# read the server's own disk, and other organizations' buckets.
 
 AWS_ENDPOINT = "https://s3.amazonaws.com"
 DOWNLOAD_CHUNK_BYTES = 4 << 20
@@ -91,14 +91,14 @@ def is_address(text: str) -> bool:
 
 
 def allowed_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
-    """`list_files` for an address that came over HTTP.
+    """Return `list_files` for an address that came over HTTP.
 
     Raises:
-        HanzoError: 403 where it is not below one of `storage.import_from`.
+        HanzoError: 403 if it is not below one of `storage.import_from`.
     """
     if not is_address(address):
         raise invalid(
-            f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3://, file:// or "
+            f"{address[:100]!r} is not an address that this server can fetch: give one that begins with s3://, file:// or "
             "kafka://"
         )
     if not is_allowed(address, settings.storage.import_from) or is_own_storage(settings, address):
@@ -114,9 +114,11 @@ def is_allowed(address: str, allowed: Sequence[str]) -> bool:
 
 
 def is_own_storage(settings: Settings, address: str) -> bool:
-    """Whether an address is where this server keeps what it stores, or tells what happens, which is of all organizations.
+    """Return whether an address is in this server's own storage or event topics.
 
-    A topic is known by its name: the same brokers have many.
+    Both contain data of all organizations.
+
+    A topic is identified by its name alone: the same brokers may have many addresses.
     """
     if address.startswith(KAFKA_SCHEME):
         return parse_topic_address(address).topic.startswith(f"{settings.stream.topic_prefix}.")
@@ -127,7 +129,10 @@ def is_own_storage(settings: Settings, address: str) -> bool:
 
 
 def is_below(address: str, allowed: str) -> bool:
-    """Whether an address is the allowed one or below it, links and `..` resolved."""
+    """Return whether an address is the allowed one or below it.
+
+    Links and `..` are resolved first.
+    """
     if address.startswith("file://") and allowed.startswith("file://"):
         return file_path(address).resolve().is_relative_to(file_path(allowed).resolve())
     if ".." in address.split("/"):
@@ -136,10 +141,10 @@ def is_below(address: str, allowed: str) -> bool:
 
 
 def list_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
-    """The files at an address: one file, or all of the format below it.
+    """Return the file at an address, or all files of the format below it.
 
     Raises:
-        HanzoError: there is none.
+        HanzoError: there are none.
     """
     if address.startswith("file://"):
         root = file_path(address).resolve()
@@ -170,7 +175,8 @@ def list_files(settings: Settings, address: str, format: Format) -> list[SourceF
 
 
 def open_topic_source(settings: Settings, address: str, format: Format) -> SourceFile:
-    from resources.ingest.kafka_topic import topic_source  # librdkafka: few ask for it, and a server's start need not wait
+    # imported late, because librdkafka is rarely needed and slows down the start
+    from resources.ingest.kafka_topic import topic_source
 
     if format is not Format.JSONL:
         raise invalid(f"a topic's messages are read as jsonl, and not as {format}: leave the format out")
@@ -191,9 +197,11 @@ def file_path(address: str) -> Path:
 
 
 def object_opener(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callable[[], AbstractContextManager[BinaryIO]]:
-    """Opens an object as a file of this machine: parquet is read from its end.
+    """Return a function that opens an object as a local file.
 
-    CSV is opened, and so fetched, twice: this way the disk need not hold all files at once.
+    A local file is needed because Parquet is read from its end.
+
+    CSV is opened, and so downloaded, twice: this way the disk need not hold all files at once.
     """
 
     @contextmanager
@@ -203,7 +211,7 @@ def object_opener(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Ca
                 with translate_store_errors(uri, bucket):
                     for chunk in obstore.get(bucket, key).stream(min_chunk_size=DOWNLOAD_CHUNK_BYTES):
                         file.write(chunk)
-            except FileNotFoundError as problem:  # it was there as the files were listed
+            except FileNotFoundError as problem:  # it existed when the files were listed
                 raise invalid(f"{problem}: leave the files as they are until their version is made") from None
             file.seek(0)
             yield file

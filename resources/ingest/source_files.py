@@ -1,4 +1,4 @@
-"""Where raw files come from. Each can be opened, and then read from any position."""
+"""Raw files of a dataset's source, which can be read from any position."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -15,15 +15,16 @@ FileState = tuple[int, int, int] | None
 
 
 def unchanging_state() -> FileState:
-    """Of a file that nobody else can write to."""
+    """Return the state of a file that never changes."""
     return None
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A raw file: `path` is relative to the dataset's source. `state` is another one once somebody has written to it.
+    """A raw file: `path` is relative to the dataset's source.
 
-    `origin` is where what it holds can be had again, of one that was made for us; it stands in the version's lineage.
+    `state` changes whenever the file is written to. `origin` is an address from which generated contents can be read
+    again; it is recorded in the version's lineage.
     """
 
     path: str
@@ -37,7 +38,7 @@ class SourceFile:
 
 
 def local_file(name: str, path: Path) -> SourceFile:
-    """A file of this machine, which may be gone, or another one, once it is read."""
+    """Return a local file, which may be deleted or replaced before it is read."""
 
     def opened() -> BinaryIO:
         try:
@@ -56,7 +57,10 @@ def local_file(name: str, path: Path) -> SourceFile:
 
 
 class FolderFiles(list[SourceFile]):
-    """The files of a folder that are read; `skipped` are the paths of others that look like it."""
+    """The files of a folder that are read.
+
+    `skipped` are the paths of others that look like raw files.
+    """
 
     def __init__(self, files: Iterable[SourceFile], skipped: Sequence[str] = ()) -> None:
         super().__init__(files)
@@ -64,7 +68,7 @@ class FolderFiles(list[SourceFile]):
 
 
 def local_files(path: Path, format: Format) -> list[SourceFile]:
-    """The files that `--path` means: one file, whatever it is called, or all of that format in a folder."""
+    """Return the files for `--path`: one file, or all of the format in a folder."""
     if path.is_file():
         return [local_file(path.name, path)]
     if not path.is_dir():
@@ -76,12 +80,16 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
 
 
 def select_source_files(paths: Iterable[str], format: Format, folder: str) -> SelectedFiles:
-    """The files of a folder that are read. Raises 400: there is none, or they are those of several splits."""
+    """Return the files of a folder that are read.
+
+    Raises:
+        HanzoError: 400 if there are none, or they are of several splits.
+    """
     try:
         selected = select_files(paths, format)
     except MixedSplits as mixed:
         command = shlex.join(["hanzo-ml", "dataset", "create", "--name", "NAME", "--path", f"{folder}/{mixed.first}"])
-        raise invalid(f"folder {folder} is no dataset: {mixed.advice(command)}") from None
+        raise invalid(f"folder {folder} is not a dataset: {mixed.advice(command)}") from None
     if not selected.chosen:
         skipped = f" that is read ({', '.join(selected.skipped[:MAX_SHOWN])} is not)" if selected.skipped else ""
         raise invalid(f"folder {folder} holds no *{ENDINGS[format][0]} file{skipped}")
@@ -89,7 +97,11 @@ def select_source_files(paths: Iterable[str], format: Format, folder: str) -> Se
 
 
 def checked_file_name(name: str) -> str:
-    """Raises 400 for a name that is no text, as disks may have them: no manifest can hold it."""
+    """Check a file name.
+
+    Raises:
+        HanzoError: 400 if it is not valid Unicode, which no manifest can contain.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -25,15 +25,14 @@ from resources.metadata.outbox import now_ms
 from resources.object_store.chunk_claims import ChunkClaims
 from resources.object_store.chunk_upload import open_chunk_store
 
-# A dataset version: every record is checked while source and records are stored, and the version appears last of all.
+# Creates a dataset version: records are checked while source and records are stored, and the row is committed last.
 #
-# One pass, in which memory stays flat: whatever is stored until something is found wrong is removed again, and a version
-# exists from the moment on in which its row is committed. So neither a refusal nor a kill leaves anything that can be
-# seen.
+# This is one pass with constant memory. If a problem is found, everything stored so far is removed, and a version exists
+# only after its row is committed. So neither an error nor a kill leaves anything visible.
 
 
 class VersionNumberConflict(Exception):
-    """Another version took the number under which the manifests lie."""
+    """Another version took the number under which the manifests are stored."""
 
 
 def create_version(
@@ -48,17 +47,17 @@ def create_version(
     tags: Sequence[str] = (),
     metadata: Mapping[str, JsonValue] | None = None,
 ) -> tuple[DatasetVersion, bool]:
-    """Make a version of the file or folder at `path`: `create_from_files`."""
+    """Create a version from the file or folder at `path` (see `create_from_files`)."""
     request = NewVersion(checked_dataset_name(name), format, user, organization, tags, metadata)
     return create_from_files(database, store, request, local_files(path, parse_format(format)))
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """The version of some files, and whether it is new: equal content is the version it was.
+    """The version of some files, and whether it is new.
 
-    `skipped` are the paths of files that were left out as hidden or without a record; `unread` says how many records have a
-    key inside messages or tools that no model is shown.
+    Equal content returns the existing version. `skipped` are the paths of files that were left out as hidden or without a
+    record; `unread` counts the records that have a key inside messages or tools which no model reads.
     """
 
     version: DatasetVersion
@@ -70,16 +69,16 @@ class Ingested:
 def create_from_files(
     database: Database, store: Store, request: NewVersion, files: Sequence[SourceFile]
 ) -> tuple[DatasetVersion, bool]:
-    """`ingest_files`: the version, and whether it is new."""
+    """Call `ingest_files`, and return the version and whether it is new."""
     made = ingest_files(database, store, request, files)
     return made.version, made.is_new
 
 
 def ingest_files(database: Database, store: Store, request: NewVersion, files: Sequence[SourceFile]) -> Ingested:
-    """Make a version of files.
+    """Create a version from files.
 
     Raises:
-        HanzoError: bad name, format, file or record; nothing was stored.
+        HanzoError: the name, the format, a file or a record is invalid; nothing was stored.
     """
     checked_dataset_name(request.name)
     checked_dataset_tags(request.tags)
@@ -107,7 +106,11 @@ def ingest_files(database: Database, store: Store, request: NewVersion, files: S
 
 
 def leave_out_hidden(files: Sequence[SourceFile]) -> tuple[Sequence[SourceFile], list[str]]:
-    """The files that are read of several, and the paths of the hidden ones. Raises 400: they are those of several splits."""
+    """Return the visible files, and the paths of hidden ones.
+
+    Raises:
+        HanzoError: 400 if they are of several splits.
+    """
     skipped = list(files.skipped) if isinstance(files, FolderFiles) else []
     hidden = [file.path for file in files if is_hidden(file.path)]
     if len(files) > 1 and len(hidden) < len(files):
@@ -117,7 +120,7 @@ def leave_out_hidden(files: Sequence[SourceFile]) -> tuple[Sequence[SourceFile],
             refuse_mixed_split_folders(file.path for file in files)
         except MixedSplits as mixed:
             command = shlex.join(["hanzo-ml", "dataset", "create", "--name", "NAME", "--path", mixed.first])
-            raise invalid(f"this is no dataset: {mixed.advice(command)}") from None
+            raise invalid(f"this is not a dataset: {mixed.advice(command)}") from None
     return files, skipped
 
 
@@ -129,7 +132,7 @@ def refuse_duplicate_names(files: Sequence[SourceFile]) -> None:
 
 @dataclass(frozen=True)
 class Publication:
-    """Content that is in the store becomes a version."""
+    """Publishes stored content as a version."""
 
     database: Database
     store: Store
@@ -140,10 +143,10 @@ class Publication:
     skipped: Sequence[str] = ()
 
     def commit(self, holder: str) -> tuple[DatasetVersion, bool]:
-        """Manifests under the next number, then the row, in one short transaction. The id of the version is `holder`.
+        """Store the manifests under the next number, then the row, in one short transaction.
 
-        Where another took the number meanwhile, the manifests are written again under the next one: nobody waits for the
-        object store while he holds the database.
+        The version's id is `holder`. If another version took the number meanwhile, the manifests are stored again under the
+        next one, so that no transaction waits for the object store.
         """
         while (created := self._try(holder)) is None:
             pass
@@ -152,7 +155,8 @@ class Publication:
     def _try(self, holder: str) -> tuple[DatasetVersion, bool] | None:
         request, datasets = self.request, Datasets(self.database)
         with self.database.write() as connection:
-            # The number first: whoever commits this content between the two is found by the second, or has taken the number.
+            # Read the number first: a concurrent commit of this content is then found by the second query, or has taken the
+            # number.
             number = datasets.next_number(connection, request.organization, request.name)
             if existing := datasets.find_by_content(connection, request.organization, request.name, self.content.sha256):
                 return existing, False
@@ -179,7 +183,10 @@ class Publication:
         return version, True
 
     def _owner_facts(self) -> dict[str, JsonValue]:
-        """Makes equal content of two datasets two artifacts, of which one can be deleted."""
+        """Return facts that make equal content of two datasets two artifacts.
+
+        So one can be deleted without the other.
+        """
         return {"dataset": self.request.name, "organization": self.request.organization}
 
     def _source(self) -> Manifest:

@@ -11,35 +11,38 @@ from sqlalchemy.exc import DisconnectionError
 
 from resources.settings.sections import CONNECT_SECONDS
 
-# Connections and transactions. SQLite in WAL mode by default, PostgreSQL in production, through one interface.
+# Connections and transactions: SQLite in WAL mode by default, PostgreSQL in production, through one interface.
 
 
 class Database:
     """The metadata database at a SQLAlchemy URL. Opening it makes no connection.
 
     Args:
-        connect_seconds: how long a server is waited for that says nothing, unless the URL itself says so.
+        connect_seconds: how long to wait for a server that does not answer, unless the URL states it.
     """
 
     def __init__(self, url: str, connect_seconds: int = CONNECT_SECONDS) -> None:
         self.url = with_driver(url)
         self.engine = open_engine(self.url, connect_seconds)
-        # Each of PostgreSQL's statements sees the newest state anyway: a transaction around them is two answers to wait for,
-        # and SQLAlchemy works at the beginning and the end of one that it knows to be none.
+        # Each PostgreSQL statement sees the newest state anyway: a transaction around them adds two round trips, and work in
+        # SQLAlchemy at its beginning and end.
         reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._read = self.engine.begin if self.engine.dialect.name == "sqlite" else reader.connect
         self._writer = self.engine.execution_options(hanzo_ml_write=True)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """For statements that read. Those of SQLite see one state of the database, those of PostgreSQL the newest each."""
+        """Open a connection for reading.
+
+        On SQLite all statements see one state, on PostgreSQL each sees the newest.
+        """
         return self._read()
 
     def write(self) -> AbstractContextManager[Connection]:
-        """A transaction that changes it: all of it or nothing."""
+        """Open a transaction for writing, which is committed as a whole or rolled back."""
         return self._writer.begin()
 
     def migrate(self) -> None:
-        """Bring the schema to the newest revision."""
+        """Upgrade the schema to the newest revision."""
         from resources.metadata.migrate import migrate_database
 
         migrate_database(self)
@@ -49,7 +52,7 @@ class Database:
 
 
 def with_driver(url: str) -> str:
-    """PostgreSQL is reached through psycopg 3, whatever driver SQLAlchemy would choose for `postgresql://`."""
+    """Make PostgreSQL URLs use psycopg 3, instead of SQLAlchemy's default for `postgresql://`."""
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
@@ -61,10 +64,12 @@ def open_engine(url: str, connect_seconds: int) -> Engine:
 
 
 def connection_timeouts(seconds: int) -> dict[str, int]:
-    """A host that swallows packets is given up, by whoever connects to it and by whoever had when it went silent: psycopg
-    waits for 130 s, and a connection for a quarter of an hour, or where nothing is being sent for more than two.
+    """Return the timeouts after which a connection to an unresponsive host fails.
 
-    Only the machine has to answer in that time: a statement may take as long as it likes.
+    They apply to new and existing connections.
+
+    By default, psycopg waits 130 s to connect; an existing connection waits a quarter of an hour, or more than two hours if
+    nothing is being sent. Only the machine must answer within the timeout: a statement may take any time.
     """
     pause = max(1, seconds // 3)
     probing = {"keepalives_idle": pause, "keepalives_interval": pause, "keepalives_count": 3}
@@ -78,19 +83,21 @@ def open_postgresql(url: str, connect_seconds: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:
-        # A plan is kept until the next ANALYZE, and one made while a table was small reads all of it ever after: each metric
-        # cost 2 ms once there were 10,000 series. Whatever is asked often has an index. To compile a plan never pays here.
+        # A plan is kept until the next ANALYZE, and one that was made while a table was small keeps scanning all of it: each
+        # metric cost 2 ms once there were 10,000 series. All frequent queries have an index. JIT compilation never pays off
+        # here.
         connection.execute("SET enable_seqscan = off")
         connection.execute("SET jit = off")
         connection.commit()
 
     @event.listens_for(engine, "checkout")
     def check(connection: Any, *_: Any) -> None:
-        # A server that is not asked says nothing, but farewell. To ask it each time would cost another answer to wait for.
+        # An idle server only sends something when it closes the connection. A query for each checkout would cost a round
+        # trip.
         if is_readable(connection.pgconn.socket):
             raise DisconnectionError
 
-    # Its driver is loaded where it is used.
+    # Imported here, where its driver is used.
     from resources.metadata.postgresql_pipeline import forget_prepared
 
     for undone in ("rollback", "rollback_savepoint"):
@@ -104,17 +111,18 @@ def open_sqlite(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _: Any) -> None:
         connection.isolation_level = None
-        # NORMAL survives the death of any process; FULL is needed only against the loss of power, and costs an fsync each.
+        # NORMAL survives the kill of any process; FULL also survives a power failure, but costs an fsync for each
+        # transaction.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Of 2 MB, the default, a search over a few thousand runs reads its pages again and again.
+        # With the default of 2 MB, a search over a few thousand runs reads the same pages again and again.
         connection.execute("PRAGMA cache_size=-16000")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later fails with "database is locked", whatever the timeout, as soon as
-        # another process wrote in between: a writer takes the lock at its start.
+        # A transaction that first reads and later writes fails with "database is locked", regardless of the timeout, if
+        # another process wrote in between. Therefore a writer takes the lock at its start.
         writes = connection.get_execution_options().get("hanzo_ml_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -122,26 +130,29 @@ def open_sqlite(url: str) -> Engine:
 
 
 def is_readable(socket: int) -> bool:
-    """Whether something came in, or the other side has closed."""
+    """Return whether data has arrived, or the other side has closed the connection."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))
 
 
-# What PostgreSQL's planner knows of its tables, kept up to date while they grow fast.
+# Keeps PostgreSQL's planner statistics up to date while tables grow fast.
 #
-# Autovacuum looks once a minute: until then a search among 2,000 runs that had just been logged was planned for a table
-# of none, and took twice the processor. SQLite needs none of it: its queries have one plan.
+# Autovacuum checks once a minute: until then, a search among 2,000 runs that had just been logged was planned for an empty
+# table, and took twice the CPU time. SQLite does not need this: its queries have only one plan.
 
 GROWN_TABLES_QUERY = text(
     "SELECT relid::regclass::text FROM pg_stat_user_tables"
     " WHERE n_mod_since_analyze > 1000 AND n_mod_since_analyze > 0.2 * n_live_tup ORDER BY 1"
 )
-"""Autovacuum's own rule is a tenth; rarer here, because it comes by and by anyway."""
+"""Autovacuum's own threshold is a tenth; this one is higher, because autovacuum also runs eventually."""
 
 
 def analyze_grown_tables(database: Database) -> list[str]:
-    """Have tables analyzed that a fifth was added to. Returns their names. It holds up nobody who reads or writes."""
+    """Analyze tables that have grown by a fifth, and return their names.
+
+    It blocks neither reads nor writes.
+    """
     if database.engine.dialect.name != "postgresql":
         return []
     with database.read() as connection:

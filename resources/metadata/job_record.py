@@ -1,4 +1,4 @@
-"""A job as it is recorded, how it was resumed, and its masked configuration."""
+"""A job record, its resume history, and its masked configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ from recipes.contracts.results import find_trained_role
 from recipes.contracts.rewind import Rewind
 from recipes.storage.manifest import Artifact
 
-# What became of a job after it had ended: how often it was resumed, and how. Its configuration says so, beside what was
-# submitted.
+# The history of a job after it ended for the first time: how often and how it was resumed. It is stored in the job's
+# configuration, next to what was submitted.
 
 RESUMED_KEY = "resumed"
-"""The key of a job's configuration."""
+"""The key of the history in a job's configuration."""
 
 
 class ResumeHistory(FrozenModel):
-    """`sent_back` is all that the run was sent back to, oldest first; `gpus` how many it goes on with now, and `gpus_before`
-    with how many it went on at other times, oldest first.
+    """How a job was resumed.
+
+    `sent_back` are the rewinds of the run, oldest first. `gpus` is the number of GPUs that it resumed with last,
+    `gpus_before` the earlier numbers, oldest first.
     """
 
     times: int = 0
@@ -31,18 +33,18 @@ class ResumeHistory(FrozenModel):
     gpus_before: tuple[int, ...] = Field((), exclude_if=lambda value: not value)
 
 
-# A job's configuration as others are told it: the values of its variables may be secrets, which its program alone needs.
+# A job's configuration as it is shown to others: the values of its variables may be secrets, which only its program needs.
 #
-# They stay in the job's own row, so that it can be started and resumed.
+# The job's own row keeps them, so that it can be started and resumed.
 
 ENV_KEY = "env"
 MASK = "********"
 UNMASKED_VARIABLES = frozenset({"HANZO_ML_EXPERIMENT"})
-"""Variables that say what everybody can see of the job's run."""
+"""Variables whose values are visible in the job's run anyway."""
 
 
 def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the names of its variables alone."""
+    """Return the configuration with the values of its variables masked."""
     env = config.get(ENV_KEY)
     if not isinstance(env, Mapping):
         return dict(config)
@@ -50,7 +52,10 @@ def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_payload(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """An event's payload with the configuration as it is told: some were written before it was masked."""
+    """Return an event's payload with a masked configuration.
+
+    Old events were written before configurations were masked.
+    """
     config = payload.get("config")
     return {**payload, "config": mask_config(config)} if isinstance(config, Mapping) else dict(payload)
 
@@ -59,12 +64,12 @@ TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
 """Types of jobs."""
 PROGRAMS = {TRAINING: Program.TRAIN, PREPARATION: Program.PREPARE, COMMAND: Program.COMMAND}
 REPLAY_OF = "replay_of"
-"""Key of a job's configuration: the run that it repeats."""
+"""Key in a job's configuration of the run that it repeats."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A row of the jobs table; times in milliseconds."""
+    """A row of the jobs table; times in milliseconds since 1970."""
 
     id: str
     name: str
@@ -82,27 +87,33 @@ class JobRecord:
 
     @property
     def program(self) -> Program:
-        """What runs the job: with its id, the key by which compute backends know it."""
+        """The program of the job.
+
+        Together with the job's id, it is the key by which compute backends identify it.
+        """
         return PROGRAMS[self.type]
 
     @property
     def schedule(self) -> Schedule:
-        """The limits that its submission gave."""
+        """The limits that were submitted."""
         return Schedule.model_validate(self.config.get("schedule") or {})
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The variables that its submission gave."""
+        """The variables that were submitted."""
         return self.config.get(ENV_KEY) or {}
 
     @property
     def pod(self) -> PodSettings:
-        """What its submission said of its pods."""
+        """The pod settings that were submitted."""
         return PodSettings.model_validate(self.config.get("pod") or {})
 
     @property
     def replay_of(self) -> str | None:
-        """The run that this job repeats, to compare with. What it makes is no new model."""
+        """The run that this job repeats for a comparison, or None.
+
+        A replay creates no new model.
+        """
         original = self.config.get(REPLAY_OF)
         return None if original is None else str(original)
 
@@ -115,16 +126,16 @@ class JobRecord:
 
     @property
     def trained(self) -> Artifact:
-        """What training left, an adapter or weights. Raises KeyError of a job that is not trained."""
+        """The result of training: an adapter or weights. Raises KeyError: the job is not trained."""
         return self.artifact(find_trained_role(self.artifacts))
 
 
 UNSUBMITTED = "0" * 32
-"""Stands for the id of a job that is only checked: ids are made when jobs are submitted."""
+"""Used as the id of a job that is only checked: ids are assigned at submission."""
 
 
 def unsubmitted_job(name: str, type: str, config: Mapping[str, Any], user: str, organization: str) -> JobRecord:
-    """A job as it would be queued."""
+    """Return a job as it would be queued."""
     return JobRecord(
         id=UNSUBMITTED,
         name=name,

@@ -1,8 +1,7 @@
-"""Jobs: what a user asked for and how it stands. The id of a training job, and of a command, is the id of its tracking run;
-others have none.
+"""Store jobs and their state transitions.
 
-Whatever changes a job writes its event in the same transaction (specification row Q1). How a job is run is the asset
-graph's business.
+The id of a training job or command is the id of its tracking run; other jobs have no run. Each change of a job writes its
+event in the same transaction. The asset graph runs the jobs.
 """
 
 import uuid
@@ -43,9 +42,9 @@ ENDED_STATUSES = ("completed", "failed", "cancelled")
 TRACKED_TYPES = (TRAINING, COMMAND)
 """Types of jobs that have a tracking run."""
 DATASET_KEY = "dataset"
-"""Key of a job's configuration: what it is trained on."""
+"""Key in a job's configuration of the dataset on which it trains."""
 DELETED_EVENT = "job.deleted"
-"""The event by which a job is known to be deleted."""
+"""The type of the event that marks a job as deleted."""
 
 
 class Jobs:
@@ -67,10 +66,11 @@ class Jobs:
         tags: Mapping[str, str] | None = None,
         connection: Connection | None = None,
     ) -> JobRecord:
-        """Record a job and, of a type that is tracked, its run with `tags`: in `experiment`, or that of the job's name.
+        """Record a job and, if its type is tracked, its run with `tags`.
 
-        A job of that id that is there already stays as it is. That of a click in the Dagster UI is recorded while its run
-        waits there, or as `running` by its supervisor; the sensor starts neither a second time.
+        The run is created in `experiment`, or in one with the job's name. If a job with this id exists, it is returned
+        unchanged. A job that was started in the Dagster UI is recorded while its Dagster run is queued, or as `running` by
+        its supervisor, so that the sensor does not start it a second time.
         """
         refuse_unstorable([name, dict(config)], "config")
         identifier = id or uuid.uuid4().hex
@@ -108,21 +108,21 @@ class Jobs:
         return found
 
     def get_locked(self, identifier: str, connection: Connection) -> JobRecord:
-        """`get`, and nobody else changes the job until the transaction ends: what is decided by its state stays true.
+        """Call `get`, and lock the job until the transaction ends.
 
-        Whoever holds a job's run too holds the job first.
+        So decisions based on its state stay valid. Code that also locks the job's run must lock the job first.
         """
         lock = select(table.c.id).where(table.c.id == identifier).with_for_update(key_share=True)
         connection.execute(lock)
         return self.get(identifier, connection)
 
     def read(self, identifier: str) -> JobRecord:
-        """`get` in a transaction of its own."""
+        """Call `get` in a transaction of its own."""
         with self._database.read() as connection:
             return self.get(identifier, connection)
 
     def find_by_id(self, identifier: str | None) -> JobRecord | None:
-        """`find` in a transaction of its own; None also where no id is given."""
+        """Call `find` in a transaction of its own; None without an id."""
         if identifier is None:
             return None
         with self._database.read() as connection:
@@ -131,11 +131,11 @@ class Jobs:
     def page(
         self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
     ) -> tuple[list[JobRecord], str | None]:
-        """Jobs, newest first, but for those that were deleted, and where the next page begins."""
+        """Return jobs without deleted ones, newest first, and the token of the next page."""
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
-        # Asked of each job of the page: to gather all that were ever deleted costs more than the page. PostgreSQL would do
-        # that all the same for a `NOT EXISTS`, by a plan that it made while there were few.
+        # A subquery for each job of the page: collecting all deleted jobs costs more than the page. For a `NOT EXISTS`,
+        # PostgreSQL would collect them, with a plan that it made while there were few.
         deleted = select(events.c.seq).where(events.c.key == table.c.id, events.c.type == DELETED_EVENT).limit(1)
         query = select(table).where(table.c.organization == organization, deleted.scalar_subquery().is_(None))
         if status:
@@ -148,37 +148,43 @@ class Jobs:
         return found, order.next_token(rows, limit)
 
     def queued(self, connection: Connection) -> Sequence[JobRecord]:
-        """All queued jobs, oldest first."""
+        """Return all queued jobs, oldest first."""
         query = select(table).where(table.c.status == "queued").order_by(table.c.submitted_at)
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
     def active(self, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs with a run that are queued or running, of every organization."""
+        """Return all tracked jobs that are queued or running, of all organizations."""
         query = select(table).where(table.c.status.in_(ACTIVE_STATUSES), table.c.type.in_(TRACKED_TYPES))
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
     def list_failed_or_cancelled(self, since: int, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs that failed or were cancelled since a time in milliseconds, of every organization."""
+        """Return the jobs of all organizations that failed or were cancelled since a time.
+
+        The time is in milliseconds since 1970.
+        """
         ended = (table.c.status.in_(("failed", "cancelled")), table.c.ended_at >= since)
         return [JobRecord(**row) for row in connection.execute(select(table).where(*ended)).mappings()]
 
     def running(self, type: str, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs of a type that run, of every organization."""
+        """Return all running jobs of a type, of all organizations."""
         query = select(table).where(table.c.status == "running", table.c.type == type)
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
     def last_started_at(self, job: JobRecord, connection: Connection) -> int:
-        """When a job was started last, in milliseconds: `started_at` stays that of the first time."""
+        """Return when a job was last started (ms since 1970).
+
+        `started_at` is the time of its first start.
+        """
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.started", events.c.key == job.id)
         return connection.execute(query).scalar() or job.started_at or job.submitted_at
 
     def resumed_at(self, identifier: str, connection: Connection) -> int:
-        """When a job was resumed last, in milliseconds; 0 where it never was."""
+        """Return when a job was last resumed (ms since 1970), or 0."""
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.resumed", events.c.key == identifier)
         return connection.execute(query).scalar() or 0
 
     def set_config_value(self, identifier: str, key: str, value: JsonValue) -> None:
-        """Say in a job's configuration what it left open when it was submitted, unless it has ended."""
+        """Set a configuration key that the submission left open, unless the job has ended."""
         with self._database.write() as connection:
             job = self.get_locked(identifier, connection)
             if job.status in ACTIVE_STATUSES and job.config.get(key) != value:
@@ -186,17 +192,23 @@ class Jobs:
                 connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 
     def set_waiting_reason(self, identifier: str, reason: str, status: Literal["queued", "running"] = "queued") -> None:
-        """Say why a job does not start yet; of one that is `running`, for what its program waits, or nothing any more."""
+        """Record what a queued job, or a running job's program, waits for.
+
+        Empty if for nothing.
+        """
         with self._database.write() as connection:
             held = (table.c.id == identifier, table.c.status == status, table.c.reason != reason)
             connection.execute(update(table).where(*held).values(reason=reason))
 
     def start(self, identifier: str) -> JobRecord:
-        """Queued or failed -> running. One that runs or is completed stays as it is: its supervisor came back, or again."""
+        """Set a queued or failed job to running.
+
+        A running or completed job is returned unchanged: its supervisor restarted.
+        """
         with self._database.write() as connection:
             job = self.get_locked(identifier, connection)
             if job.status == "cancelled":
-                raise conflict(f"job '{identifier}' was cancelled: `hanzo-ml job resume {identifier}` goes on with it")
+                raise conflict(f"job '{identifier}' was cancelled: `hanzo-ml job resume {identifier}` resumes it")
             if job.status not in ("running", "completed"):
                 values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
                 connection.execute(update(table).where(table.c.id == identifier).values(**values))
@@ -205,14 +217,14 @@ class Jobs:
             return self.get(identifier, connection)
 
     def resume(self, identifier: str, resumed: ResumeHistory, facts: Mapping[str, Any]) -> JobRecord:
-        """Failed or cancelled -> queued, to go on as `resumed` says; `facts` are for whoever reads its event.
+        """Set a failed or cancelled job to queued, to resume as `resumed` states.
 
-        Its run stays as it ended until the job starts, and keeps the time of its first start.
+        `facts` are added to the event. Its run keeps its final status until the job starts, and the time of its first start.
         """
         with self._database.write() as connection:
             job = self.get_locked(identifier, connection)
             if job.status not in ("failed", "cancelled") or job.resumed.times + 1 != resumed.times:
-                raise conflict(f"job '{identifier}' is {job.status}: somebody else was faster")
+                raise conflict(f"job '{identifier}' is {job.status}: it was changed meanwhile")
             if self._is_deleted(identifier, connection):
                 raise conflict(f"job '{identifier}' is deleted: submit a new one")
             config = {**job.config, RESUMED_KEY: resumed.model_dump(mode="json")}
@@ -229,7 +241,10 @@ class Jobs:
         training_seconds: float,
         gpu_hours: float = 0.0,
     ) -> None:
-        """Running -> completed, in the caller's transaction. A job that has ended already, cancelled too, stays as it is."""
+        """Set a running job to completed, in the caller's transaction.
+
+        A job that has ended, or was cancelled, is unchanged.
+        """
         job = self.get_locked(identifier, connection)
         if job.status in ENDED_STATUSES:
             return
@@ -244,7 +259,7 @@ class Jobs:
         emit(connection, "jobs", "job.completed", identifier, facts)
 
     def fail(self, identifier: str, reason: str) -> None:
-        """Any state but an ended one -> failed."""
+        """Set a job that has not ended to failed."""
         with self._database.write() as connection:
             job = self.get_locked(identifier, connection)
             if job.status in ENDED_STATUSES:
@@ -258,7 +273,10 @@ class Jobs:
     def cancel(
         self, identifier: str, reason: str = "cancelled by the user", *, connection: Connection | None = None
     ) -> JobRecord:
-        """Any state but an ended one -> cancelled; whoever runs it is told by the event."""
+        """Set a job that has not ended to cancelled.
+
+        Its supervisor learns of it from the event.
+        """
         with writing(self._database, connection) as writer:
             job = self.get_locked(identifier, writer)
             if job.status in ENDED_STATUSES:
@@ -270,7 +288,10 @@ class Jobs:
             return self.get(identifier, writer)
 
     def delete(self, identifier: str) -> None:
-        """An ended job is listed no more. Its record stays: its run, and the models made of it, are traced back to it."""
+        """Remove an ended job from lists.
+
+        Its record is kept: the lineage of its run and models refers to it.
+        """
         with self._database.write() as connection:
             job = self.get(identifier, connection)
             if job.status not in ENDED_STATUSES:
@@ -287,13 +308,16 @@ class Jobs:
             self._runs.follow_job(job.id, status, connection)
 
     def start_evaluation(self, identifier: str) -> None:
-        """Tell everybody that a completed job is being evaluated."""
+        """Publish that a completed job is being evaluated."""
         with self._database.write() as connection:
             connection.execute(update(table).where(table.c.id == identifier).values(reason=""))
             emit(connection, "models", "evaluation.started", identifier, {"job_id": identifier, "run_id": identifier})
 
     def fail_evaluation(self, identifier: str, reason: str) -> None:
-        """A completed job whose evaluation, registration or export ended in an error: it says why, once for each reason."""
+        """Record why the evaluation, registration or export of a completed job failed.
+
+        An event is written once for each reason.
+        """
         with self._database.write() as connection:
             job = self.get_locked(identifier, connection)
             if job.status != "completed" or job.reason == reason:
@@ -302,7 +326,10 @@ class Jobs:
             emit(connection, "models", "evaluation.failed", identifier, {"job_id": identifier, "error": reason})
 
     def set_evaluation(self, connection: Connection, identifier: str, evaluation: Mapping[str, Any]) -> None:
-        """Record the report and the gate's verdict. An equal one that is there already writes no second event."""
+        """Record the report and the gate's verdict.
+
+        If they are equal to the recorded ones, no event is written.
+        """
         if self.get(identifier, connection).evaluation == dict(evaluation):
             return
         connection.execute(update(table).where(table.c.id == identifier).values(evaluation=dict(evaluation)))

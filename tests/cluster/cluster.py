@@ -246,6 +246,7 @@ class Cluster:
             lambda: f"{node.name} is not Ready:\n{processes.tail(log)}",
             pause=0.5,
         )
+        node.start_program("kube-router")
         path = f"/status/capacity/{GPU.replace('/', '~1')}"  # the kubelet keeps resources that it does not know
         patch = json.dumps([{"op": "add", "path": path, "value": str(gpus)}])
         self.kubectl("patch", "node", node.name, "--subresource=status", "--type=json", f"--patch={patch}")

@@ -45,15 +45,27 @@ while True:
 
 
 class EngineInstallation(Installation):
-    """API and database as `Installation` has them, and an engine of two replicas as pods."""
+    """API and database as `Installation` has them, and an engine of two replicas as pods.
+
+    They are in a namespace of their own, as in an installation: jobs may not reach each other's Services.
+    """
 
     def __enter__(self) -> Self:
         super().__enter__()
         self.deployer = Deployer(self.database, self.store)
+        self.cluster.create_namespace(self.pods)
         return self
 
+    def __exit__(self, *problem: object) -> None:
+        self.cluster.delete_namespace(self.pods)
+        super().__exit__(*problem)
+
+    @property
+    def pods(self) -> str:
+        return f"{self.name}-pods"
+
     def _config(self) -> dict[str, Any]:
-        engine = {"mode": "pull", "host": "0.0.0.0", "url": f"http://{ENGINE}.{self.name}.svc:{PORT}", "token": TOKEN}
+        engine = {"mode": "pull", "host": "0.0.0.0", "url": f"http://{ENGINE}.{self.pods}.svc:{PORT}", "token": TOKEN}
         return super()._config() | {"engine": engine}
 
     def start_engine(self) -> None:
@@ -96,7 +108,7 @@ class EngineInstallation(Installation):
         wait_until(lambda: total() >= before + count, ENDS_WITHIN, self.describe_engine)
 
     def engine_pods(self) -> list[dict[str, Any]]:
-        found = self.cluster.get("pods", f"--namespace={self.name}", f"--selector=app={ENGINE}")["items"]
+        found = self.cluster.get("pods", f"--namespace={self.pods}", f"--selector=app={ENGINE}")["items"]
         return [each for each in found if "deletionTimestamp" not in each["metadata"]]
 
     def ready_pods(self) -> set[str]:
@@ -104,7 +116,7 @@ class EngineInstallation(Installation):
 
     def restart_container(self, name: str) -> None:
         """Ask the program of a pod to end, and wait until its container runs again."""
-        where = f"--namespace={self.name}"
+        where = f"--namespace={self.pods}"
         self.cluster.kubectl("exec", name, where, "--", "python", "-c", "import os; os.kill(1, 15)")
 
         def restarts() -> int:
@@ -125,20 +137,20 @@ class EngineInstallation(Installation):
         """Wait until pods that were deleted have drained and ended."""
 
         def holds() -> bool:
-            found = self.cluster.get("pods", f"--namespace={self.name}", f"--selector=app={ENGINE}")["items"]
+            found = self.cluster.get("pods", f"--namespace={self.pods}", f"--selector=app={ENGINE}")["items"]
             return not {each["metadata"]["name"] for each in found} & {*names}
 
         wait_until(holds, ENDS_WITHIN, self.describe_engine)
 
     def describe_engine(self) -> str:
         """What a failed test shows."""
-        where = f"--namespace={self.name}"
+        where = f"--namespace={self.pods}"
         pods = self.cluster.kubectl("get", "pods", where, "--output=wide")
         logs = self.cluster._kubectl("logs", where, f"--selector=app={ENGINE}", "--tail=40", "--prefix").stdout
         return f"{pods}\n{logs}\n{self._load_log()[-5:]}\n{self.deployer.replicas()}\n{self.log('api')}"
 
     def _load_log(self) -> list[dict[str, Any]]:
-        text = self.cluster._kubectl("logs", "load", f"--namespace={self.name}").stdout
+        text = self.cluster._kubectl("logs", "load", f"--namespace={self.pods}").stdout
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
     def _replica(self) -> dict[str, Any]:
@@ -163,7 +175,7 @@ class EngineInstallation(Installation):
         return spec | {"terminationGracePeriodSeconds": 150}
 
     def _apply(self, version: str, kind: str, name: str, **content: Any) -> None:
-        metadata = {"name": name, "namespace": self.name}
+        metadata = {"name": name, "namespace": self.pods}
         self.cluster.apply({"apiVersion": version, "kind": kind, "metadata": metadata, **content})
 
 

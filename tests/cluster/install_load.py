@@ -20,7 +20,7 @@ RETRY_SECONDS = 0.2
 TIMEOUT_SECONDS = 30.0
 ARTIFACT_SECONDS = 0.2
 """Pauses between two artifacts, and two jobs."""
-JOB_SECONDS = 10.0
+JOB_SECONDS = 20.0
 JOB_CODE = "print('done')"
 
 

@@ -113,7 +113,7 @@ class Node:
         self._write_configuration()
 
     def start(self, images: Sequence[Path]) -> None:
-        """Start its programs, with these images."""
+        """Start its programs, with these images. kube-router comes later: it ends if the cluster does not know the node."""
         cgroups.create(self.namespace)
         self._start_init()
         self.start_program("containerd")

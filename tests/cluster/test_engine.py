@@ -74,7 +74,7 @@ def test_broken_version_is_rolled_back_and_fails_no_request(installation: Engine
 def test_replacement_of_a_replica_fails_no_request(installation: EngineInstallation) -> None:
     installation.wait_ready()
     name = min(installation.ready_pods())
-    installation.cluster.kubectl("delete", "pod", name, f"--namespace={installation.name}", "--wait=false")
+    installation.cluster.kubectl("delete", "pod", name, f"--namespace={installation.pods}", "--wait=false")
     installation.wait_ready(name)
     installation.wait_gone(name)
     installation.wait_for_answers(20)
@@ -103,7 +103,7 @@ def test_outage_of_the_api_fails_no_request(installation: EngineInstallation, fi
 def test_rolling_update_of_the_engine_fails_no_request(installation: EngineInstallation) -> None:
     installation.wait_ready()
     before = installation.ready_pods()
-    installation.cluster.kubectl("rollout", "restart", f"deployment/{ENGINE}", f"--namespace={installation.name}")
+    installation.cluster.kubectl("rollout", "restart", f"deployment/{ENGINE}", f"--namespace={installation.pods}")
     installation.wait_ready(*before)
     installation.wait_gone(*before)
     installation.wait_for_answers(20)

@@ -172,7 +172,7 @@ def test_the_specification_s_shape_fails_here_with_what_to_do(plane: ControlPlan
 def test_a_dataset_that_is_not_there_fails_it_by_name(plane: ControlPlane) -> None:
     job = submit(plane, "", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
     assert not materialize(job).success
-    assert "there is no dataset nobody@3" in ended(plane, job)[0].reason
+    assert "names dataset nobody@3, which does not exist" in ended(plane, job)[0].reason
 
 
 def test_materializing_it_again_does_not_do_it_again(plane: ControlPlane) -> None:

@@ -62,8 +62,8 @@ def test_a_topic_is_read_and_then_what_came_since(server: ServerProcess, brokers
         ("kafka://{brokers}/none", 404, "there is no topic none"),
         ("kafka://{brokers}/hanzo.ml.audit", 403, "fetches nothing from there"),
         ("kafka://{brokers},127.0.0.1:1/clicks", 403, "fetches nothing from there"),
-        ("kafka://{brokers}/clicks?offset=3", 400, "has no 'offset'"),
-        ("kafka://{brokers}", 400, "no address of a Kafka topic"),
+        ("kafka://{brokers}/clicks?offset=3", 400, "has no parameter 'offset'"),
+        ("kafka://{brokers}", 400, "not an address of a Kafka topic"),
     ],
     ids=["none", "own", "other-broker", "query", "no-topic"],
 )

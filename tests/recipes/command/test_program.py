@@ -443,7 +443,7 @@ def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: Hous
 
 def test_a_dataset_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
     job = house.job("", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
-    with pytest.raises(BadConfiguration, match="there is no dataset nobody@3"):
+    with pytest.raises(BadConfiguration, match="names dataset nobody@3, which does not exist"):
         compute.run(job, house.follower)
 
 

@@ -118,7 +118,7 @@ def test_compressed_files_are_read_and_kept_as_they_came(place: Place, format: s
 def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callable[[bytes], bytes]) -> None:
     data = pack(b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(5000)))
     (place.folder / "packed").write_bytes(data[:-7])
-    assert "packed is no whole " in place.refusal(place.folder / "packed")
+    assert "packed is not a complete " in place.refusal(place.folder / "packed")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callab
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
 def test_what_nobody_unpacks_here_is_named(place: Place, format: str, content: bytes, name: str) -> None:
     """A line that is not UTF-8 told nobody what to do."""
-    assert f"is a {name} file, and only gzip and zstd are unpacked here" in place.refusal(content, format=format)
+    assert f"is a {name} file, and only gzip and zstd are supported" in place.refusal(content, format=format)
 
 
 def test_a_text_may_begin_as_bzip2_does(place: Place) -> None:

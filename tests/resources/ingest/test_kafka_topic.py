@@ -127,7 +127,7 @@ def test_what_is_not_there_is_told(brokers: Brokers, tmp_path: Path, monkeypatch
         (f"{there}/none", "there is no topic none"),
         (f"{there}/orders?from=7:0", "no partition 7"),
         (f"{there}/orders?from=0:2", "ends at offset 1, and 2 is not there yet"),
-        (f"{there}/orders?from=0:1&until=0:0", "until 0 lies before from 1"),
+        (f"{there}/orders?from=0:1&until=0:0", "until 0 is before from 1"),
     ):
         with pytest.raises(HanzoError, match=told):
             list_files(settings(tmp_path), address, Format.JSONL)
@@ -215,10 +215,10 @@ def test_an_allowed_broker_has_all_its_topics_and_an_allowed_topic_is_one(tmp_pa
         ("from=5", "PARTITION:OFFSET"),
         ("from=0:-1", "PARTITION:OFFSET"),
         ("until=0:1,0:2", "names a partition twice"),
-        ("from=0:1&from=0:2", "says something twice"),
-        ("since=0:1", "has no 'since'"),
+        ("from=0:1&from=0:2", "has a parameter twice"),
+        ("since=0:1", "has no parameter 'since'"),
         ("tombstones=keep", "can only be skip"),
-        ("from", "no address of a Kafka topic"),
+        ("from", "not an address of a Kafka topic"),
     ],
 )
 def test_a_query_that_means_nothing_is_refused(query: str, told: str) -> None:

@@ -6,6 +6,7 @@ No controllers run: tests put what those would write.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import threading
 import time
@@ -243,8 +244,9 @@ def serving_controller() -> Iterator[ApiServer]:
 def find_denied(requests: list[str]) -> list[str]:
     """Requests that the roles of no gang backend allow."""
     by_backend = []
-    for backend in GANG_KINDS:
-        needed = required_permissions(Scheduler.model_validate({"gang_backend": backend}))
+    for backend, own in itertools.product(GANG_KINDS, (False, True)):
+        settings = {"gang_backend": backend, "namespace_per_organization": own}
+        needed = required_permissions(Scheduler.model_validate(settings))
         namespaced = [each.rule for each in needed if not each.cluster_wide]
         cluster_wide = [each.rule for each in needed if each.cluster_wide]
         by_backend.append(denied(requests, namespaced, cluster_wide))

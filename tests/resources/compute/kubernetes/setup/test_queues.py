@@ -99,7 +99,7 @@ def test_capacity_is_required_and_checked() -> None:
     for capacity, words in (
         ({"abacus": {"gpus": 1, "cpu": 1, "memory": "1Gi"}}, "'abacus' is not one of gpu_types"),
         ({"cpu": {"gpus": 1, "cpu": 1, "memory": "1Gi"}}, "remove its `gpus`"),
-        ({"cpu": {"cpu": 1, "memory": "much"}}, "is no quantity"),
+        ({"cpu": {"cpu": 1, "memory": "much"}}, "is not a quantity"),
     ):
         with pytest.raises(ValidationError, match=words):
             Scheduler.model_validate({"capacity": capacity})
