@@ -48,7 +48,7 @@ def test_the_specification_s_script_for_several_gpus_trains_as_it_is(stack: Loca
     assert (left / "rank-0.txt").read_text() == (left / "rank-1.txt").read_text()
     assert (left / "model.safetensors").is_file()
     log = log_of(stack, job)
-    assert "$ torchrun --nproc_per_node=2 train.py" in log and "no GPU here" in log
+    assert "$ torchrun --nproc_per_node=2 train.py" in log and "no GPU on this machine" in log
 
 
 WAITS = """

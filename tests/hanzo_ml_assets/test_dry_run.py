@@ -197,4 +197,4 @@ def test_the_command_line_asks_for_yaml_or_json_not_both(
     monkeypatch.setattr(sys, "argv", ["hanzo-ml", "job", "submit", "--model", "m", "--dry-run", "--json"])
     with pytest.raises(SystemExit) as end:
         command_line()
-    assert end.value.code == 1 and "leave out --json" in capsys.readouterr().err
+    assert end.value.code == 1 and "remove --json" in capsys.readouterr().err

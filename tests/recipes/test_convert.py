@@ -214,7 +214,7 @@ def test_an_adapter_that_lacks_a_layer_is_refused(made: Path, store: Store, tmp_
 def test_pickled_weights_are_refused(made: Path, store: Store, tmp_path: Path) -> None:
     adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    with pytest.raises(BadConfiguration, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(BadConfiguration, match=r"has no adapter_model\.safetensors"):
         run(job_for(store, tmp_path, made / "base", adapter), store)
 
 

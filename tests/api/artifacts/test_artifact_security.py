@@ -140,8 +140,9 @@ TIDIED = {"list", "list of the proxy", "list of the proxy itself", "list of a mo
 """A listing takes `./a/` for `a`, as clients write it."""
 
 
-NAMES_NO_FILE = {"/v1/datasets/{dataset_id}/diff", "/v1/features/{name}/{key:path}"}
-"""What these call a key is a column of the records, or a value of one, which is looked for by its hash."""
+NAMES_NO_FILE = {"/v1/datasets/{dataset_id}/diff", "/v1/features/{name}/{key:path}", "/dagster/{path:path}"}
+"""What the first two call a key is a column of the records, or a value of one, which is looked for by its hash. The last one
+is proxied to Dagster's web server; tests/api/dagster_ui attacks its paths."""
 
 
 def test_every_route_that_takes_a_path_is_attacked_here() -> None:

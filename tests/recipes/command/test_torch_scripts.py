@@ -43,7 +43,7 @@ print(torch.distributed.get_backend(), nn.parallel.DistributedDataParallel(line.
 """
     compute.run(house.job(script), house.follower)
     assert house.said()[-7:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu", "gloo cpu"]
-    assert sum("no GPU here" in line for line in house.lines) == 1
+    assert sum("no GPU on this machine" in line for line in house.lines) == 1
 
 
 def test_the_environment_s_own_sitecustomize_is_run_too(compute: LocalCompute, house: House) -> None:

@@ -118,7 +118,7 @@ def test_untied_embeddings_and_rows_that_fit_no_block(model_dir: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "knows LlamaForCausalLM"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "supports LlamaForCausalLM"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "not yarn"),
         ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight is missing"),
         ({"num_hidden_layers": 1}, "does not know the tensor model.layers.1"),

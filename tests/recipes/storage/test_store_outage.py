@@ -128,9 +128,9 @@ def test_a_store_of_a_release_before_this_one_is_taken_as_it_is(folder: Folder, 
 
 def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Folder, artifact: Artifact) -> None:
     shutil.rmtree(folder.root)
-    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets,") as told:
+    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets ") as told:
         Store(folder.address).list(DATASET)
-    Path(str(told.value).partition("remove ")[2].partition(",")[0]).unlink()
+    Path(str(told.value).partition("remove ")[2].partition(" to use")[0]).unlink()
     assert Store(folder.address).list(DATASET) == []
 
 

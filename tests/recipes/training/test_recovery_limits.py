@@ -25,7 +25,7 @@ def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
         newest = read_recovery_log(place.store, uri).out_of_memory[-1]
         assert newest == OutOfMemory(step=step, batch_size=batch, gradient_accumulation=16 // batch)
     known = read_recovery_log(place.store, uri)
-    with pytest.raises(BadConfiguration, match="with batch_size 2, after it was made smaller 3 times: give a shorter"):
+    with pytest.raises(BadConfiguration, match="with batch_size 2, after it was reduced 3 times: give a shorter"):
         restart_with_smaller_batch(place.store, uri, known.shrink_recipe(recipe), 8)
     assert read_recovery_log(place.store, uri) == known
 

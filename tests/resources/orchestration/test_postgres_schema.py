@@ -66,7 +66,7 @@ def test_a_laptop_s_database_has_no_such_address(tmp_path: Path) -> None:
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Those that Dagster is told, which does nothing."""
     said: list[tuple[str, ...]] = []
-    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments: said.append(arguments))
+    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments, home=None: said.append(arguments))
     return said
 
 
@@ -107,7 +107,7 @@ def test_it_is_prepared_once_wherever_the_state_folder_went_and_again_in_another
 def test_one_that_was_not_prepared_to_the_end_is_prepared_again(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, home: object) -> None:
         raise BadConfiguration("no disk")
 
     said: list[tuple[str, ...]] = []
@@ -115,7 +115,7 @@ def test_one_that_was_not_prepared_to_the_end_is_prepared_again(
     monkeypatch.setattr(instance, "run_instance_command", fail)
     with pytest.raises(BadConfiguration, match="no disk"):
         migrate_dagster(settings, Console())
-    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments: said.append(arguments))
+    monkeypatch.setattr(instance, "run_instance_command", lambda _, *arguments, home=None: said.append(arguments))
     migrate_dagster(settings, Console())
     assert said == [("migrate",), ("reindex",)]
 
