@@ -40,6 +40,19 @@ TINY = {
     "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
 }
 """A training by two pods."""
+CONNECT = """
+import socket, time
+deadline = time.monotonic() + 15  # until the node knows the address of this new pod, it refuses whatever the policy allows
+while True:
+    try:
+        socket.create_connection(("postgres.hanzo.svc", 5432), 5)
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.5)
+print("connected")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +105,8 @@ def test_raw_data_to_an_answer_of_an_engine_pod(installed: DemoInstallation, bas
 
 def test_database_is_reached_by_the_control_plane_alone(installed: DemoInstallation) -> None:
     """The same connection is made from both namespaces, so that the refusal is the policy's."""
-    probe = "import socket; socket.create_connection(('postgres.hanzo.svc', 5432), 5); print('connected')"
-    assert run_in_pod(installed, NAMESPACE, probe).endswith("connected")
-    assert "Error" in run_in_pod(installed, JOBS_NAMESPACE, probe)
+    assert run_in_pod(installed, NAMESPACE, CONNECT).endswith("connected")
+    assert "Error" in run_in_pod(installed, JOBS_NAMESPACE, CONNECT)
 
 
 def run_in_pod(installed: DemoInstallation, namespace: str, code: str) -> str:
