@@ -168,14 +168,13 @@ def test_control_plane_is_small_and_knows_its_commit_and_lock(wheels: Wheels, st
     ("module", "refusal"),
     [
         ("resources.outbox_relay", "set stream.brokers"),
-        ("resources.compute.kubernetes.controller", "kubeconfig nowhere cannot be used"),
+        ("resources.compute.kubernetes.controller", "set scheduler.kubeconfig"),
     ],
 )
 def test_programs_that_the_stack_of_a_laptop_lacks_start_without_torch(
-    stack: InstalledStack, monkeypatch: pytest.MonkeyPatch, module: str, refusal: str
+    stack: InstalledStack, module: str, refusal: str
 ) -> None:
     """`hanzo-ml up` started all others. These end at the first thing that they need and do not have here."""
-    monkeypatch.setenv("HANZO_ML_SCHEDULER_KUBECONFIG", "nowhere")
     done = stack.run("-m", module)
     assert done.returncode == EXIT_BAD_CONFIGURATION and refusal in done.stderr
 

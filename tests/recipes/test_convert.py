@@ -313,7 +313,7 @@ def test_added_token_that_the_engine_splits_otherwise_is_named(made: Path, store
     for token in document["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_end|>"
     (base / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(BadConfiguration, match=r"the engine tokenizes .*<\|im_end\|>.* otherwise than training"):
+    with pytest.raises(BadConfiguration, match=r"the engine tokenizes .*<\|im_end\|>.* differently from training"):
         export_with(made, store, tmp_path, base)
 
 
