@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from recipes.storage.checksums import write_atomically
+
 # Processes that outlive whoever started them, and can be found again.
 #
 # Whether one runs is a question to its lock file: the process inherits the lock from its starter and holds it until its
@@ -162,15 +164,15 @@ def write_json_atomic(path: Path, document: object) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a cancel once cut a state file in half, a full disk emptied one, and a loss of power
-    leaves a name without what it names, unless that is on the disk before.
+    """Replace a file atomically and durably.
+
+    A cancel once left half of a state file, and a full disk an empty one. Without the fsync a power failure can leave a name
+    without content. Two supervisors may write the same file at once: each has a temporary file of its own.
     """
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with write_atomically(path) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-    os.replace(scratch, path)
 
 
 # What a run worker that was killed has left: Dagster starts `tail -F`, and another process that ends it once the worker
