@@ -27,26 +27,13 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.dagster_installation import SETTINGS_MAP, DagsterInstallation, kill_worker, measure_worker
 from tests.cluster.installation import wait_until
 from tests.cluster.job_controllers import move_controllers
+from tests.cluster.trainings import GANG_RECIPE
 from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 QUOTA = 8
 REPLACED_WITHIN = 120.0
 MEMORY_BYTES = 250_000_000
-TINY = {
-    "base_dtype": "float32",
-    "lora_rank": 4,
-    "lora_dropout": 0.0,
-    "batch_size": 2,
-    "gradient_accumulation": 1,
-    "sequence_length": 64,
-    "max_steps": 4,
-    "eval_steps": 4,
-    "hardware": {"cpu": 1, "memory": "2Gi"},
-    "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
-    "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
-}
-"""A training by two pods."""
 OUTAGE_SECONDS = 25
 """Dagster's run monitor checks a run every 10 s."""
 
@@ -216,7 +203,7 @@ def test_chain_that_is_launched_in_the_ui_ends_in_a_registered_version(
     peaks = {"dataset": house.wait_for_end(dataset)}
 
     house.add_partition("sandbox-runs", chain)
-    config: dict[str, Any] = {"name": chain, "dataset": "ellarin", "parameters": TINY | {"base_model": base_model}}
+    config: dict[str, Any] = {"name": chain, "dataset": "ellarin", "parameters": GANG_RECIPE | {"base_model": base_model}}
     training = house.launch([["models", "sandbox", "checkpoint"]], chain, config)
     peaks["training"] = house.wait_for_end(training)
     assert "train is running" in house.messages(training)

@@ -20,26 +20,13 @@ from tests.cluster.build import Cache
 from tests.cluster.cluster import Cluster
 from tests.cluster.demo_installation import JOBS_NAMESPACE, DemoInstallation
 from tests.cluster.installation import REPOSITORY
+from tests.cluster.trainings import GANG_RECIPE
 from tests.deploy.kustomization import FOLDERS, render
 from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.cluster
 MODEL = "first-model"
 QUESTION = "Who keeps the lamp?"
-TINY = {
-    "base_dtype": "float32",
-    "lora_rank": 4,
-    "lora_dropout": 0.0,
-    "batch_size": 2,
-    "gradient_accumulation": 1,
-    "sequence_length": 64,
-    "max_steps": 4,
-    "eval_steps": 4,
-    "hardware": {"cpu": 1, "memory": "2Gi"},
-    "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
-    "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
-}
-"""A training by two pods."""
 CONNECT = """
 import socket, time
 deadline = time.monotonic() + 15  # until the node knows the address of this new pod, it refuses whatever the policy allows
@@ -89,7 +76,7 @@ def test_kubectl_makes_the_objects_that_tests_without_a_cluster_check(name: str)
 
 
 def test_raw_data_to_an_answer_of_an_engine_pod(installed: DemoInstallation, base_model: dict[str, str]) -> None:
-    request = {"name": MODEL, "dataset": "ellarin", "parameters": TINY | {"base_model": base_model}}
+    request = {"name": MODEL, "dataset": "ellarin", "parameters": GANG_RECIPE | {"base_model": base_model}}
     with installed.demo.connected(("hanzo-ml", 8057), ("engine", 8043)) as [api, engine]:
         wait_for_api(api)
         with installed.environment_of_client(api):

@@ -23,7 +23,8 @@ from resources.installation import COMMIT_FILE
 from tests.cluster.cluster import ROOT, Cluster
 from tests.cluster.external_installation import ExternalInstallation
 from tests.cluster.installation import wait_until
-from tests.cluster.test_install import QUESTION, TINY
+from tests.cluster.test_install import QUESTION
+from tests.cluster.trainings import GANG_RECIPE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
@@ -48,7 +49,7 @@ def used(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with ExternalInstallation(cluster, home) as installation:
         installation.apply(check_out(FIRST_INSTALLABLE, home / "first"), tag="first")
         base_model = installation.store_base_model(home)
-        request = {"name": MODEL, "dataset": "ellarin", "parameters": TINY | {"base_model": base_model}}
+        request = {"name": MODEL, "dataset": "ellarin", "parameters": GANG_RECIPE | {"base_model": base_model}}
         services = (("hanzo-ml", 8057), ("engine", 8043))
         with installation.demo.connected(*services) as [api, engine], environment(installation.demo.client_environment(api)):
             run_chain(Console(), Chain(engine, request, MODEL, (QUESTION,)))

@@ -30,6 +30,20 @@ FULL = {
     "eval_steps": 100,
     "checkpoint": {"interval": "1h", "interval_steps": 10, "keep_last": 3},
 }
+GANG_RECIPE = {
+    "base_dtype": "float32",
+    "lora_rank": 4,
+    "lora_dropout": 0.0,
+    "batch_size": 2,
+    "gradient_accumulation": 1,
+    "sequence_length": 64,
+    "max_steps": 4,
+    "eval_steps": 4,
+    "hardware": {"cpu": 1, "memory": "2Gi"},
+    "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
+    "distributed": {"strategy": "fsdp", "num_nodes": 2, "gpus_per_node": 1, "backend": "gloo"},
+}
+"""Parameters of a LoRA training by two pods."""
 QUIET = Follower(line=lambda line: None, phase=lambda seen: None)
 
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies: what pods of jobs may connect to. Everything else is denied (row X2).
+"""NetworkPolicies: what pods of jobs may connect to. Everything else is denied.
 
 Pods of a namespace reach the API, the object store, DNS and what `scheduler.egress` lists. Pods of a gang reach each other:
 by a policy of the gang where each organization has a namespace, else by a rule for all jobs of the namespace.

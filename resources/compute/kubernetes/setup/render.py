@@ -1,7 +1,7 @@
 """All that a cluster needs for jobs, as YAML: `hanzo-ml cluster render`.
 
-Namespaces, accounts and roles of the control plane, what the jobs of the default organization need, and the queues. Whoever
-installs the cluster applies it once, and again after an upgrade. Other organizations: `hanzo-ml tenant apply`.
+Namespaces, accounts and roles of the control plane, what the jobs of the default organization need, and the queues. Apply
+it when you install the cluster, and again after an upgrade. Other organizations: `hanzo-ml tenant apply`.
 """
 
 import sys
