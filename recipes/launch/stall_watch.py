@@ -6,7 +6,7 @@ from recipes.launch.rank_progress import RankProgress
 
 PERIOD_SECONDS = 5.0
 """Interval between two reports of a node."""
-SILENT_SECONDS = 30.0
+SILENT_SECONDS = 15.0
 """A process that has not written its counters for this long is stopped, or hangs in native code."""
 
 
@@ -51,15 +51,13 @@ def counts(progress: RankProgress) -> tuple[int, Mapping[str, int]]:
 
 
 def find_culprits(ranks: Mapping[int, RankProgress]) -> set[int]:
-    """Return the ranks that wait for no other rank.
+    """Return the silent ranks, else those that wait for no other rank, else all.
 
-    If that is unknown, the silent ones, else all.
+    Silence is the stronger sign: a stopped rank may have started the next collective, which its peers then appear to miss.
     """
-    free = {rank for rank in ranks if not waits_for_another(rank, ranks)}
-    if free and len(free) < len(ranks):
-        return free
     silent = {rank for rank, progress in ranks.items() if progress.silent_seconds > SILENT_SECONDS}
-    return silent or set(ranks)
+    free = {rank for rank in ranks if not waits_for_another(rank, ranks)}
+    return next((some for some in (silent, free) if some and len(some) < len(ranks)), set(ranks))
 
 
 def waits_for_another(rank: int, ranks: Mapping[int, RankProgress]) -> bool:

@@ -41,13 +41,15 @@ class ProgressReporter(TrainerCallback):  # type: ignore[misc]
 
     def _report(self) -> None:
         scratch = self._file.with_suffix(f".{os.getpid()}")
-        while not self._ended.wait(REPORT_SECONDS):
+        while True:  # the first report is written at once: a rank that hangs before it could not be named
             progress = RankProgress(events=self._events, collectives=count_collectives())
             try:
                 scratch.write_text(progress.model_dump_json(exclude={"silent_seconds"}), encoding="utf-8")
                 os.replace(scratch, self._file)
             except OSError:  # disk full: the training reports it itself
                 scratch.unlink(missing_ok=True)
+            if self._ended.wait(REPORT_SECONDS):
+                break
         self._file.unlink(missing_ok=True)
 
 

@@ -22,7 +22,16 @@ from resources.metadata.tables import cluster_jobs
 from resources.metadata.tables import job_attempts as table
 
 VAGUE_REASONS = (ExitReason.NODE_LOST, ExitReason.UNKNOWN)
-"""What a gang knows of a pod that vanished, or nobody knows: whoever sees the pod's status may replace it."""
+"""Reported for a pod that vanished; a reason read from the pod's status replaces it."""
+REPLACEABLE_REASONS = (*VAGUE_REASONS, ExitReason.PREEMPTED)
+"""A launcher reports every SIGTERM as a preemption; the kubelet knows that its disk was full."""
+
+
+def is_replaced(known: ExitReason | None, reason: ExitReason) -> bool:
+    """Whether a later report replaces the recorded reason of an attempt that has ended."""
+    if known is ExitReason.PREEMPTED:
+        return reason is ExitReason.STORAGE_FULL
+    return known in VAGUE_REASONS and reason not in VAGUE_REASONS
 
 
 @dataclass(frozen=True)
@@ -121,8 +130,8 @@ class JobAttempts:
 
         `ended_at` is in milliseconds; now where it is not given. What the control plane was away for is no time of the job.
 
-        A reason out of `VAGUE_REASONS` gives way to a definite one: survivors see only that a pod is gone, the cluster may
-        know that its memory ran out.
+        A definite reason replaces one of `VAGUE_REASONS`: survivors see only that a pod is gone, the cluster may know that
+        its memory ran out. A full disk replaces a preemption.
         """
         with self._database.write() as connection:
             self._lock(connection, job)
@@ -241,7 +250,7 @@ class JobAttempts:
         ended_at: int = 0,
     ) -> Attempt:
         known = self._get(connection, job, attempt)
-        if known.ended_at is None or (known.reason in VAGUE_REASONS and reason not in VAGUE_REASONS):
+        if known.ended_at is None or is_replaced(known.reason, reason):
             until = known.ended_at or max(ended_at or now_ms(), known.started_at)
             extend_usage(connection, job, until, known.claimed_by)
             close_usage(connection, job, known.claimed_by)

@@ -52,7 +52,7 @@ with open(os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "large"), "wb") as fi
         file.write(bytes(1 << 20))
         file.flush()
 """
-FEW_STEPS = 40
+FEW_STEPS, MANY_STEPS = 40, 1_500
 STAY = "\nwhile True: time.sleep(1)"
 
 
@@ -177,7 +177,7 @@ def test_command_whose_token_expires_is_ended_with_the_words_of_the_api(house: S
 def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its_checkpoint(
     house: SignedInInstallation, trainings: Trainings
 ) -> None:
-    job = trainings.job("expired", nodes=1, processes=1, steps=FEW_STEPS)
+    job = trainings.job("expired", nodes=1, processes=1, steps=MANY_STEPS)  # a process alone makes 60 steps in a second
     failures: list[dg.Failure] = []
 
     def supervise() -> None:
@@ -189,7 +189,7 @@ def test_training_whose_token_expires_fails_with_what_to_do_and_resumes_from_its
 
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
-    house.wait_for_step(job, 15)
+    wait_until(lambda: b"step 15/" in house.compute.read_log(job, 0), ENDS_WITHIN, lambda: house.describe(job))
     expire_token(house, job.id)
     supervisor.join(ENDS_WITHIN)
     assert failures, house.describe(job)

@@ -1,4 +1,4 @@
-"""Attempts that the controller has to end, because their pods could not report how they did: a pure function."""
+"""Find attempts whose pods could not report how they ended: a pure function."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from resources.compute.kubernetes.exits import Exit, explain_gang, explain_pod, 
 from resources.compute.kubernetes.phases import DELETED_GANG, Snapshot
 from resources.compute.kubernetes.states import PodState
 from resources.metadata.cluster_jobs import CANCEL
-from resources.metadata.job_attempts import VAGUE_REASONS, Attempt
+from resources.metadata.job_attempts import REPLACEABLE_REASONS, VAGUE_REASONS, Attempt
 
 UNSEEN_MS = 90_000
 """A pod that is still unknown so long after its attempt began has been deleted: a mirror lags 40 s at most."""
@@ -50,12 +50,12 @@ def end_claimed(snapshot: Snapshot) -> Iterator[Ending]:
     pods = [*all_pods(snapshot)]
     for attempt in snapshot.attempts:
         is_open = attempt.ended_at is None
-        if not is_open and attempt.reason not in VAGUE_REASONS:
+        if not is_open and attempt.reason not in REPLACEABLE_REASONS:
             continue
         first = next((pod for pod in pods if pod.uid == attempt.claimed_by), None)
         seen = explain_gang(pods_started_with(first, pods), snapshot.lost_nodes) if first else None
         if not is_open:
-            if seen is not None and seen.is_root_cause and seen.reason not in VAGUE_REASONS and is_cause(seen, attempt):
+            if seen is not None and replaces(seen, attempt):
                 yield Ending(attempt.attempt, seen.reason, seen.message, seen.at)
         elif (seen is not None and seen.reason in SEEN_BY_CLUSTER) or is_over(first, attempt, snapshot):
             if seen is None and first is not None and first.exit_code == 0:
@@ -77,6 +77,17 @@ def was_evicted_during(attempt: Attempt, snapshot: Snapshot) -> bool:
         return False
     is_same = workload.evicted or workload.queued_at <= attempt.started_at
     return bool(is_same) and workload.admitted_at > attempt.started_at + MAX_ADMISSION_DIFFERENCE_MS
+
+
+def replaces(seen: Exit, attempt: Attempt) -> bool:
+    """Whether the cluster's reason replaces the one that the launchers reported.
+
+    A pod that outgrew its disk gets a SIGTERM, so its launcher reports a preemption. Counted as one, it would be started and
+    evicted again without end.
+    """
+    if attempt.reason is ExitReason.PREEMPTED:
+        return seen.outgrew_disk
+    return seen.is_root_cause and seen.reason not in VAGUE_REASONS and is_cause(seen, attempt)
 
 
 def is_cause(seen: Exit, attempt: Attempt) -> bool:

@@ -16,6 +16,8 @@ LOST_NODE_EVICTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 """Reasons of DisruptionTarget for pods of a node that is gone, or does not answer."""
 DISK_WORDS = ("ephemeral", "emptydir", "storage", "disk", "inodes")
 """In the kubelet's messages about evictions for disk space."""
+LIMIT_WORD = "exceed"
+"""In those for a volume or a pod that outgrew its own limit; a full node is "low on resource"."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 MESSAGE_LINES = 5
 """Of a program's last output, which is its termination message."""
@@ -29,6 +31,8 @@ class Exit:
     message: str
     at: int = 0
     code: int | None = None
+    outgrew_disk: bool = False
+    """Evicted by the kubelet because it wrote more than its own limit, and not because the node is full."""
 
     @property
     def is_root_cause(self) -> bool:
@@ -43,7 +47,9 @@ def explain_pod(pod: PodState, lost_nodes: Collection[str]) -> Exit | None:
         limit = f", its limit is {pod.memory_limit}" if pod.memory_limit else ""
         return Exit(ExitReason.OOM_KILLED, f"{who} was killed by the kernel for lack of memory{limit}", pod.finished_at)
     if pod.status_reason == EVICTED:
-        return Exit(eviction_reason(pod.message), f"{who} was evicted: {pod.message}", pod.finished_at)
+        reason, message = eviction_reason(pod.message), f"{who} was evicted: {pod.message}"
+        outgrew_disk = reason is ExitReason.STORAGE_FULL and LIMIT_WORD in pod.message.lower()
+        return Exit(reason, message, pod.finished_at, outgrew_disk=outgrew_disk)
     was_lost = pod.eviction in LOST_NODE_EVICTIONS or (pod.deleting and pod.node in lost_nodes)
     if was_lost and pod.exit_code != EXIT_PREEMPTED:
         return Exit(ExitReason.NODE_LOST, f"node {pod.node} was lost, with pod {pod.name}", pod.finished_at)

@@ -60,3 +60,8 @@ def test_silent_rank_is_the_culprit_where_all_have_begun_the_same_exchange() -> 
     silent = WAITING.model_copy(update={"silent_seconds": SILENT_SECONDS + 1})
     assert find_culprits({0: WAITING, 1: silent}) == {1}
     assert find_culprits({0: WAITING, 1: WAITING}) == {0, 1}
+
+
+def test_silent_rank_is_the_culprit_although_it_is_ahead_of_those_that_wait_for_it() -> None:
+    silent = WAITING.model_copy(update={"silent_seconds": SILENT_SECONDS + 1})
+    assert find_culprits({0: HANGING, 1: silent}) == {1}

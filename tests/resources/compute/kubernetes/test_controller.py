@@ -502,6 +502,19 @@ def test_full_disk_fails_the_job_with_the_words_of_the_kubelet(room: Room) -> No
     assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.STORAGE_FULL) and words in row.detail
 
 
+def test_pod_evicted_for_its_own_disk_usage_is_counted_although_its_launcher_reported_a_preemption(room: Room) -> None:
+    gang = room.start()
+    room.attempts.report_exit(TRAIN, 1, ExitReason.PREEMPTED, "got a SIGTERM")
+    ended = {"terminated": {"exitCode": 143, "reason": "Error"}}
+    gang.set_container(0, ended, "Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage.")
+    assert room.reconcile().reason is ExitReason.PREEMPTED and not room.attempts.list(TRAIN)[0].counted
+    words = 'Usage of EmptyDir volume "work" exceeds the limit "96Mi".'
+    gang.set_container(0, ended, "Failed", reason="Evicted", message=words)
+    row = room.reconcile()
+    [attempt] = room.attempts.list(TRAIN)
+    assert (attempt.reason, attempt.counted) == (ExitReason.STORAGE_FULL, True) and words in row.detail
+
+
 def test_silent_pod_that_is_killed_after_its_grace_period_is_not_counted(room: Room) -> None:
     gang = room.start(TWO_NODES, nodes=2)
     room.attempts.report_exit(TWO_NODES, 1, ExitReason.NODE_LOST, "node 1 sent no heartbeat for 10 s")
