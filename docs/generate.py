@@ -1,8 +1,7 @@
-"""Make docs/cli.md and docs/settings.md from the code: `python -m docs.generate`, or `make docs`."""
+"""Make docs/cli.md, docs/settings.md and docs/specification.md: `python -m docs.generate`, or `make docs`."""
 
 import inspect
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -13,6 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.core import TyperGroup
 
+from docs.markdown_table import render_table
+from docs.specification import render_specification
 from hanzo_ml.cli import app
 from resources.settings.settings import SECTIONS
 
@@ -58,7 +59,7 @@ def main() -> None:
 
 def render_pages() -> dict[str, str]:
     """Text of each generated page, by its file name."""
-    return {"cli.md": render_cli(), "settings.md": render_settings()}
+    return {"cli.md": render_cli(), "settings.md": render_settings(), "specification.md": render_specification()}
 
 
 def render_cli() -> str:
@@ -190,15 +191,6 @@ def describe_default(field: FieldInfo) -> str:
     if isinstance(value, dict):
         value = ", ".join(f"{key}: {each}" for key, each in value.items())
     return f"`{value}`"
-
-
-def render_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join(f"| {' | '.join(map(escape_cell, line))} |" for line in lines)
-
-
-def escape_cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
 
 
 if __name__ == "__main__":

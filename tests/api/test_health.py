@@ -1,4 +1,4 @@
-"""Health, and the servers that refuse to start (rows V1, V7)."""
+"""Health, and the servers that refuse to start."""
 
 import asyncio
 import os
@@ -26,6 +26,7 @@ from tests.s3_server import BUCKETS, S3Server
 from tests.server_process import REPOSITORY, environment, free_port
 
 
+@pytest.mark.requirement("V1")
 def test_alive_ready_health_version(http: TestClient) -> None:
     assert http.get("/alive").json() == {"alive": True}
     assert http.get("/ready").json() == {"ready": True, "database": True, "storage": True}
@@ -106,6 +107,7 @@ def test_cycles_are_looked_for_in_what_a_server_makes_but_not_in_what_it_is(tmp_
     assert done.stdout.strip() == "True True"
 
 
+@pytest.mark.requirement("V7")
 def test_not_ready_without_storage(breakable: TestClient) -> None:
     assert breakable.get("/ready").status_code == 200
     shutil.rmtree(breakable.app.state.settings.home / "objects")  # type: ignore[attr-defined]
@@ -114,6 +116,7 @@ def test_not_ready_without_storage(breakable: TestClient) -> None:
     assert breakable.get("/alive").status_code == 200
 
 
+@pytest.mark.requirement("V7")
 def test_not_ready_without_database(breakable: TestClient) -> None:
     with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE experiments RENAME TO gone")
@@ -240,6 +243,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return line
 
 
+@pytest.mark.requirement("Z34")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ml.example"])
 def test_a_network_without_sign_in_is_refused(refused: Refused, host: str) -> None:
     line = refused(HANZO_ML_SERVER_HOST=host)

@@ -1,5 +1,6 @@
-"""What the database knows, as the page of Prometheus has it (rows V3-V5): names, labels, limits and values."""
+"""What the database knows, as the page of Prometheus has it: names, labels, limits and values."""
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -25,6 +26,7 @@ class Told(Collector):
         return [*metric_families(TOTALS, {"datasets": "hanzo-datasets"}, {"nvidia-h100-80gb": 40})]
 
 
+@pytest.mark.requirement("V3", "V4", "V5")
 def test_the_page_has_what_is_known() -> None:
     registry = CollectorRegistry()
     registry.register(Told())

@@ -75,6 +75,7 @@ def test_workers_start_without_their_database_and_say_so(tmp_path: Path) -> None
         assert httpx.get(f"{process.url}/ready").status_code == 503
 
 
+@pytest.mark.requirement("A4")
 @pytest.mark.slow
 def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None:
     run = httpx.post(f"{server.url}{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]

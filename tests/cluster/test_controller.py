@@ -104,6 +104,7 @@ def test_job_larger_than_the_quota_waits_with_the_words_of_kueue_until_it_is_can
     wait_until_cleared(installation, job)
 
 
+@pytest.mark.requirement("G5")
 def test_cancelled_job_ends_within_its_grace_period(installation: Installation) -> None:
     job = submit(installation, WAIT)
     installation.wait_for(job, Phase.RUNNING)
@@ -132,6 +133,7 @@ def test_mount_that_fails_is_named_and_not_the_image(installation: Installation)
     installation.wait_for(job, Phase.FAILED)
 
 
+@pytest.mark.requirement("G5")
 def test_time_limit_ends_a_job_with_its_setting_named(installation: Installation) -> None:
     job = submit(installation, WAIT, schedule={"max_duration": "10s"})
     ended = installation.wait_for(job, Phase.FAILED)

@@ -194,6 +194,7 @@ def base_model(house: DagsterInstallation, tmp_path: Path) -> dict[str, str]:
     return reference
 
 
+@pytest.mark.requirement("A8")
 def test_chain_that_is_launched_in_the_ui_ends_in_a_registered_version(
     house: DagsterInstallation, base_model: dict[str, str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Elastic jobs: with fewer nodes where all of them cannot be had, and the same samples in the same order (row I10)."""
+"""Elastic jobs: with fewer nodes where all of them cannot be had, and the same samples in the same order."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -18,7 +18,7 @@ from tests.cluster.installation import Installation, wait_until
 from tests.cluster.trainings import Trainings, pods_of, train_locally
 from tests.cluster.urgent_work import urgent_work
 
-pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow, pytest.mark.requirement("I10")]
 
 STEPS = 120
 LABEL = f"elastic.example.com/{uuid4().hex[:6]}"

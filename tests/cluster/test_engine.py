@@ -1,4 +1,4 @@
-"""An engine of two pods behind a Service answers each request, whatever is promoted, replaced or away (rows P1, P2)."""
+"""An engine of two pods behind a Service answers each request, whatever is promoted, replaced or away."""
 
 import time
 from collections.abc import Iterator
@@ -54,6 +54,7 @@ def served(installation: EngineInstallation) -> Served:
     return found
 
 
+@pytest.mark.requirement("P1")
 def test_promotion_fails_no_request(installation: EngineInstallation, files: list[Path]) -> None:
     installation.wait_for_answers(20, "1")
     deploy(installation, 2, files[1])

@@ -47,6 +47,7 @@ def test_gang_on_two_nodes_computes_what_two_local_processes_do(
     wait_until(lambda: not pods_of(installation, job), 60, lambda: "its pods are not deleted")
 
 
+@pytest.mark.requirement("H3")
 def test_gang_waits_whole_until_there_are_nodes_for_all_of_it(installation: Installation, trainings: Trainings) -> None:
     first, second = (trainings.job(name, steps=FEW_STEPS, hardware=GPUS) for name in ("first", "second"))
     installation.compute.submit(first)
@@ -62,6 +63,7 @@ def test_gang_waits_whole_until_there_are_nodes_for_all_of_it(installation: Inst
     installation.wait_for(second, Phase.SUCCEEDED)
 
 
+@pytest.mark.requirement("I3", "I5")
 def test_preempted_gang_saves_and_resumes_on_other_nodes_to_the_same_weights(
     installation: Installation, trainings: Trainings, undisturbed: Trained
 ) -> None:
@@ -89,6 +91,7 @@ def test_preempted_gang_saves_and_resumes_on_other_nodes_to_the_same_weights(
     assert_equal(trained, undisturbed)
 
 
+@pytest.mark.requirement("I3")
 def test_gang_with_a_killed_rank_restarts_whole_from_its_checkpoint(
     installation: Installation, trainings: Trainings, undisturbed: Trained
 ) -> None:

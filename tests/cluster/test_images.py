@@ -136,8 +136,9 @@ def test_control_plane_image_has_at_most_500_megabytes(cluster: Cluster) -> None
     assert GZIP_RATIO * sum(layer["size"] for layer in manifest["layers"]) < MAX_BYTES
 
 
+@pytest.mark.requirement("A1", "U1", "V2")
 def test_docker_run_line_answers_on_both_ports(cluster: Cluster, namespace: str) -> None:
-    """Row U1: `docker run -p 8057:8057 -p 9090:9090 -e ... hanzoai/ml:latest`, with a read-only root on top."""
+    """`docker run -p 8057:8057 -p 9090:9090 -e ... hanzoai/ml:latest`, with a read-only root on top."""
     line = {
         "HANZO_ML_DATABASE_URL": cluster.postgres.create_database(f"images_{uuid4().hex[:6]}"),
         "HANZO_ML_STORAGE_ENDPOINT": cluster.s3.url,

@@ -30,6 +30,7 @@ def small(cluster: Cluster, tmp_path: Path) -> Iterator[DemoInstallation]:
         yield installation
 
 
+@pytest.mark.requirement("A5", "Z3")
 def test_small_installation_is_one_ready_pod(small: DemoInstallation) -> None:
     small.demo.apply(Console())
     small.demo.wait_until_ready(Console())

@@ -115,6 +115,7 @@ def test_upgrade_uses_the_state_of_the_first_installable_commit(used: Used) -> N
         assert read_job()["status"] == "completed", read_job()
 
 
+@pytest.mark.requirement("A4")
 def test_everything_is_there_after_delete_and_apply(used: Used) -> None:
     used.installation.delete()
     used.installation.apply()

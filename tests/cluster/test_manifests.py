@@ -93,6 +93,7 @@ def test_check_finds_nothing_missing_where_everything_rendered_is_applied(
     cluster.apply(*render_queues(scheduler))
 
 
+@pytest.mark.requirement("U4")
 def test_service_account_may_do_what_its_roles_grant_and_no_more(cluster: Cluster, scheduler: Scheduler) -> None:
     account = "--as=system:serviceaccount:hanzo:hanzo-ml"
 
@@ -196,6 +197,7 @@ def test_refusals_say_what_is_wrong(api: Api, scheduler: Scheduler) -> None:
         api.create(job_set, dry_run=True)
 
 
+@pytest.mark.requirement("A6")
 def test_a_manifest_of_dry_run_can_be_applied_by_hand(cluster: Cluster) -> None:
     exact = Path(__file__).parents[1] / "hanzo_ml_assets" / "specification_job.yaml"
     document = exact.read_text().replace("namespace: hanzo-ml", f"namespace: {NAME}")

@@ -42,6 +42,7 @@ def trainings(installation: Installation, tmp_path_factory: pytest.TempPathFacto
     return Trainings.in_folder(installation, tmp_path_factory.mktemp("trainings"))
 
 
+@pytest.mark.requirement("J3")
 @pytest.mark.timeout(1800)
 def test_training_preempted_many_times_in_a_row_is_bit_equal_to_an_undisturbed_one(
     installation: Installation, trainings: Trainings, tmp_path_factory: pytest.TempPathFactory
@@ -169,6 +170,7 @@ while True:
 """
 
 
+@pytest.mark.requirement("J9")
 def test_preempted_job_is_admitted_on_another_flavor_without_labels_of_the_first(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

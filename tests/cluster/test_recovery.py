@@ -283,6 +283,7 @@ def test_training_continues_while_parts_of_the_control_plane_are_killed(
     assert_nothing_lost_or_doubled(training, trained, undisturbed)
 
 
+@pytest.mark.requirement("I13")
 def test_gang_resumes_from_its_newest_checkpoint_after_each_fault(
     cluster: Cluster, installation: Installation, trainings: Trainings, undisturbed: Trained, recoveries: Recoveries
 ) -> None:

@@ -47,6 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.requirement("A6", "Z2")
 def test_dry_run_prints_what_is_created_and_the_gang_runs_on_fake_nodes(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         yield installation
 
 
+@pytest.mark.requirement("G2", "G7", "H2", "H8")
 def test_job_runs_on_four_nodes_with_eight_ranks_each(installation: Installation, folder: Path) -> None:
     document = yaml.safe_load(SPECIFICATION)
     document["resources"] |= {"cpu": 1, "memory": "4Gi"}  # all that this machine has less of

@@ -100,6 +100,7 @@ def test_pods_hold_one_token_and_no_other_secret(prepared: TenantInstallation, w
     assert variables["MLFLOW_TRACKING_TOKEN"]
 
 
+@pytest.mark.requirement("X2")
 def test_policy_stops_what_was_reachable_before(prepared: TenantInstallation) -> None:
     rival, neighbour = prepared.listen(RIVAL), prepared.listen(ACME)
     address = prepared.cluster.address
@@ -140,6 +141,7 @@ def test_pods_of_a_gang_reach_each_other(prepared: TenantInstallation) -> None:
     wait_until(lambda: len(prepared.cluster.get("networkpolicies", namespace)["items"]) == 1, 60, lambda: "it is left")
 
 
+@pytest.mark.requirement("A11", "Z12")
 def test_jobs_of_both_organizations_run(prepared: TenantInstallation) -> None:
     jobs = [prepared.submit(organization, "print('hello')") for organization in (ACME, RIVAL)]
     for job in jobs:
@@ -222,6 +224,7 @@ def test_token_of_a_job_that_has_ended_opens_nothing(prepared: TenantInstallatio
     wait_until(lambda: status() == 401, 60, lambda: str(status()))
 
 
+@pytest.mark.requirement("X5")
 def test_full_namespace_holds_up_its_own_organization_alone(prepared: TenantInstallation) -> None:
     jobs = [prepared.submit(ACME, "pass", resources=TOO_MANY_GPUS) for _ in range(MAX_OBJECTS + 1)]
     full = f"namespace {prepared.namespace(ACME)} is full"
@@ -239,6 +242,7 @@ def test_full_namespace_holds_up_its_own_organization_alone(prepared: TenantInst
     end(prepared, dict.fromkeys([*others[1:], last], ACME))
 
 
+@pytest.mark.requirement("X6")
 def test_pod_that_asks_for_privileges_is_refused_in_a_tenant_s_namespace(prepared: TenantInstallation) -> None:
     container = {"name": "c", "image": "i", "securityContext": {"privileged": True}}
     pod = {

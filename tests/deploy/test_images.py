@@ -62,6 +62,7 @@ def test_dependencies_are_a_layer_before_the_code(name: str) -> None:
     assert all("--mount=type=secret,id=pip" in steps[number][1] for number in installs), "a mirror's password stays out"
 
 
+@pytest.mark.requirement("G8")
 @pytest.mark.parametrize("file", ["Makefile", *(f"deploy/images/{name}/Containerfile" for name in NAMES)])
 def test_every_install_is_constrained_by_the_lock(file: str) -> None:
     text = re.sub(r"\\\n\s*", "", (ROOT / file).read_text())
@@ -76,8 +77,9 @@ def test_engine_has_the_packages_of_its_extra() -> None:
     assert install.endswith(" ".join(["requirements.lock", *extra]))
 
 
+@pytest.mark.requirement("G4", "U5")
 def test_training_image_has_what_trains_and_what_training_scripts_import() -> None:
-    """Row U5: torch, transformers, datasets, accelerate, peft, bitsandbytes, deepspeed, and the client of the product."""
+    """Torch, transformers, datasets, accelerate, peft, bitsandbytes, deepspeed, and the client of the product."""
     [install] = (rest for rest in values("training", "RUN") if "pip install" in rest)
     [extras] = re.findall(r"'\.\[([\w,]+)\]'", install)
     installed = {
@@ -92,8 +94,9 @@ def test_training_image_has_what_trains_and_what_training_scripts_import() -> No
     assert "gcc" in apt.split(), "compiles the blocks of a model for the GPU"
 
 
+@pytest.mark.requirement("U6", "Z18")
 def test_training_image_s_tag_names_torch_and_cuda_of_lock_and_base() -> None:
-    """Row U6. `make pin-images` and the manifests use this name."""
+    """`make pin-images` and the manifests use this name."""
     text = (IMAGES / "training" / "Containerfile").read_text()
     [(torch, cuda)] = set(re.findall(r"hanzoai/ml-pytorch:([\d.]+)-cuda([\d.]+)", text))
     [locked] = re.findall(r"^torch==([\d.]+)$", (ROOT / LOCK_FILE).read_text(), re.MULTILINE)
@@ -103,8 +106,9 @@ def test_training_image_s_tag_names_torch_and_cuda_of_lock_and_base() -> None:
     assert f"cuda: Optional[str] = '{cuda}'" in built_with
 
 
+@pytest.mark.requirement("U1")
 def test_control_plane_image_by_itself_serves_the_api_to_a_network_and_asks_for_tokens() -> None:
-    """Row U1: `docker run` names the database, the object store and the brokers, and no more."""
+    """`docker run` names the database, the object store and the brokers, and no more."""
     assert values("control-plane", "CMD") == ['["hanzo-ml", "server", "run"]']
     assert not values("control-plane", "ENTRYPOINT"), "dagster-k8s gives the pods of runs arguments, which would follow it"
     assert "deploy/images/control-plane/config.yaml /etc/hanzo-ml/config.yaml" in values("control-plane", "COPY")

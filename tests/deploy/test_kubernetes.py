@@ -92,6 +92,7 @@ def test_api_server_takes_every_object(objects: list[Item]) -> None:
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.requirement("A5", "Z3")
 def test_small_installation_is_one_of_each() -> None:
     kinds = [item["kind"] for item in render(FOLDERS["small"])]
     assert [kinds.count(kind) for kind in ("Deployment", "Service", "ConfigMap")] == [1, 1, 1]
@@ -136,6 +137,7 @@ def test_variables_that_kubernetes_would_add_for_a_service_are_kept_out(objects:
     assert all(pod(item)["enableServiceLinks"] is False for item in deployments(objects))
 
 
+@pytest.mark.requirement("U2", "X3")
 def test_secrets_are_references_and_nowhere_written(objects: list[Item]) -> None:
     assert not [item for item in objects if item["kind"] == "Secret"]
     for item in deployments(objects):
@@ -179,6 +181,7 @@ def test_pods_keep_to_the_restricted_profile_and_write_to_nothing_that_must_surv
             assert all(set(volume) <= {"name", "configMap", "emptyDir"} for volume in pod(item)["volumes"])
 
 
+@pytest.mark.requirement("U4")
 def test_roles_are_those_of_the_code(objects: list[Item], tmp_path: Path) -> None:
     api = next(container for name, container, _ in services_of(objects) if name == "api")
     settings = load(objects, api, tmp_path)
@@ -236,6 +239,7 @@ def test_only_pods_that_need_a_port_reach_it(folder: str) -> None:
     assert ports == set(callers)
 
 
+@pytest.mark.requirement("U3")
 def test_services_lead_to_pods_and_budgets_protect_them(objects: list[Item]) -> None:
     pods = [item["spec"]["template"]["metadata"]["labels"] for item in deployments(objects)]
     for item in objects:
@@ -254,6 +258,7 @@ def pod_labels(item: Item) -> dict[str, str]:
     return dict(item["spec"]["template"]["metadata"]["labels"])
 
 
+@pytest.mark.requirement("U2", "U3", "V1")
 def test_api_s_probes_and_prometheus_find_what_they_ask_for(objects: list[Item], tmp_path: Path) -> None:
     [(container, item)] = [(container, item) for name, container, item in services_of(objects) if name == "api"]
     annotations = item["spec"]["template"]["metadata"]["annotations"]

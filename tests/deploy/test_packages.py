@@ -141,6 +141,7 @@ def stack(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         found.hanzo_ml("down", check=False)
 
 
+@pytest.mark.requirement("T3")
 def test_client_is_small_and_logs_a_run(wheels: Wheels, stack: InstalledStack, tmp_path: Path) -> None:
     python = install(tmp_path / "venv", wheels.client)
     assert megabytes(tmp_path / "venv") < CLIENT_MEGABYTES
@@ -154,6 +155,7 @@ def test_client_is_small_and_logs_a_run(wheels: Wheels, stack: InstalledStack, t
     assert [artifact["key"] for artifact in run["artifacts"]] == ["notes.txt"]
 
 
+@pytest.mark.requirement("G8")
 def test_control_plane_is_small_and_knows_its_commit_and_lock(wheels: Wheels, stack: InstalledStack) -> None:
     assert megabytes(Path(stack.python).parents[1]) < CONTROL_PLANE_MEGABYTES
     assert not list(Path(stack.python).parents[1].glob("lib/*/site-packages/torch"))

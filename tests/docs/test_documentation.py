@@ -131,7 +131,7 @@ def test_every_page_is_linked_from_the_index() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+@pytest.mark.parametrize("name", ["cli.md", "settings.md", "specification.md"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == render_pages()[name], "run `make docs`, and commit what it changed"
 

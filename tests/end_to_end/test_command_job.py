@@ -33,6 +33,7 @@ def wait_for_line(stack: LocalStack, job: str, line: str, times: int = 1) -> Non
     wait_until(f"{line} of {job}", lambda: file.is_file() and file.read_text().count(line) >= times)
 
 
+@pytest.mark.requirement("H6", "S1")
 def test_the_specification_s_script_for_several_gpus_trains_as_it_is(stack: LocalStack, tmp_path: Path) -> None:
     assert SPECIFICATION in SCRIPT
     experiment = {"HANZO_ML_EXPERIMENT": "ddp", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"}
@@ -61,6 +62,7 @@ while not os.path.exists("go"): time.sleep(0.05)
 """
 
 
+@pytest.mark.requirement("S2", "S4")
 def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
     wait_for_line(stack, job, "begun")

@@ -27,6 +27,7 @@ def test_a_job_is_estimated_from_the_run_of_the_same_job(found: dict[str, Any], 
     assert 0 < hours["low"] <= hours["likely"] <= hours["high"]
 
 
+@pytest.mark.requirement("D2")
 def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
     stack: LocalStack, baseline: Baseline, found: dict[str, Any]
 ) -> None:

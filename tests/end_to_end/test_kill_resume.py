@@ -23,6 +23,7 @@ def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
     assert stack.adapter_sha256(job) == baseline.adapter_sha256
 
 
+@pytest.mark.requirement("I11")
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_each_is_killed_in_each_round_and_a_checkpoint_breaks(

@@ -56,6 +56,7 @@ def test_a_program_s_log_says_what_it_does_and_none_of_its_libraries_advice(
     assert lines and [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)] == []
 
 
+@pytest.mark.requirement("O1", "O9")
 def test_the_version_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline, served: int) -> None:
     version = version_of(stack, NAME, served)
     assert version["version"] == 1
@@ -71,6 +72,7 @@ def test_the_version_carries_what_the_specification_asks(stack: LocalStack, base
     assert version["training_config"]["total_steps"] == STEPS
 
 
+@pytest.mark.requirement("E4", "E5", "I7")
 def test_the_run_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline) -> None:
     run = stack.get(f"/v1/runs/{baseline.job}")
     measured = run["system_metrics"]
@@ -82,12 +84,14 @@ def test_the_run_carries_what_the_specification_asks(stack: LocalStack, baseline
     assert places[best].endswith(f"/{best.removeprefix('best_model_step_')}/")
 
 
+@pytest.mark.requirement("N5", "P2")
 def test_the_model_is_served(stack: LocalStack, served: int) -> None:
     answer = ask(stack, NAME)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.requirement("A9")
 def test_partitions_are_run_ids_and_lineage_is_in_the_graph(stack: LocalStack, baseline: Baseline, served: int) -> None:
     query = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
         groupName kinds partitionKeys assetMaterializations(limit: 1) { partition metadataEntries { label } } } } }"""
@@ -168,6 +172,7 @@ def test_all_weights_trained_go_the_same_way(stack: LocalStack, parameters: dict
     assert chain <= labels_of(proof["chain"])
 
 
+@pytest.mark.requirement("M1", "M4", "Y8")
 @pytest.mark.slow
 def test_a_worse_model_is_quarantined_and_not_deployed(
     stack: LocalStack, baseline: Baseline, dataset: str, served: int
@@ -245,6 +250,7 @@ def without_numbers(file: Path) -> None:
     reader.data.flush()
 
 
+@pytest.mark.requirement("Z1")
 def test_everything_is_there_after_down_and_up(stack: LocalStack, served: int) -> None:
     stack.hanzo_ml("down")
     stack.hanzo_ml("up")
@@ -371,6 +377,7 @@ def clicked(stack: LocalStack, baseline: Baseline, dataset: str) -> str:
     return "by-click"
 
 
+@pytest.mark.requirement("A2")
 @pytest.mark.slow
 def test_the_whole_chain_by_clicks_alone(stack: LocalStack, clicked: str) -> None:
     """Trained and promoted by a click; what lies between and behind is the sensors' work."""
@@ -381,6 +388,7 @@ def test_the_whole_chain_by_clicks_alone(stack: LocalStack, clicked: str) -> Non
     assert stack.hanzo_ml("model", "prove", "clicked", "1").returncode == 0
 
 
+@pytest.mark.requirement("B11", "E13", "Y11")
 @pytest.mark.slow
 def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, clicked: str) -> None:
     verdict = json.loads(stack.hanzo_ml("run", "replay", clicked, "--json").stdout)

@@ -71,6 +71,7 @@ def test_a_sweep_trains_its_trials_and_finds_the_best(stack: LocalStack, undistu
         assert last == trial["value"]
 
 
+@pytest.mark.requirement("K7")
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_sweep_ends_as_if_nobody_had_been_killed(
@@ -109,6 +110,7 @@ def test_a_sweep_ends_as_if_nobody_had_been_killed(
     assert len(stack.events("sweep.completed", key=identifier)) == 1
 
 
+@pytest.mark.requirement("K3")
 @pytest.mark.slow
 def test_a_population_goes_on_with_the_weights_of_its_best_member(
     stack: LocalStack, dataset: str, parameters: dict[str, Any], tmp_path: Path

@@ -283,6 +283,7 @@ def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reas
     assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
 
 
+@pytest.mark.requirement("B13", "D1")
 def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:
     content = rows(60)
     content[41]["answer"] = 7
@@ -307,6 +308,7 @@ def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -
     assert set(graph.version().splits) == {"train", "validation", "test"}
 
 
+@pytest.mark.requirement("D4")
 @pytest.mark.slow
 def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(graph: Graph) -> None:
     def of(country: str, start: int) -> list[dict[str, Any]]:

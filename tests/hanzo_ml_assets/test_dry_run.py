@@ -102,6 +102,7 @@ def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path)
     assert snapshot(home.parent) == before
 
 
+@pytest.mark.requirement("A6", "Z2")
 def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     changed = {
         "parameters": {

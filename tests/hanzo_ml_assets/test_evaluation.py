@@ -69,6 +69,7 @@ def judged(house: House, run: str, *, accepted: bool = True) -> None:
     house.register(run)
 
 
+@pytest.mark.requirement("M3")
 def test_a_version_that_awaits_its_export_is_what_the_next_one_is_compared_with(house: House) -> None:
     """It passed its gate; one that was worse than it was accepted, because its export took a few minutes."""
     house.train("a1")

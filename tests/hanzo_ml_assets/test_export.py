@@ -162,6 +162,7 @@ def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlP
         )
 
 
+@pytest.mark.requirement("A9", "M7")
 def test_programs_after_training_have_their_own_resources_and_the_job_s_pods(plane: ControlPlane) -> None:
     pod = PodSettings(image_pull_secrets=("registry",))
     job = replace(plane.jobs.read(RUN), config={"model": "m", "env": {"A": "b"}, "pod": pod.model_dump(mode="json")})

@@ -32,6 +32,7 @@ def test_a_model_that_equals_its_base_is_accepted() -> None:
     assert verdict(BASE).accepted
 
 
+@pytest.mark.requirement("M3", "M4", "M5", "M6")
 @pytest.mark.parametrize(
     ("tuned", "accepted", "policy", "words"),
     [

@@ -11,6 +11,8 @@ from recipes.contracts.job import BadConfiguration
 from resources.errors import HanzoError
 from tests.api.routes.v1.test_command_jobs import SPECIFICATION
 
+pytestmark = pytest.mark.requirement("G2")
+
 RECORDED = {"name", "type"}
 """Of the job's record alone: tests/api/routes/v1/test_command_jobs.py."""
 OTHER_VALUES: dict[str, Any] = {

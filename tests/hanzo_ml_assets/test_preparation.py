@@ -55,6 +55,7 @@ def submit(plane: ControlPlane, **sections: object) -> JobRecord:
     return plane.jobs.submit(name="p", config=config, user="ann", organization="default", type=PREPARATION)
 
 
+@pytest.mark.requirement("C4")
 def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
     asked = submit(plane, filter={"language": "en"})
     found = definitions()

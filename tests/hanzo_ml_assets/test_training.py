@@ -93,6 +93,7 @@ def test_a_click_goes_on_with_the_dataset_that_was_pinned_since(home: Path) -> N
     control_plane.database.close()
 
 
+@pytest.mark.requirement("E8", "E11")
 def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane = ControlPlane()
 
@@ -148,8 +149,9 @@ def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> 
     control_plane.database.close()
 
 
+@pytest.mark.requirement("E2", "E8")
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
-    """Row E2, and what its job changed besides."""
+    """The specification's, and what its job changed besides."""
     control_plane = ControlPlane()
     changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
     config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
@@ -227,6 +229,7 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
     control_plane.database.close()
 
 
+@pytest.mark.requirement("E5", "Y2")
 @pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
 def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
     """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""

@@ -109,6 +109,7 @@ def test_the_served_file_answers_as_base_plus_adapter(made: Path, store: Store, 
     assert (tuned.exp() * (tuned - untuned)).sum() > 1e-2, "the adapter of this test changes nothing"
 
 
+@pytest.mark.requirement("N8")
 def test_merged_folder_is_complete_and_names_no_path(made: Path, store: Store, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(made / "base", base)
@@ -132,6 +133,7 @@ def test_merged_folder_is_complete_and_names_no_path(made: Path, store: Store, t
     assert {"seconds_merge", "seconds_export"} <= result.facts.keys()
 
 
+@pytest.mark.requirement("N4")
 def test_a_run_after_a_kill_gives_the_same_digests(
     made: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_corrupted_adapter_is_refused_by_its_checksum(made: Path, store: Store
     assert store.list("s3://hanzo-models/tiny") == []
 
 
+@pytest.mark.requirement("I14", "Z27")
 @pytest.mark.parametrize(("value", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite")])
 def test_weights_that_are_not_finite_are_never_published(
     made: Path, store: Store, tmp_path: Path, value: float, reason: str
@@ -211,6 +214,7 @@ def test_an_adapter_that_lacks_a_layer_is_refused(made: Path, store: Store, tmp_
         run(job_for(store, tmp_path, made / "base", adapter), store)
 
 
+@pytest.mark.requirement("X8")
 def test_pickled_weights_are_refused(made: Path, store: Store, tmp_path: Path) -> None:
     adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")

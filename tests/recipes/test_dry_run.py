@@ -46,12 +46,14 @@ def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, A
         assert found["kept"] == pytest.approx(found["kept_expected"], rel=0.01)
 
 
+@pytest.mark.requirement("G7")
 @pytest.mark.slow
 def test_it_starts_with_the_processes_that_its_gang_has(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["zen-7b-lora"]["command"][0] == "python"
     assert tried["zen-72b-full"]["command"][:3] == ["torchrun", "--nnodes=4", "--nproc-per-node=8"]
 
 
+@pytest.mark.requirement("H5")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), [("zen-72b-lora", 4), ("zen-7b-full", 8), ("zen-72b-full", 32)])
 def test_fsdp_shards_over_all_processes(tried: dict[str, dict[str, Any]], name: str, processes: int) -> None:

@@ -50,6 +50,7 @@ def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
     return Counter(json.dumps(row, sort_keys=True) for row in rows)
 
 
+@pytest.mark.requirement("B16")
 @given(rows_of_data, st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[str, Any]], seed: int) -> None:

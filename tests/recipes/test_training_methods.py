@@ -27,6 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
 METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL}
 
 
+@pytest.mark.requirement("L7", "Z23")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_through_the_whole_chain(tiny: TinyTraining, method: str) -> None:

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from recipes.storage import uris
 
 ROOT = Path(uris.__file__).parents[2]
@@ -11,6 +13,7 @@ PRODUCT_FOLDERS = ("recipes", "resources", "hanzo_ml_assets", "sensors", "api", 
 SHA256 = "0123456789abcdef" * 4
 
 
+@pytest.mark.requirement("N6")
 def test_uris_have_their_stored_form() -> None:
     assert uris.run_record("r1") == "s3://hanzo-ml/runs/r1/record"
     assert uris.run_result("r1", "train") == "s3://hanzo-ml/runs/r1/train.json"

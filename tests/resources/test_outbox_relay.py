@@ -40,6 +40,7 @@ def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
             emit(connection, topic, "test.counted", key, {"number": number})
 
 
+@pytest.mark.requirement("P8", "Q3")
 def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(database: Database, brokers: Brokers) -> None:
     house = House(database)
     house.register("r1")
@@ -110,6 +111,7 @@ def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
     assert set(received) == {"a", "b", "large", "c"} and len(received) < 8
 
 
+@pytest.mark.requirement("Q7")
 def test_a_payload_cannot_pass_for_another_event() -> None:
     record = to_record(Event(7, "audit", "acme/ann", "audit.call", {"event": "model.promoted", "seq": 1}, 0), "hanzo.ml")
     assert (record.topic, record.key) == ("hanzo.ml.audit", "acme/ann")
@@ -170,6 +172,7 @@ def test_a_relay_that_is_asked_to_end_does(database: Database, relays: Relays) -
     assert process.wait(DEADLINE) == 0
 
 
+@pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_each_key(
     database: Database, brokers: Brokers, relays: Relays, kills: int
@@ -196,6 +199,7 @@ def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of
         assert fresh == sorted(fresh), key
 
 
+@pytest.mark.requirement("Q8")
 def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "relay" not in [service.name for service in list_services(Settings.load())]
     monkeypatch.setenv("HANZO_ML_STREAM_BROKERS", "kafka:9092")

@@ -177,6 +177,7 @@ def test_jobs_beyond_their_number_are_not_submitted_and_gpus_are_the_backends_to
     assert set(compute.documents) == {first, second, third}
 
 
+@pytest.mark.requirement("J6", "Z33")
 def test_jobs_beyond_the_global_limit_wait_and_those_in_the_queue_take_no_place(house: House, compute: QueueCompute) -> None:
     set_quotas(house, "scheduler: {devices: [], max_concurrent_jobs: 1}")
     house.plane.__dict__["compute"] = compute

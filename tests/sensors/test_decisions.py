@@ -257,6 +257,7 @@ def test_a_reset_cursor_starts_nothing_that_was_started_or_has_ended(house: Hous
     assert house.plane.jobs.read("job-1").status == ended
 
 
+@pytest.mark.requirement("A8")
 def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) -> None:
     version = house.dataset(split=False)
     house.submit("job-1")
@@ -402,6 +403,7 @@ def test_what_the_sensor_asks_for_can_be_run(house: House) -> None:
 # A completed job is evaluated.
 
 
+@pytest.mark.requirement("M1", "M8")
 def test_a_completed_job_is_evaluated_registered_and_exported_once(house: House) -> None:
     house.submit("job-1")
     house.complete("job-1")
@@ -443,6 +445,7 @@ def test_a_failed_or_cancelled_job_is_not_evaluated(house: House) -> None:
 # A promoted version is deployed.
 
 
+@pytest.mark.requirement("P5")
 def test_a_promotion_to_production_is_deployed_once(house: House) -> None:
     house.register("run-1")
     seq = house.promote(1)
@@ -641,6 +644,7 @@ def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
             assert str(house.cursors[sensor.name]).split("/")[0] == str(newest)
 
 
+@pytest.mark.requirement("Y5", "Y7")
 @pytest.mark.slow
 def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None:
     """Its program healed something, then it falls silent: one event and one tag for each, over any number of looks."""
@@ -736,6 +740,7 @@ def test_one_job_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     assert told == (["run-1", "run-2"] if spoilt == "checkpoint" else ["run-2"])
 
 
+@pytest.mark.requirement("I4")
 @pytest.mark.parametrize(
     ("policy", "schedule", "minutes"),
     [

@@ -47,6 +47,7 @@ def reason(house: House, job: str) -> str:
     return house.plane.jobs.read(job).reason
 
 
+@pytest.mark.requirement("J2", "J11", "Z33")
 def test_jobs_beyond_the_places_wait_and_start_as_one_ends(limited: House) -> None:
     first, second, third, fourth = (submit(limited, str(number)) for number in range(4))
     assert started(limited) == {first, second}
@@ -62,6 +63,7 @@ def test_jobs_beyond_the_places_wait_and_start_as_one_ends(limited: House) -> No
     assert started(limited) == {third}
 
 
+@pytest.mark.requirement("J10")
 def test_nobody_passes_a_large_job_that_waits_but_one_of_higher_priority_is_next(limited: House) -> None:
     small = submit(limited, "small", gpus=4, priority="low")
     assert started(limited) == {small}
@@ -74,6 +76,7 @@ def test_nobody_passes_a_large_job_that_waits_but_one_of_higher_priority_is_next
     assert limited.plane.jobs.read(other).status == "queued"
 
 
+@pytest.mark.requirement("J10", "X5")
 def test_other_organizations_are_not_held_up(limited: House) -> None:
     for number in range(3):
         submit(limited, str(number))

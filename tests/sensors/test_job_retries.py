@@ -50,6 +50,7 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     return house
 
 
+@pytest.mark.requirement("A8")
 @pytest.mark.parametrize(
     ("error", "tried", "again"),
     [

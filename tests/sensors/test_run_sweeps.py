@@ -74,6 +74,7 @@ class Search:
             return [dict(found.payload) for found in read_after(connection, 0, types=types, limit=1000)]
 
 
+@pytest.mark.requirement("K6")
 def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
     house.dataset("colours")
     search = Search(house, max_trials=3)
@@ -348,6 +349,7 @@ class Cut:
             raise Killed
 
 
+@pytest.mark.requirement("K7")
 def test_a_kill_at_any_statement_loses_no_trial_and_starts_none_twice(house: House) -> None:
     """The step that starts trials is cut before its statement 1, 2, 3, ... until one gets through."""
     search = Search(house, max_trials=2)

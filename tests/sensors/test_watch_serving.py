@@ -110,6 +110,7 @@ def test_what_an_engine_lost_that_then_stayed_away_is_deployed_once_it_is_back(
     assert [request.partition_key for request in house.tick(deploy_promotions)] == ["run-1"] * (told - 1)
 
 
+@pytest.mark.requirement("P6")
 def test_a_file_that_an_engine_refuses_as_it_is_started_anew_is_told(house: House, start: Start) -> None:
     serve(house)
     (house.folder / "model.gguf").write_bytes(b"GGUF, but other bytes than were registered")

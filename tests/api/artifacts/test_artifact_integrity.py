@@ -74,6 +74,7 @@ def test_a_body_whose_length_nobody_told_arrives_whole(server: ArtifactServer, r
     assert server.raw("GET", where).body == LARGE
 
 
+@pytest.mark.requirement("X7", "Y5")
 @pytest.mark.parametrize("body", [b"small content", LARGE], ids=["small", "large"])
 def test_a_flipped_bit_is_answered_with_an_error_and_an_event(server: ArtifactServer, run_id: str, body: bytes) -> None:
     where, place = server.place(run_id, "f"), uri(run_id, "f")

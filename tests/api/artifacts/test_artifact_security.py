@@ -160,6 +160,7 @@ def test_every_route_that_takes_a_path_is_attacked_here() -> None:
             assert any(all(part in address.split("/") for part in fixed) for address in known), route.path
 
 
+@pytest.mark.requirement("X9")
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_no_path_leads_out_of_the_store(server: ArtifactServer, run_id: str, model_id: str, path: str) -> None:
     home = server.process.home

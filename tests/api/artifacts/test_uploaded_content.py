@@ -178,6 +178,7 @@ def arrow_file(pickled: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
+@pytest.mark.requirement("X8")
 def test_nothing_that_was_uploaded_is_loaded(server: ArtifactServer, http: httpx.Client, tmp_path: Path) -> None:
     mark = tmp_path / "loaded"
     pickled = pickle.dumps(Payload(mark))

@@ -1,4 +1,4 @@
-"""Who may call what, as rows W1-W6 of the specification have it: written by hand, not taken from the routes'
+"""Who may call what, as the specification has it: written by hand, not taken from the routes'
 declarations, which have to agree with it.
 
 A line is a route below its first prefix, and who may call it: `a` ml-admin, `r` ml-researcher, `v` ml-viewer, `j` a job with
@@ -43,7 +43,7 @@ arv   GET /v1/heartbeats
 arv   GET /v1/events
 a     GET /v1/audit
 """
-"""The probes are open (row W6), everything else asks who it is (row W1)."""
+"""The probes are open, everything else asks who it is."""
 
 DAGSTER = """
 a     GET /dagster

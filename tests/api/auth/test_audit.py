@@ -1,4 +1,4 @@
-"""Who called what is on record (rows X4, Q7)."""
+"""Who called what is on record."""
 
 import asyncio
 import re
@@ -25,6 +25,8 @@ from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
 from tests.api.routes.v1.test_dataset_checks import create, validate
+
+pytestmark = pytest.mark.requirement("Q7", "X4")
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -215,6 +217,7 @@ INTO_A_DATASET: dict[tuple[str, str], dict[str, Any]] = {
 """What each is asked with. Features, which are counted, are in `test_features`."""
 
 
+@pytest.mark.requirement("B8")
 def test_every_way_into_a_dataset_is_on_record(local: FastAPI, tmp_path: Path) -> None:
     """Answered, not refused: a refusal is on record whatever it was that was asked."""
     reads = {("GET", route.template) for route in Routes(local).all if route.method == "GET"}

@@ -1,4 +1,4 @@
-"""What stands around the guard: names, origins, sizes, headers, Prometheus (rows V2-V6, X9), and a stock client behind."""
+"""What stands around the guard: names, origins, sizes, headers, Prometheus, and a stock client behind."""
 
 from pathlib import Path
 
@@ -27,6 +27,7 @@ NAMES = {
 """The specification's, literally."""
 
 
+@pytest.mark.requirement("V3", "V4", "V5", "V6", "Y3")
 def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
     signed_in.acme.viewer.get(f"/v1/runs/{signed_in.acme.ids['run']}")
     signed_in.acme.viewer.get("/no/such/route")
@@ -63,6 +64,7 @@ def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
     assert not any(signed_in.acme.ids["run"] in endpoint for endpoint in endpoints)
 
 
+@pytest.mark.requirement("V2", "Z21")
 def test_the_metrics_port_serves_one_page_to_this_machine(signed_in: SignedIn) -> None:
     other = httpx.URL(signed_in.metrics_url)
     assert httpx.get(other.copy_with(path="/"), trust_env=False).status_code == 404
@@ -102,6 +104,7 @@ def test_what_a_user_uploaded_runs_nowhere(signed_in: SignedIn) -> None:
     assert headers.get_list("x-content-type-options") == ["nosniff"]
 
 
+@pytest.mark.requirement("X9")
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("path", ["runs/update", "runs/log-batch", "runs/log-metric"])
 def test_a_body_that_is_too_large_is_refused(signed_in: SignedIn, path: str, streamed: bool) -> None:
@@ -119,10 +122,11 @@ def test_an_upload_may_be_larger(signed_in: SignedIn) -> None:
     assert len(signed_in.acme.admin.get(url).content) == 600_000
 
 
+@pytest.mark.requirement("F7")
 def test_a_stock_client_needs_a_token_and_nothing_else(
     signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The specification's example, with no experiment named (row F7)."""
+    """The specification's example, with no experiment named."""
     token = signed_in.iam.token("gina", "acme", "ml-researcher")
     signed_in.tokens.append(token)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)

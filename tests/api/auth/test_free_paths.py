@@ -1,6 +1,10 @@
-"""Free paths of the artifact proxy and places of a client's own: an organization's are its own (row W5)."""
+"""Free paths of the artifact proxy and places of a client's own: an organization's are its own."""
+
+import pytest
 
 from tests.api.auth.conftest import MLFLOW, SignedIn, made
+
+pytestmark = pytest.mark.requirement("W5")
 
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 

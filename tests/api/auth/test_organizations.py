@@ -1,4 +1,4 @@
-"""Another organization's objects do not exist, by whichever route and in whichever words they are asked for (row W5)."""
+"""Another organization's objects do not exist, by whichever route and in whichever words they are asked for."""
 
 import re
 from typing import Any
@@ -10,6 +10,8 @@ from api.auth.route_matching import Routes, shape
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 from tests.api.auth.role_matrix import WHO_MAY
 from tests.resources.hpo.sweep_files import small
+
+pytestmark = pytest.mark.requirement("W5")
 
 Request = tuple[str, str, dict[str, Any]]
 
@@ -480,8 +482,9 @@ def test_graphql_finds_only_ones_own(signed_in: SignedIn) -> None:
         assert own not in rival.viewer.post("/graphql", json={"query": question}).text, question
 
 
+@pytest.mark.requirement("F7")
 def test_experiment_0_is_everybodys_own(signed_in: SignedIn) -> None:
-    """A script that names no experiment runs unmodified (row F7), and two organizations' runs stay apart."""
+    """A script that names no experiment runs unmodified, and two organizations' runs stay apart."""
     numbers = []
     for organization in (signed_in.acme, signed_in.rival):
         created = [

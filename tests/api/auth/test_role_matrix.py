@@ -1,4 +1,4 @@
-"""All routes of the running application x roles x own or another organization (rows W1-W5), against `role_matrix`."""
+"""All routes of the running application x roles x own or another organization, against `role_matrix`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +23,8 @@ from tests.api.auth.test_organizations import (
     json,
     without_names,
 )
+
+pytestmark = pytest.mark.requirement("W2", "W3", "W4", "Z20")
 
 NAMES_OF_PARAMETERS = re.compile(r"\{[^}]*\}")
 TAGGED = [{"key": "mlflow.parentRunId", "value": "{run}"}]

@@ -1,4 +1,4 @@
-"""Every route of the running application: none without a token, none that nobody listed (W1, W6). Who may call which of them
+"""Every route of the running application: none without a token, none that nobody listed. Who may call which of them
 is in `test_role_matrix`."""
 
 import base64
@@ -76,6 +76,7 @@ def test_an_application_with_an_undeclared_route_does_not_start(tmp_path: Path, 
         api.app.create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path)}))
 
 
+@pytest.mark.requirement("W6", "Z21")
 def test_only_the_probes_and_signed_links_are_open(app: FastAPI) -> None:
     public = {route.shape for route in Routes(app).all if route.declaration and route.declaration.permission is PUBLIC}
     assert public == OPEN
@@ -97,6 +98,7 @@ def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
     assert ids - PARAMETER_KINDS.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
 
 
+@pytest.mark.requirement("W1")
 def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
     iam = signed_in.iam
     claims = iam.claims("ann", "acme", "ml-admin")
@@ -155,6 +157,7 @@ def test_a_path_that_is_no_route_needs_a_token_too(signed_in: SignedIn) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
+@pytest.mark.requirement("W3")
 def test_a_researcher_cancels_and_resumes_his_own_jobs_only(signed_in: SignedIn) -> None:
     acme = signed_in.acme
     own = acme.researcher.post("/v1/jobs", json={"name": "own", "dataset": "corpus"}).json()["id"]

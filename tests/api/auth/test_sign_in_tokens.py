@@ -1,4 +1,4 @@
-"""Which tokens prove who is calling, and for how long the IAM's keys hold (row W1)."""
+"""Which tokens prove who is calling, and for how long the IAM's keys hold."""
 
 import asyncio
 import base64
@@ -101,6 +101,7 @@ FORGED: dict[str, Callable[[Iam, dict[str, Any]], str]] = {
 }
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize("how", FORGED)
 def test_a_forged_token_is_refused(iam: Iam, how: str) -> None:
     tokens = Tokens(settings(iam), SigningKeys(settings(iam)))

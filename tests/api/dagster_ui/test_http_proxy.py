@@ -220,6 +220,7 @@ def test_logs_are_streamed_and_given_up_with_the_client(installation: Installati
         time.sleep(0.05)
 
 
+@pytest.mark.requirement("W5")
 def test_several_organizations_share_it_with_the_admins_of_one(tmp_path: Path) -> None:
     with Iam() as iam:
         extra = {"HANZO_ML_DAGSTER_ADMIN_ORGANIZATION": "platform"}

@@ -1,4 +1,4 @@
-"""What a page in a browser may send (row F5): questions, whatever else has a name that sounds like one."""
+"""What a page in a browser may send: questions, whatever else has a name that sounds like one."""
 
 import re
 
@@ -24,6 +24,7 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.mark.requirement("F5")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: str) -> None:
     """`DELETE .../artifacts/search` was, and any other of an object of such a name."""

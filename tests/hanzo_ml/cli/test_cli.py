@@ -90,6 +90,7 @@ def create(cli: Cli, path: Path, name: str = "d") -> subprocess.CompletedProcess
     return cli("dataset", "create", "--name", name, "--path", str(path))
 
 
+@pytest.mark.requirement("S8", "S9")
 def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: ServerProcess) -> None:
     """`--artifact` is `checkpoint-final` where nothing is said, which means the last one."""
     with httpx.Client(base_url=server.url, trust_env=False) as http:
@@ -103,11 +104,13 @@ def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: Ser
     assert promoted[1].startswith("it is not served: ")
 
 
+@pytest.mark.requirement("A1")
 def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     for arguments in (["dataset", "create", "--name", "d", "--path", str(tmp_path / "missing")], ["job", "get", "nobody"]):
         assert refusal(run_for_real(server.url, *arguments)) == refusal(run(server.url, *arguments))
 
 
+@pytest.mark.requirement("S5")
 def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path]) -> None:
     done = create(cli, file(GOOD), "listed")
     assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 record, "), done.stderr
@@ -186,6 +189,7 @@ def test_a_file_that_the_machine_refuses_is_named(cli: Cli, file: Callable[..., 
     assert str(tmp_path) in line and "Not a directory" in line
 
 
+@pytest.mark.requirement("D5")
 def test_a_malformed_line_is_named_by_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
     assert "data.jsonl, line 2: not JSON" in refusal(create(cli, file(GOOD + "{broken\n")))
 
@@ -356,6 +360,7 @@ def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Ca
     assert json.loads(cli("job", "get", job).stdout)["config"]["resumed"] == {"times": 1, "sent_back": [], "gpus": 24}
 
 
+@pytest.mark.requirement("S6")
 def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None:
     """However many pages it has: of experiments the first hundred were all that was told."""
     database = Database(server.settings.database_url)
@@ -388,6 +393,7 @@ def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None
     assert "see `hanzo-ml experiment list`" in refusal(cli("run", "list", "--experiment", "nobody's"))
 
 
+@pytest.mark.requirement("S7")
 def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None:
     ids: list[str] = []
     for rate, loss in (("2e-05", 0.5), ("0.0001", 0.25)):

@@ -100,6 +100,7 @@ def code_of(server: ServerProcess, job: dict[str, Any]) -> dict[str, str]:
     return {found.removeprefix(uri + "/"): store.get_bytes(found).decode() for found in files}
 
 
+@pytest.mark.requirement("S1")
 def test_files_beside_the_job_file_that_the_command_names_go_along(cli: Cli, file: File, server: ServerProcess) -> None:
     file("print(1)\n", "train.py")
     file("not asked for", "other.py")

@@ -24,6 +24,7 @@ LINES = "".join(
 )
 
 
+@pytest.mark.requirement("B10")
 def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     (folder / "inner").mkdir(parents=True)
@@ -54,6 +55,7 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
     assert "there is no dataset 'out@2'" in cli("dataset", "show", "out@2").stderr
 
 
+@pytest.mark.requirement("B7")
 def test_a_preview_is_the_records_and_takes_no_terminal(cli: Cli, tmp_path: Path) -> None:
     """JSON has U+007F and U+009B as they are."""
     record = {"text": "ü\x1b[2J\x9b2J\x7f"}

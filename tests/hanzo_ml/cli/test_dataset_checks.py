@@ -52,6 +52,7 @@ def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothin
     assert not target.exists()
 
 
+@pytest.mark.requirement("B17")
 def test_a_report_is_one_page_named_after_its_version(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
     assert told.err.count("nothing starts this: Dagster's daemon was never heard") == told.err.count("\n") == 1
 
 
+@pytest.mark.requirement("S3")
 def test_who_follows_a_log_is_told_what_its_job_waits_for(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

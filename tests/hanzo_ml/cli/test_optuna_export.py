@@ -62,6 +62,7 @@ class Search:
             advance_sweep(self.database, Store(self._server.settings.store), self.id, lambda job: True)
 
 
+@pytest.mark.requirement("K5")
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_optuna_reads_a_sweep_as_a_study_of_its_own(server: ServerProcess, tmp_path: Path, direction: str) -> None:
     search = Search(server, max_trials=5, objective={"metric": "eval/loss", "direction": direction})

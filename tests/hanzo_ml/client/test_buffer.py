@@ -1,4 +1,4 @@
-"""The metric buffer: whatever dies, every value arrives once (row T4)."""
+"""The metric buffer: whatever dies, every value arrives once."""
 
 import sys
 import threading
@@ -107,6 +107,7 @@ class KillingTransport(Transport):
         self.killed.set()
 
 
+@pytest.mark.requirement("T4")
 @pytest.mark.slow
 def test_a_server_killed_again_and_again_misses_nothing_and_doubles_nothing(server: ServerProcess) -> None:
     run_id = new_run(server)

@@ -1,4 +1,4 @@
-"""`import hanzo_ml`: the specification's calls (row T1) and mlflow's (row T2), against the real server."""
+"""`import hanzo_ml`: the specification's calls and mlflow's, against the real server."""
 
 import subprocess
 import sys
@@ -28,6 +28,7 @@ def mlflow(server: ServerProcess) -> MlflowClient:
     return MlflowClient(server.url)
 
 
+@pytest.mark.requirement("T1", "Z17")
 def test_the_specifications_example(client: Client, mlflow: MlflowClient, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     (folder / "deep").mkdir(parents=True)
@@ -53,6 +54,7 @@ def test_the_specifications_example(client: Client, mlflow: MlflowClient, tmp_pa
     assert Path(mlflow.download_artifacts(run.id, "settings/used.yaml", str(tmp_path))).read_text() == "a: 1"
 
 
+@pytest.mark.requirement("T4")
 def test_an_exception_marks_the_run_failed_and_keeps_its_metrics(client: Client, mlflow: MlflowClient) -> None:
     with pytest.raises(ZeroDivisionError), client.start_run() as run:
         run.log_metric("loss", 1.5, step=3)
@@ -141,6 +143,7 @@ def committed(folder: Path) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.requirement("T2", "Z17")
 def test_a_script_with_mlflows_calls(server: ServerProcess, mlflow: MlflowClient, tmp_path: Path) -> None:
     script = """
 import hanzo_ml as mlflow
@@ -184,8 +187,9 @@ def test_registering_makes_the_next_version_of_a_model(client: Client, tmp_path:
     assert versions == [("zen", 1, "none"), ("zen", 2, "none")]
 
 
+@pytest.mark.requirement("O10", "T1")
 def test_the_specification_s_script_registers_its_last_checkpoint(client: Client, tmp_path: Path) -> None:
-    """Row S0: nothing is logged under the name that it registers."""
+    """Nothing is logged under the name that it registers."""
     (tmp_path / "model.safetensors").write_bytes(b"w")
     with client.start_run() as run:
         for step in (1000, 2000):

@@ -233,6 +233,7 @@ def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what
     assert resumed.stored_steps() == [2, 1]
 
 
+@pytest.mark.requirement("I8")
 def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1)
     scratch, target = tmp_path / "local" / ".1.tmp", tmp_path / "local" / "1"
@@ -316,6 +317,7 @@ def test_any_flipped_bit_of_a_manifest_loses_no_more_than_its_checkpoint(store: 
     assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
 
 
+@pytest.mark.requirement("I9")
 def test_a_machine_without_the_local_folder_restores_the_latest(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1, 2, 3)
     shutil.rmtree(tmp_path / "local")
@@ -340,6 +342,7 @@ def test_a_download_restores_the_latest_and_a_spoiled_cache_does_not_stay_spoile
     assert_whole(opened(remote, tmp_path).latest(), 2)
 
 
+@pytest.mark.requirement("I1", "I8")
 def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path, keep_last=2)
     save(checkpoints, 8, 9, 10, 11)
@@ -373,6 +376,7 @@ def test_an_upload_that_a_kill_cut_off_is_made_up_for_as_the_run_goes_on(store: 
     assert stored(store, 2, "optimizer.pt").read_bytes() == b"not sent again"
 
 
+@pytest.mark.requirement("I15")
 def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1)
     for name in FILES:  # everything but the manifest arrived
@@ -387,6 +391,7 @@ def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> CheckpointM
     return CheckpointManager(tmp_path / "local", store, URI, keep_last, "zstd")
 
 
+@pytest.mark.requirement("I8")
 @pytest.mark.parametrize("open_again", [opened, compressing])
 def test_a_compressed_upload_is_smaller_and_restored_as_it_was(
     store: Store, tmp_path: Path, open_again: Callable[[Store, Path], CheckpointManager]

@@ -62,6 +62,7 @@ def of(step: int, machines: int = 2, save: str = "") -> dict[str, str]:
     return {f"rows-{number}": f"{number} of {step}, {save or f'save-{step}'}" for number in range(1, machines + 1)}
 
 
+@pytest.mark.requirement("Z16")
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_it_is_whole_with_the_last_part_whoever_brings_it(store: Store, tmp_path: Path, order: tuple[int, ...]) -> None:
     together = machines(store, tmp_path, 3)
@@ -93,6 +94,7 @@ def test_two_that_arrive_at_once_make_one_whole(store: Store, tmp_path: Path) ->
         assert not any(f"/{PARTS_FOLDER}/" in uri for uri in store.list(f"{URI}/{step}"))
 
 
+@pytest.mark.requirement("Z16")
 def test_a_machine_keeps_its_own_part_alone(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 6)
@@ -125,6 +127,7 @@ def test_parts_of_another_number_of_machines_do_not_count(store: Store, tmp_path
     assert first.stored_steps() == []
 
 
+@pytest.mark.requirement("I15")
 def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = machines(store, tmp_path)
     save([first, second], 4)

@@ -114,8 +114,9 @@ def test_of_as_many_processes_as_wrote_them_it_is_their_own_files(tmp_path: Path
         }
 
 
+@pytest.mark.requirement("I10")
 def test_three_machines_go_on_where_four_have_saved(tmp_path: Path) -> None:
-    """32 processes, and then 24 (row I10): each machine fetches the files of 11 or 12 of them, not of 32."""
+    """32 processes, and then 24: each machine fetches the files of 11 or 12 of them, not of 32."""
     write(tmp_path, range(32), 32, {"large": 96 * 32})
     counts = []
     for number in (1, 2, 3):

@@ -421,6 +421,7 @@ def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: Lo
     assert compute.read_lines(job, 0)[0].count("done") == 1
 
 
+@pytest.mark.requirement("J3")
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
     compute = LocalCompute(house.jobs, source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
     job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")

@@ -1,4 +1,4 @@
-"""Scripts with torch under the program `command`: the specification's own lines, and torchrun's workers (rows H6, H8)."""
+"""Scripts with torch under the program `command`: the specification's own lines, and torchrun's workers."""
 
 import os
 import signal
@@ -24,6 +24,7 @@ torch.cuda.set_device(rank)
 """
 
 
+@pytest.mark.requirement("H6")
 def test_what_is_of_a_gpu_is_of_the_processor_where_there_is_none(compute: LocalCompute, house: House) -> None:
     script = """
 import importlib.util

@@ -203,6 +203,7 @@ def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tm
         Recipe.load(changed_recipe(tmp_path, checkpoint={"interval": interval}))
 
 
+@pytest.mark.requirement("I5", "J9", "Z15")
 @pytest.mark.parametrize(
     ("policy", "schedule", "interval"),
     [
@@ -217,13 +218,13 @@ def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tm
 def test_how_often_a_job_saves_is_as_its_schedule_says(
     policy: dict[str, Any], schedule: dict[str, Any], interval: str
 ) -> None:
-    """Row Z15: every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
+    """Every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
     given = CheckpointPolicy(keep_last=2, **policy)
     assert given.for_schedule(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
 
 
+@pytest.mark.requirement("G2", "H1", "I1", "I6", "Z32")
 def test_what_is_not_said_is_as_the_specification_has_it() -> None:
-    """Rows H1, G2, I1, I6, L7."""
     policy = CheckpointPolicy()
     assert (policy.interval, policy.interval_steps, policy.for_unstable_run().interval_steps) == ("1h", 1000, 500)
     assert (policy.keep_last, policy.save_on_preempt, policy.resume_from) == (3, True, "latest")

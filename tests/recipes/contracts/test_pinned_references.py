@@ -17,6 +17,7 @@ def test_one_with_a_tag_or_a_digest_is_taken(image: str) -> None:
     assert Recipe.named("zen-7b-lora").changed({"image": image}).image == image
 
 
+@pytest.mark.requirement("G8")
 @pytest.mark.parametrize(
     "image", ["me/mine", "me/mine:latest", "registry:5000/mine", "Mine:1", "me/mine:1 --privileged", ""]
 )

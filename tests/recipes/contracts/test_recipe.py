@@ -103,6 +103,7 @@ METHODS = {
 }
 
 
+@pytest.mark.requirement("L1", "L2", "L3", "L4", "L5", "L6", "Z25")
 @pytest.mark.parametrize("name", yaml.safe_load(SPECIFICATION))
 def test_a_zen_recipe_is_the_specification_s_value_by_value(name: str) -> None:
     written = yaml.safe_load(SPECIFICATION)[name]
@@ -220,8 +221,9 @@ def test_what_is_wrong_between_nested_keys_is_at_the_first_of_them(tmp_path: Pat
     assert f"line {text.splitlines().index('  interval: 0.0h') + 1}: checkpoint.interval is 0.0h" in refusal(tmp_path, text)
 
 
+@pytest.mark.requirement("I1")
 def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:
-    """Row I1, whole. Where they lie is said there for the reader: they lie nowhere else."""
+    """All of its keys. `storage` names the place for the reader: another is refused."""
     block = {
         "storage": "s3://hanzo-ml/checkpoints/{run_id}/",
         "interval": "1h",
@@ -332,8 +334,9 @@ def test_a_job_that_brings_other_hardware_has_no_requirement_of_the_recipe_left(
     assert changed.gpu_requirement is None
 
 
+@pytest.mark.requirement("Z24")
 def test_gpus_are_counted_for_each_node() -> None:
-    """`resources.gpus: 8` with `num_nodes: 4` are 32 (row Z24)."""
+    """`resources.gpus: 8` with `num_nodes: 4` are 32."""
     recipe = Recipe.named("zen-72b-full")
     assert (recipe.hardware.gpus, recipe.processes) == (8, 32)
     assert recipe.tokens_per_step == 1 * 32 * 32 * recipe.sequence_length
@@ -408,8 +411,9 @@ def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
         recipe.for_processes(97)
 
 
+@pytest.mark.requirement("I10")
 def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
-    """Row I10: 128 rows are 5 1/3 for each, so that the last round of micro-batches is not full."""
+    """128 rows are 5 1/3 for each, so that the last round of micro-batches is not full."""
     hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
     four_nodes = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
     recipe = Recipe.named("smollm2-135m-full").changed(

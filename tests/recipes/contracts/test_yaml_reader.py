@@ -26,6 +26,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.requirement("X9")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_few_lines_that_stand_for_millions_are_refused(bomb: str) -> None:
     with pytest.raises(yaml.YAMLError, match=r"aliases .* shorten it, or remove"):

@@ -54,6 +54,7 @@ def divergence(folder: Path, gguf: Path) -> float:
     return float((expected.exp() * (expected - measured)).sum())
 
 
+@pytest.mark.requirement("N5")
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0"])
 def test_llama_cpp_computes_what_transformers_computes(model_dir: Path, tmp_path: Path, quantization: Quantization) -> None:
     export_gguf(model_dir, tmp_path / "model.gguf", quantization)
@@ -78,6 +79,7 @@ def test_tokens_and_chat_template_are_the_same(model_dir: Path, tmp_path: Path) 
     assert server.render(messages) == rendered
 
 
+@pytest.mark.requirement("N4", "Z27")
 def test_equal_input_gives_equal_bytes(model_dir: Path, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(model_dir, tmp_path / "a copy at another path")
     for folder, name in ((model_dir, "a.gguf"), (elsewhere, "b.gguf")):

@@ -456,8 +456,9 @@ def one_long(recipe: Recipe) -> int:
     return recipe.samples_per_step * recipe.sequence_length * recipe.max_steps
 
 
+@pytest.mark.requirement("L8")
 def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:
-    """Row L8, with the figures that were reckoned: whoever changes the budget sees what it does to them."""
+    """The figures are written out: a change of the budget shows what it does to them."""
     needed = {name: estimate_memory(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
     assert needed == pytest.approx(
         {"zen-7b-lora": 24.8, "zen-72b-lora": 53.6, "zen-72b-qlora": 62.0, "zen-7b-full": 29.0, "zen-72b-full": 56.2},
@@ -465,15 +466,17 @@ def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None
     )
 
 
+@pytest.mark.requirement("L3")
 def test_qlora_s_weights_are_almost_75_percent_less_than_lora_s() -> None:
-    """Row L3. A quarter, and the constants, embeddings and norms that are not in four bits."""
+    """A quarter, and the constants, embeddings and norms that are not in four bits."""
     lora, _ = zen("zen-72b-lora", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"})
     qlora, shape = zen("zen-72b-qlora")
     assert 0.70 < 1 - estimate_memory(qlora, shape).weights / estimate_memory(lora, shape).weights < 0.75
 
 
+@pytest.mark.requirement("L6")
 def test_full_fine_tuning_is_three_to_four_times_the_model() -> None:
-    """Row L6's memory profile: weights, gradients and optimizer states."""
+    """Weights, gradients and optimizer states, as the method's memory profile says."""
     budget = estimate_memory(*zen("zen-7b-full"))
     assert 3 <= (budget.weights + budget.gradients + budget.optimizer) / budget.weights <= 4.001
 

@@ -1,4 +1,4 @@
-"""Missing values and outliers (specification row C6): rejected or filled before anything else is made of a record."""
+"""Missing values and outliers: rejected or filled before anything else is made of a record."""
 
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ def table(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.requirement("C6")
 def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_path: Path) -> None:
     place = Place(tmp_path, table(100))
     result = place.prepare({"clean": CLEAN, "augment": {"shuffle_seed": None}})

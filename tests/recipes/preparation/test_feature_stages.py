@@ -1,4 +1,4 @@
-"""Features of a prepared version (specification rows C5, C6): what training reads is what a server answers, bit for bit."""
+"""Features of a prepared version: what training reads is what a server answers, bit for bit."""
 
 import json
 import random
@@ -67,6 +67,7 @@ class Served:
         return serve_features(self.state, row, self.find)
 
 
+@pytest.mark.requirement("C5")
 def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_path: Path) -> None:
     rows = table(300)
     place = Place(tmp_path, rows, SMALL)
@@ -82,6 +83,7 @@ def test_each_row_has_what_a_server_answers_for_it_before_the_preparation(tmp_pa
                 served.aggregate(row)
 
 
+@pytest.mark.requirement("C6")
 def test_scales_are_those_of_the_training_records_and_aggregates_of_all(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), SMALL)
     result = place.prepare({"features": FEATURES})

@@ -155,6 +155,7 @@ def peaks_of(program: "subprocess.Popen[bytes]") -> Counter[int]:
     return peaks
 
 
+@pytest.mark.requirement("B14")
 @pytest.mark.slow
 @pytest.mark.long
 def test_twelve_times_the_records_through_every_filter_take_the_same_memory(tmp_path: Path) -> None:

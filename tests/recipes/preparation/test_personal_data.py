@@ -58,6 +58,7 @@ LOOK_ALIKES = [
 ]
 
 
+@pytest.mark.requirement("C3", "D1")
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in FOUND.items() for text in texts])
 def test_each_kind_is_replaced_and_counted(kind: str, text: str) -> None:
     counts: Counter[str] = Counter()

@@ -84,6 +84,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+@pytest.mark.requirement("C7")
 @pytest.mark.slow
 def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400), SMALL)
@@ -112,6 +113,7 @@ def test_what_lies_on_s3_is_prepared_there_into_the_same_bytes(tmp_path: Path, s
     assert folders == {"all", "rejected", "result.json"}
 
 
+@pytest.mark.requirement("C7")
 @pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
     rows = mixed(1000)
@@ -142,6 +144,7 @@ def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) 
     }
 
 
+@pytest.mark.requirement("D5")
 def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_path: Path) -> None:
     rows = mixed(600)
     place = Place(tmp_path, rows, SMALL)
@@ -158,6 +161,7 @@ def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_p
             assert told[line] == {"file": "records.jsonl", "line": line, "reason": "duplicate", "detail": ""}
 
 
+@pytest.mark.requirement("C2")
 def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(600), SMALL)
     result = place.prepare({})
@@ -187,6 +191,7 @@ def test_a_column_in_which_a_number_is_a_text_since_it_was_masked_is_named(tmp_p
     assert place.prepare({"augment": {"mask_pii": False}}).facts["retyped"] == []
 
 
+@pytest.mark.requirement("C3")
 @pytest.mark.slow
 def test_the_order_is_the_seeds(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
@@ -200,6 +205,7 @@ def test_the_order_is_the_seeds(tmp_path: Path) -> None:
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.requirement("C3")
 def test_minorities_are_repeated_in_training_alone(tmp_path: Path) -> None:
     rows = [dict(row, **{"class": "rare" if n % 9 == 0 else "often"}) for n, row in enumerate(questions(300))]
     place = Place(tmp_path, rows)
@@ -268,6 +274,7 @@ def rare_of(rows: list[dict[str, Any]]) -> set[str]:
     return {row["instruction"] for row in rows if row["class"] == "rare"}
 
 
+@pytest.mark.requirement("B16")
 def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
     names = ["train", "val", "test", "dev"]
     rows = [dict(row, part=names[n % 4]) for n, row in enumerate(questions(80))] + [dict(questions(1)[0], part="other")]
@@ -290,6 +297,7 @@ def lengths_in(place: Place, result: Result, cache: Path) -> list[int]:
     return [length for part in found for length in part]
 
 
+@pytest.mark.requirement("C1", "C2")
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     """Both bounds stay, and what is one token beyond them goes; what stays is cut after that."""
     place = Place(tmp_path, questions(200))
@@ -314,6 +322,7 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     assert set(result.facts["rejected"]) >= {"too short", "too long"}  # type: ignore[arg-type]
 
 
+@pytest.mark.requirement("C1")
 @pytest.mark.slow
 def test_padding_fills_every_record(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(60))
@@ -340,6 +349,7 @@ def test_other_tokens_of_the_same_records_are_other_content(tmp_path: Path) -> N
     assert first == third != second
 
 
+@pytest.mark.requirement("C2")
 def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
     german = {"text": "Der Leuchtturmwärter zählt jede Nacht die Schiffe, die am Hafen vorbeifahren, und schreibt sie auf."}
     rude = {"text": "The keeper of the lighthouse is a damned fool, and everybody in the harbour knows about it."}
@@ -359,6 +369,7 @@ def test_a_listed_word_need_not_end_in_letters(word: str) -> None:
     assert found.problem(f"x{word}") is found.problem(f"{word}x") is None
 
 
+@pytest.mark.requirement("D1")
 def test_an_installed_detector_rejects_from_its_threshold_on(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = ModuleType("detector_of_the_operator")
     installed.score = lambda text: 0.5 if "storm" in text else 0.49  # type: ignore[attr-defined]

@@ -88,6 +88,7 @@ def place(store: Store, uri: str) -> Path:
     return path
 
 
+@pytest.mark.requirement("Z8")
 @pytest.mark.parametrize(
     ("uri", "bucket"),
     [
@@ -608,6 +609,7 @@ def test_what_would_be_too_many_parts_has_larger_ones(
     assert sum("partNumber" in request.query for request in s3.requests) == 2
 
 
+@pytest.mark.requirement("I12")
 @pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
 def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
     assert size / object_transfer.choose_part_bytes(size) <= 10_000 and object_transfer.choose_part_bytes(size) >= 5 << 20
@@ -729,6 +731,7 @@ def test_what_another_server_removes_at_the_same_moment_keeps_nothing_from_being
     assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
 
 
+@pytest.mark.requirement("X1")
 def test_every_put_is_signed_with_the_key_given_and_encrypted_at_rest(in_s3: Store, s3: S3Server, folder: Path) -> None:
     in_s3.put_bytes(f"{URI}/bytes", b"x")
     in_s3.put_file(f"{URI}/file", folder / "a.jsonl")

@@ -131,6 +131,7 @@ def test_a_step_that_does_not_fit_on_the_gpu_is_done_in_smaller_parts(
     assert losses_of(short) == pytest.approx(losses_of(enough), rel=1e-3)
 
 
+@pytest.mark.requirement("M7")
 def test_an_evaluation_computes_on_the_gpu_what_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpus(1)
     tiny = TinyTraining(tmp_path)

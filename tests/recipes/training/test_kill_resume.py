@@ -76,6 +76,7 @@ def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
     assert [each for each, recipe in recipes.items() if find_contradiction(recipe, None) is None] == TABLE
 
 
+@pytest.mark.requirement("I2", "I9")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "method"),

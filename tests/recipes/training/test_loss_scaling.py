@@ -61,6 +61,7 @@ def test_it_is_as_large_as_a_step(tiny: TinyTraining, float16: None) -> None:
     assert loss_scale(tiny.recipe(**LORA)) == 1
 
 
+@pytest.mark.requirement("H7")
 def test_a_run_in_float16_learns_what_one_in_float32_does(tiny: TinyTraining, float16: None) -> None:
     exact, half = (tiny.train(dtype, **LORA | {"base_dtype": dtype}) for dtype in ("float32", "float16"))
     assert list(half.facts["losses"].values()) == pytest.approx(list(exact.facts["losses"].values()), rel=0.01)

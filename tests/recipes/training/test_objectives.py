@@ -153,6 +153,7 @@ def test_what_pairs_cost_is_the_same_in_every_micro_batch(tiny: TinyTraining, ob
     assert float(together.value) == pytest.approx(sum(float(one.value) for one in alone if one) / len(alone), rel=1e-5)
 
 
+@pytest.mark.requirement("L7", "Z23")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "method"), [("dpo", SHORT), ("dpo", FULL | {"dtype": "bfloat16", "max_steps": 4}), ("orpo", SHORT)]
@@ -197,6 +198,7 @@ class Reversed(Sft):
     """An objective of somebody else."""
 
 
+@pytest.mark.requirement("L7")
 def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown objective: use sft, dpo, orpo"):
         tiny.recipe(**LORA, objective="reversed")

@@ -139,6 +139,7 @@ def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
     assert found["eval_loss"] == pytest.approx(alone[0] / alone[1], rel=1e-5)
 
 
+@pytest.mark.requirement("M6")
 def test_the_mean_loss_of_an_evaluation_is_that_of_the_examples_one_by_one(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, alone: tuple[float, int]
 ) -> None:

@@ -16,6 +16,7 @@ def drawn() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
+@pytest.mark.requirement("I2")
 def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_written(tmp_path: Path) -> None:
     RandomStates.capture().save(tmp_path / "states.safetensors")
     expected = drawn()
@@ -46,6 +47,7 @@ class Harm:
         return Path.touch, (self.made,)
 
 
+@pytest.mark.requirement("Z30")
 def test_a_file_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
     torch.save({"python": Harm(tmp_path / "harm")}, tmp_path / "states.pth")
     with pytest.raises(pickle.UnpicklingError):

@@ -62,6 +62,7 @@ def test_rows_are_those_of_all_records_at_once_bit_for_bit(rows_of: Any, capsys:
         assert all(torch.equal(found[index][name], tensor) for name, tensor in vars(row).items())
 
 
+@pytest.mark.requirement("B18")
 def test_neither_records_nor_tokens_are_held_in_memory(rows_of: Any) -> None:
     """They took 59 bytes a token, beside the tensors that were made of them."""
     rows_of(RECORDS[:80])  # what is imported, and remembered of texts, is not counted

@@ -95,6 +95,7 @@ def test_memory_that_ran_out_is_known_by_each_library_s_words(error: Exception, 
     assert is_out_of_memory(error) is expected
 
 
+@pytest.mark.requirement("Y6")
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
     place: Place, tmp_path: Path, consumed: list[list[int]], request: pytest.FixtureRequest
@@ -126,6 +127,7 @@ def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, t
         place.train(tmp_path / "odd", **odd)
 
 
+@pytest.mark.requirement("Y6")
 @pytest.mark.slow
 def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_any(place: Place, tmp_path: Path) -> None:
     work = tmp_path / "ended"
@@ -330,10 +332,11 @@ def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
     assert place.checkpoints(work).stored_steps() == [4, 2]
 
 
+@pytest.mark.requirement("I6")
 def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row I6: every 1000 steps, every 500 of an unstable run; here, of each step."""
+    """Every 1000 steps, every 500 of an unstable run; here, of each step."""
     monkeypatch.setattr(schema, "UNSTABLE_INTERVAL_STEPS", 1)
     for name, skipped, saved in (("was-ended", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
         bad = Diverged(step=2, noticed=2, reason="it was", rolled_back_to=None, skipped=skipped)
@@ -342,6 +345,7 @@ def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
         assert place.checkpoints(tmp_path / name).local_steps() == saved
 
 
+@pytest.mark.requirement("Y7")
 def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
     place: Place, tmp_path: Path, poisoned: list[int]
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on
     assert facts(place.train(tmp_path / "early", repeats=[early])).incidents == (early,)
 
 
+@pytest.mark.requirement("Y11")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["diverged", "out_of_memory"])
 def test_what_is_left_of_a_run_that_went_back_and_took_smaller_parts_is_repeated_bit_for_bit(

@@ -26,6 +26,7 @@ def describe(folder: Path, rows: list[dict[str, Any]], **measures: Any) -> Stati
     return statistics
 
 
+@pytest.mark.requirement("B13")
 def test_counts_types_completeness_and_lengths(tmp_path: Path) -> None:
     found = describe(
         tmp_path, [{"text": "one two", "n": 1}, {"text": "", "n": 2.5}, {"text": None}, {"text": "ä-b", "n": 4}]
@@ -78,6 +79,7 @@ def test_languages(tmp_path: Path) -> None:
     assert describe(tmp_path, rows).languages == {"en": 2, "de": 1}
 
 
+@pytest.mark.requirement("B13")
 def test_the_newest_record(tmp_path: Path) -> None:
     rows = [{"at": "2024-05-01T00:00:00Z"}, {"at": 1_700_000_000}, {"at": "yesterday"}, {"at": "2024-05-02"}]
     assert describe(tmp_path, rows, timestamp="at").newest == 1_714_608_000_000

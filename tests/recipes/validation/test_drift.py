@@ -51,6 +51,7 @@ def test_two_draws_of_one_distribution_do_not_drift() -> None:
     assert found.p_value > 0.01
 
 
+@pytest.mark.requirement("D4")
 def test_a_moved_distribution_drifts() -> None:
     one = statistics(drawn(1, lambda chance: chance.gauss(100, 20)))
     other = statistics(drawn(2, lambda chance: chance.gauss(120, 20)))

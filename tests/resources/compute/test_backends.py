@@ -39,6 +39,7 @@ def test_opening_checks_the_backend_of_settings_that_were_not_loaded(tmp_path: P
         open_backend(unchecked)
 
 
+@pytest.mark.requirement("J12")
 def test_folder_with_a_backend_module_is_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, tmp_path / "backends")
     assert backend_names() == ["kubernetes", "local", "memory"]

@@ -132,6 +132,7 @@ def test_drift_needs_both_a_large_shift_and_more_than_chance() -> None:
     assert failed(facts=drift(features=(feature(),)), checks={"drift": {"threshold": 0.6}}) == {}
 
 
+@pytest.mark.requirement("D3")
 def test_schema_drift_names_new_gone_and_retyped_columns() -> None:
     reason = failed(facts=drift(added={"a": "string"}, removed={"b": "string"}, retyped={"c": ("string", "integer")}))
     assert reason["schema_drift"].split("; ") == [

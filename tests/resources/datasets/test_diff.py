@@ -124,6 +124,7 @@ def test_the_lineage_names_what_a_version_was_made_of_and_all_that_was_made_of_i
     assert (below.parents, below.transform) == (["d@1"], "cut")
 
 
+@pytest.mark.requirement("B3", "B8")
 def test_versions_are_listed_in_pages_by_name_and_tags(place: Place, make: Make) -> None:
     made = [make(row(number), name=f"n{number % 2}") for number in range(5)]
     datasets = Datasets(place.database)

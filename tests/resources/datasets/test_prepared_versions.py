@@ -74,6 +74,7 @@ def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str, plac
     )
 
 
+@pytest.mark.requirement("C4")
 def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:

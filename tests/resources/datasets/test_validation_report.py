@@ -90,6 +90,7 @@ def test_the_page_needs_nothing_else(document: str) -> None:
     assert "src=x" in document  # the one in the data's own text, which is escaped
 
 
+@pytest.mark.requirement("B17")
 def test_a_browser_shows_it_with_all_its_parts(document: str, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(document, encoding="utf-8")

@@ -121,6 +121,7 @@ print(create("large") - first)
 """
 
 
+@pytest.mark.requirement("B14")
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     lines = "".join(corpus(12_000_000))
@@ -144,6 +145,7 @@ def test_what_was_stored_is_what_came_and_each_chunk_lies_under_its_hash(
     assert again == (version, False)
 
 
+@pytest.mark.requirement("X1")
 def test_every_object_on_s3_is_encrypted_and_large_chunks_are_whole(sqlite_url: str, s3: S3Server, tmp_path: Path) -> None:
     def puts() -> list[S3Request]:
         return [request for request in s3.requests if request.method in ("PUT", "POST")]

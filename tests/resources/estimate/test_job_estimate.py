@@ -62,6 +62,7 @@ def test_a_past_run_of_pairs_had_the_tokens_that_it_says_it_used() -> None:
     assert tokens_per_step(RECIPE, used) == RECIPE.tokens_per_step, "rows are packed"
 
 
+@pytest.mark.requirement("L9")
 def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
     """All 7.6 billion, or the adapter's 161 million."""
     full = Recipe.named("zen-7b-full")
@@ -120,8 +121,9 @@ def test_a_run_that_did_not_end_says_how_fast_it_was_and_not_what_is_around_its_
     assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + DEFAULT_OVERHEAD_SECONDS.likely)
 
 
+@pytest.mark.requirement("Z26")
 def test_dollars_are_those_of_all_gpus_by_the_price_book() -> None:
-    """Not of the recipe's own $4.17: that is shown beside (row Z26)."""
+    """Not of the recipe's own $4.17: that is shown beside."""
     found = estimated(recipe=Recipe.named("zen-72b-full"))
     assert found.hours is not None and found.dollars is not None and found.gpus == 32
     assert found.dollars.likely == pytest.approx(found.hours.likely * 32 * 3.0)

@@ -26,6 +26,7 @@ RANK = Choice(type="choice", values=(8, 16, 32))
 SPACE: Space = {"learning_rate": RATE, "warmup_ratio": RATIO, "lora_rank": RANK}
 
 
+@pytest.mark.requirement("K3")
 def test_a_grid_is_every_combination_once() -> None:
     points = [tuple(grid_point(SPACE, number).values()) for number in range(grid_size(SPACE))]
     assert len(set(points)) == 4 * 3 * 3

@@ -60,6 +60,7 @@ def test_what_shapes_weights_is_not_searched_where_they_are_copied(key: str) -> 
     assert sweep(search_space=choice, strategy="random").wanted_trials == 50
 
 
+@pytest.mark.requirement("Z14")
 def test_the_server_s_settings_hold_where_nothing_is_said() -> None:
     silent = SweepRequest.model_validate({key: value for key, value in SWEEP.items() if key != "strategy"})
     found = silent.completed("random", 3)

@@ -116,6 +116,7 @@ def test_a_choice_is_of_lists_and_of_nothing_too(new_trials: str) -> None:
     assert build_trial_job(config, trials[0].params)["parameters"]["modules"] == tried[0]
 
 
+@pytest.mark.requirement("K6")
 def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:
     world = World(sweep(), fails=lambda number: number in (0, 3))
     trials = world.run()
@@ -148,6 +149,7 @@ def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(poin
     assert changed.status == "failed" and changed.reason.startswith(why)
 
 
+@pytest.mark.requirement("K3", "Z13")
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_bayesian_search_learns_where_random_search_does_not(sampler: str) -> None:
@@ -271,6 +273,7 @@ def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None
         assert bool(changed) == is_stopped
 
 
+@pytest.mark.requirement("K5", "Z13")
 def test_successive_halving_gives_the_steps_to_the_best() -> None:
     config = sweep(strategy="successive_halving", max_trials=27, max_concurrent_trials=9)
     world = World(config)
@@ -375,6 +378,7 @@ def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> N
     assert len(dead.run()) == 3 and dead.status == "failed"
 
 
+@pytest.mark.requirement("K2")
 def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
     config = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
     trials = decide_next_step(SWEEP_ID, config, [], {}, 1).new_trials

@@ -1,4 +1,4 @@
-"""A Kafka topic becomes versions: snapshots between offsets, each with the messages as they were sent (row B12)."""
+"""A Kafka topic becomes versions: snapshots between offsets, each with the messages as they were sent."""
 
 import json
 import tracemalloc
@@ -50,6 +50,7 @@ def source_of(place: Place, version: DatasetVersion) -> bytes:
     return (place.source(version) / "orders.jsonl").read_bytes()
 
 
+@pytest.mark.requirement("B11", "B12")
 def test_a_version_is_what_the_topic_held_and_the_next_goes_on_from_there(
     place: Place, brokers: Brokers, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def asking(home: Path, **databases: object) -> Settings:
     return Settings.load({"HANZO_ML_HOME": str(home)})
 
 
+@pytest.mark.requirement("B12")
 @pytest.mark.parametrize("kind", ["shop", "warehouse"])
 def test_the_rows_are_a_version_and_its_lineage_names_the_database_alone(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str

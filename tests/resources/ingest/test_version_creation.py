@@ -155,6 +155,7 @@ def test_a_format_that_nobody_knows_is_refused(place: Place) -> None:
     assert "format 'xml' is not supported: use jsonl, parquet, csv, arrow, text" in place.refusal(GOOD, format="xml")
 
 
+@pytest.mark.requirement("B2")
 def test_a_version_says_what_it_holds_and_its_bytes_are_those_that_came(place: Place) -> None:
     version, is_new = place.create(lines(3) + '{"instruction": "x", "answer": "y", "tag": 1}\n', tags=["t"])
     assert is_new
@@ -168,6 +169,7 @@ def test_a_version_says_what_it_holds_and_its_bytes_are_those_that_came(place: P
     assert Datasets(place.database).read("d", "default") == version
 
 
+@pytest.mark.requirement("B9")
 def test_the_lineage_goes_from_the_records_to_the_source_files(place: Place) -> None:
     version, _ = place.create(lines(3))
     with place.database.read() as connection:
@@ -185,6 +187,7 @@ def test_the_same_content_is_the_version_that_it_was(place: Place) -> None:
         assert [event.type for event in read_after(connection, 0)] == ["dataset.created"]
 
 
+@pytest.mark.requirement("B1")
 def test_other_content_is_the_next_version_and_the_first_stays_as_it_was(place: Place) -> None:
     first, _ = place.create(lines(3))
     second, is_new = place.create(lines(4))

@@ -133,6 +133,7 @@ def labels(node: ProofNode) -> list[str]:
 EVERY_FILE = [(name, file) for name, (_, files) in FILES.items() for file in (*files, MANIFEST_FILE)]
 
 
+@pytest.mark.requirement("B9", "E9", "O11")
 def test_a_whole_chain_is_proved_to_its_source_files_and_every_byte_is_hashed_once(chain: Chain) -> None:
     proof = chain.prove()
     assert (proof.ok, proof.broken) == (True, [])

@@ -34,6 +34,7 @@ def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
         record_artifact(connection, made, world.store.manifest(made))
 
 
+@pytest.mark.requirement("B10", "O11")
 def test_all_that_was_used_is_told_with_its_counts(small: World) -> None:
     version = small.create(rows(40))
     small.create(rows(40, first=100), "unused")
@@ -55,6 +56,7 @@ def test_data_of_a_model_that_it_goes_on_from_counts_and_that_of_one_it_was_comp
     assert [use.dataset for use in asked(small, "n").datasets] == ["first@1", "later@1"]
 
 
+@pytest.mark.requirement("B8")
 @pytest.mark.parametrize(("kinds", "answer"), [({}, Included.NOT_FOUND), ({"email": 3, "phone": 0}, Included.FOUND)])
 def test_a_validation_answers_whether_personal_data_was_included(
     small: World, kinds: dict[str, int], answer: Included

@@ -1,5 +1,6 @@
 """What was found of a version: verdicts add up, each change is one event, and a deletion takes all along."""
 
+import pytest
 from sqlalchemy import delete
 
 from recipes.contracts.validation_results import Leaks, ValidationFacts, Violations
@@ -51,6 +52,7 @@ def failures(database: Database) -> list[list[str]]:
         return [event.payload["failed"] for event in read_after(connection, 0, [CHECKED_EVENT])]
 
 
+@pytest.mark.requirement("D4")
 def test_verdicts_of_records_and_of_splits_add_up_and_each_change_is_one_event(database: Database) -> None:
     made, validations = version(database), Validations(database)
     assert validations.read_blocked(made.id) == ""

@@ -134,6 +134,7 @@ def test_pods_that_restart_alone_join_one_attempt(attempts: JobAttempts) -> None
     assert attempts.claim(JOB, replace(shared, pod_uid="uid-d")).attempt == 2
 
 
+@pytest.mark.requirement("Q1")
 @pytest.mark.parametrize("supervisor_first", [True, False])
 def test_job_started_names_nodes_and_gpus_once_all_nodes_registered(
     database: Database, attempts: JobAttempts, supervisor_first: bool
@@ -169,6 +170,7 @@ def test_job_started_again_waits_for_the_new_attempt(database: Database, attempt
     assert started_events(database) == [(["node-a"], []), (["node-b"], [])]
 
 
+@pytest.mark.requirement("Y4")
 def test_gpus_are_metered_from_claim_to_end_on_all_nodes(database: Database, attempts: JobAttempts) -> None:
     set_row(database, document={"hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}})
     Jobs(database).submit(name="j", config={}, user="ann", organization="acme", id=JOB.id)

@@ -56,6 +56,7 @@ def test_a_submitted_job_is_queued_and_has_a_tracking_run_of_its_id(house: House
     assert house.jobs.submit(name="n", config={}, user="ann", organization="default").id != job.id
 
 
+@pytest.mark.requirement("Q1")
 def test_the_events_have_the_fields_of_the_specification(house: House) -> None:
     house.submit()
     house.jobs.start("j")
@@ -208,6 +209,7 @@ def test_an_unknown_job_is_not_found_by_name(house: House, change: str) -> None:
     assert caught.value.code is ErrorCode.RESOURCE_DOES_NOT_EXIST
 
 
+@pytest.mark.requirement("G6")
 def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House) -> None:
     house.submit("first")
     house.submit("second")

@@ -23,6 +23,7 @@ def keys(database: Database, seq: int = 0, **more: object) -> list[str]:
         return [event.key for event in read_after(connection, seq, **more)]  # type: ignore[arg-type]
 
 
+@pytest.mark.requirement("Q8")
 def test_what_is_committed_is_read_with_its_payload_and_time(database: Database) -> None:
     (seq,) = write(database, "a")
     with database.read() as connection:
@@ -51,6 +52,7 @@ with database.write() as connection:
 """
 
 
+@pytest.mark.requirement("Q9")
 def test_a_writer_that_is_killed_before_its_commit_leaves_no_event(database: Database) -> None:
     write(database, "a")
     assert subprocess.run([sys.executable, "-c", KILLED, database.url], cwd=ROOT, check=False).returncode == -9

@@ -1,4 +1,6 @@
-"""Whose an object is, whose an event is, who called what, and the totals over everybody (rows V3-V5, W5, X4)."""
+"""Whose an object is, whose an event is, who called what, and the totals over everybody."""
+
+import pytest
 
 from resources.metadata.audit_log import AuditedCall, list_calls, record_calls
 from resources.metadata.database import Database
@@ -127,6 +129,7 @@ def test_calls_are_found_by_user_and_time(database: Database) -> None:
         assert list_calls(connection, "acme", since=call.created_at + 1) == []
 
 
+@pytest.mark.requirement("Y3")
 def test_totals(database: Database) -> None:
     ids = filled(database)
     jobs = Jobs(database)

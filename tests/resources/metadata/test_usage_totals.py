@@ -1,5 +1,7 @@
 """GPU hours, as the control plane meters them."""
 
+import pytest
+
 from resources.metadata.database import Database
 from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import Jobs
@@ -10,6 +12,7 @@ from tests.metered_gpus import meter_attempt
 HOURS_METRIC = "system/total_gpu_hours"
 
 
+@pytest.mark.requirement("Y4")
 def test_gpu_hours_are_those_that_attempts_held_gpus(database: Database) -> None:
     tracking, jobs = Tracking(database), Jobs(database)
     for name, experiment in (("a", "dear"), ("b", "dear"), ("c", "cheap")):

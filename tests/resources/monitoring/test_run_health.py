@@ -22,6 +22,7 @@ def test_a_run_that_speaks_and_saves_gives_none() -> None:
     assert list(find_alerts(WELL, LIMITS, now=201 * MINUTE)) == []
 
 
+@pytest.mark.requirement("Y5")
 def test_silence_is_one_occurrence_however_often_it_is_looked_at() -> None:
     first, later = (list(find_alerts(WELL, LIMITS, now=minute * MINUTE)) for minute in (216, 260))
     assert first == later
@@ -36,6 +37,7 @@ def test_a_run_that_never_spoke_is_stalled_and_its_checkpoints_are_not_late() ->
     assert [(alert.type, alert.since) for alert in find_alerts(silent, LIMITS, now=120 * MINUTE)] == [(STALLED, 5 * MINUTE)]
 
 
+@pytest.mark.requirement("I4")
 def test_checkpoints_that_stay_away_are_told_of_from_the_first_metric_or_the_newest_one() -> None:
     never = replace(WELL, newest_checkpoint=None)
     assert [(alert.type, alert.since) for alert in find_alerts(never, LIMITS, now=201 * MINUTE)] == [

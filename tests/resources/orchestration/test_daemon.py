@@ -163,6 +163,7 @@ def read_line(daemon: "subprocess.Popen[str]") -> str:
     return daemon.stdout.readline().strip()
 
 
+@pytest.mark.requirement("Z4")
 def test_second_daemon_waits_and_is_alive_until_the_first_has_ended(postgres_url: str, tmp_path: Path) -> None:
     first = start_daemon(tmp_path / "first", postgres_url)
     try:

@@ -1,8 +1,10 @@
-"""What a logged artifact's files say of the model in it (row O1)."""
+"""What a logged artifact's files say of the model in it."""
 
 import hashlib
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from resources.registration.model_facts import combined_checksum, find_weights
 
@@ -13,6 +15,7 @@ def below(*names: str) -> list[str]:
     return [f"{RUN}/m/{name}" for name in names]
 
 
+@pytest.mark.requirement("O1")
 def test_the_topmost_weights_are_the_model_s() -> None:
     """MLflow's transformers flavour has them in a folder of its own, and a trainer's state may have a copy deeper."""
     files = below(

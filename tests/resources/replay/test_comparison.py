@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from resources.replay.comparison import FileDifference, StepDifference, compare_runs
 
 WEIGHTS = {"adapter/adapter_model.safetensors": "a" * 64}
@@ -13,6 +15,7 @@ def test_all_is_equal() -> None:
     assert (found.steps, found.first_difference, found.weights) == (2, None, ())
 
 
+@pytest.mark.requirement("Y12")
 def test_the_first_step_that_differs_is_named() -> None:
     now = {1: 2.5, 2: math.nextafter(1.25, 2), 10: 7.0}
     found = compare_runs({1: 2.5, 2: 1.25, 10: 0.5}, now, WEIGHTS, WEIGHTS)

@@ -20,6 +20,7 @@ RESEARCH = Quota(max_gpus=64, max_concurrent_jobs=8, priority="high")
 COMMUNITY = Quota(max_gpus=16, max_concurrent_jobs=2, priority="low", preemptible=True)
 
 
+@pytest.mark.requirement("J2")
 def test_the_specification_s_quotas_are_settings_and_none_is_the_default() -> None:
     quotas = {
         "research": {"max_gpus": 64, "max_concurrent_jobs": 8, "priority": "high"},
@@ -31,11 +32,12 @@ def test_the_specification_s_quotas_are_settings_and_none_is_the_default() -> No
     assert Scheduler().quotas == {}
 
 
+@pytest.mark.requirement("Z24")
 @pytest.mark.parametrize(
     ("hardware", "distributed", "gpus"),
     [
         (Hardware(gpus=8), None, 8),
-        (Hardware(), Distributed(num_nodes=4, gpus_per_node=8), 32),  # row Z24
+        (Hardware(), Distributed(num_nodes=4, gpus_per_node=8), 32),  # GPUs are per node
         (Hardware(gpus=1), Distributed(num_nodes=4, gpus_per_node=8), 32),
         (Hardware(gpus=1), Distributed(num_nodes=2, gpus_per_node=8, backend="gloo"), 2),
         (Hardware(), Distributed(num_nodes=2, gpus_per_node=8, backend="gloo"), 0),
@@ -72,13 +74,14 @@ def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
         refuse_oversized_sweep(Quota(max_gpus=1), 2, 1)
 
 
+@pytest.mark.requirement("Z28")
 @pytest.mark.parametrize(
     ("quota", "given", "priority", "preemptible"),
     [
         (RESEARCH, {}, "high", False),
         (RESEARCH, {"priority": "low"}, "low", False),
         (COMMUNITY, {}, "low", True),
-        (COMMUNITY, {"priority": "high", "preemptible": False}, "low", True),  # row Z28
+        (COMMUNITY, {"priority": "high", "preemptible": False}, "low", True),  # preemptible where either says so
         (Quota(max_gpus=1), {}, "medium", False),
         (Quota(max_gpus=1), {"priority": "high", "preemptible": True}, "high", True),
         (None, {"priority": "high"}, "high", False),

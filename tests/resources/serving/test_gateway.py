@@ -156,6 +156,7 @@ def test_answers_are_streamed(gateway: Gateway, models: list[Model]) -> None:
     assert len([json.loads(event)["choices"] for event in events[:-1]]) > 8
 
 
+@pytest.mark.requirement("P1")
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_swap_under_load_fails_no_request(gateway: Gateway, models: list[Model], streams: bool) -> None:
@@ -186,6 +187,7 @@ def test_a_request_that_is_answered_during_a_swap_is_finished(gateway: Gateway, 
     assert len(rest) > 100
 
 
+@pytest.mark.requirement("P6", "X7")
 def test_a_wrong_checksum_is_refused_and_nothing_changes(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     deploy(gateway, models[0])
     before, pids = gateway.engine.served(), [process.pid for process in gateway.backends()]
@@ -204,6 +206,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_changes(gateway: Gateway, model
     assert (answer.status_code, answer.json()["error_code"]) == (409, "CHECKSUM_MISMATCH")
 
 
+@pytest.mark.requirement("I14")
 def test_a_model_that_computes_nothing_is_refused(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     deploy(gateway, models[0])
     before = gateway.engine.served()

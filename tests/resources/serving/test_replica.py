@@ -133,6 +133,7 @@ def test_broken_version_leaves_other_models_serving(
     assert {each.name: each.status for each in plane.engine.served()} == {"keeper": "serving", "other": "serving"}
 
 
+@pytest.mark.requirement("P6")
 def test_corrupted_download_is_refused(
     plane: ControlPlaneProcess, start: Start, models: list[Model], tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_two_buckets_of_checkpoints_are_refused(tmp_path: Path) -> None:
         load(tmp_path, "scheduler: {checkpoint_bucket: a}\nstorage: {buckets: {checkpoints: b}}")
 
 
+@pytest.mark.requirement("J7", "Z10")
 @pytest.mark.parametrize(("queue", "priority"), [("interactive", "low"), ("batch", "medium"), ("production", "high")])
 def test_priorities_have_the_names_of_queues_too(tmp_path: Path, queue: str, priority: str) -> None:
     assert Schedule.model_validate({"priority": queue}).priority == priority

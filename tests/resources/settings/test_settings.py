@@ -102,6 +102,7 @@ def without_keys(document: Any, *keys: str) -> Any:
     return {name: value for name, value in document.items() if name not in keys}
 
 
+@pytest.mark.requirement("J6", "Q5", "R1", "R2")
 def test_the_literal_file_of_the_specification_loads_value_by_value(tmp_path: Path) -> None:
     loaded = load(tmp_path, SPECIFICATION, **KEYS)
     written = yaml.safe_load(SPECIFICATION)
@@ -162,6 +163,7 @@ def test_engine_that_pulls_listens_on_a_network_and_hides_its_token(tmp_path: Pa
     assert CANARY not in str(loaded.masked()) + repr(loaded)
 
 
+@pytest.mark.requirement("Z34")
 def test_nothing_configured_is_embedded_mode_in_one_folder(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.database_url == f"sqlite:///{tmp_path}/hanzo-ml.db"
@@ -170,6 +172,7 @@ def test_nothing_configured_is_embedded_mode_in_one_folder(tmp_path: Path) -> No
     assert (loaded.dagster.port, loaded.engine.port, loaded.metrics.port) == (3000, 8043, 9090)
 
 
+@pytest.mark.requirement("R3")
 def test_a_variable_overrides_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
     text = "server: {port: 1111, workers: 3}\n"
     loaded = load(tmp_path, text, HANZO_ML_SERVER_PORT="2222", HANZO_ML_SCHEDULER_GPU_TYPES="a, b")
@@ -177,6 +180,7 @@ def test_a_variable_overrides_the_file_and_the_file_the_defaults(tmp_path: Path)
     assert loaded.scheduler.gpu_types == ("a", "b")
 
 
+@pytest.mark.requirement("R3")
 def test_the_three_variables_that_the_specification_names_reach_their_keys(tmp_path: Path) -> None:
     loaded = load(
         tmp_path,
@@ -188,15 +192,18 @@ def test_the_three_variables_that_the_specification_names_reach_their_keys(tmp_p
     assert loaded.stream.brokers == "kafka:9092"
 
 
+@pytest.mark.requirement("Z19")
 def test_a_bucket_has_a_nested_variable(tmp_path: Path) -> None:
     loaded = load(tmp_path, "storage: {buckets: {datasets: d}}\n", HANZO_ML_STORAGE_BUCKETS_MODELS="mine")
     assert loaded.store.buckets == {"datasets": "d", "checkpoints": "hanzo-ml-checkpoints", "models": "mine"}
 
 
+@pytest.mark.requirement("R4", "Z19")
 def test_the_client_s_variables_are_no_settings(tmp_path: Path) -> None:
     load(tmp_path, HANZO_ML_TRACKING_URI="http://x", HANZO_ML_EXPERIMENT="e")
 
 
+@pytest.mark.requirement("R2")
 def test_a_variable_s_value_cannot_add_structure(tmp_path: Path) -> None:
     loaded = load(tmp_path, 'storage: {kms_key: "${B}:9092", encryption: "aws:kms"}\n', B='x"}\nserver: {port: 1}\n#')
     assert loaded.storage.kms_key == 'x"}\nserver: {port: 1}\n#:9092'
@@ -207,6 +214,7 @@ def test_a_variable_may_stand_where_a_number_belongs(tmp_path: Path) -> None:
     assert load(tmp_path, "server: {port: '${PORT}'}\n", PORT="4321").server.port == 4321
 
 
+@pytest.mark.requirement("R5")
 @pytest.mark.parametrize(
     ("text", "variables", "named"),
     [
@@ -290,6 +298,7 @@ SECRETS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.requirement("R5")
 @pytest.mark.parametrize("where", SECRETS)
 def test_config_show_never_shows_a_secret(tmp_path: Path, where: str) -> None:
     text, variables = SECRETS[where]

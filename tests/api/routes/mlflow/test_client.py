@@ -1,4 +1,4 @@
-"""mlflow's own client, unmodified, against the real server: only the tracking URI is ours (rows F3, F7, F10)."""
+"""mlflow's own client, unmodified, against the real server: only the tracking URI is ours."""
 
 import math
 import os
@@ -43,6 +43,7 @@ def run_id(client: MlflowClient) -> str:
     return str(client.create_run("0").info.run_id)
 
 
+@pytest.mark.requirement("F3", "F7")
 def test_an_unmodified_script(server: ServerProcess, client: MlflowClient, tmp_path: Path) -> None:
     environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ, capture_output=True, text=True)
@@ -77,6 +78,7 @@ def test_artifact_folders_and_names_beyond_ascii(client: MlflowClient, run_id: s
     assert {file.name: file.read_text() for file in (fetched / "er").iterdir()} == {name: name for name in names}
 
 
+@pytest.mark.requirement("F10")
 def test_nan_and_infinity_come_back(client: MlflowClient, run_id: str) -> None:
     client.log_batch(run_id, metrics=[Metric("n", math.nan, 1, 0), Metric("i", math.inf, 1, 0)])
     metrics = client.get_run(run_id).data.metrics
@@ -84,6 +86,7 @@ def test_nan_and_infinity_come_back(client: MlflowClient, run_id: str) -> None:
     assert metrics["i"] == 1.7976931348623157e308
 
 
+@pytest.mark.requirement("F2")
 def test_batches_tags_and_status(client: MlflowClient, run_id: str) -> None:
     metrics = [Metric("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(1000)]
     client.log_batch(run_id, metrics=metrics)
@@ -96,6 +99,7 @@ def test_batches_tags_and_status(client: MlflowClient, run_id: str) -> None:
     assert len(client.get_metric_history(run_id, "loss")) == 1000
 
 
+@pytest.mark.requirement("F12")
 @pytest.mark.parametrize("theirs", ["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"])
 def test_every_status_goes_there_and_back(client: MlflowClient, run_id: str, theirs: str) -> None:
     client.update_run(run_id, status=theirs)
@@ -105,6 +109,7 @@ def test_every_status_goes_there_and_back(client: MlflowClient, run_id: str, the
     assert not client.search_runs(["0"], f"status != '{theirs}' and attributes.run_id = '{run_id}'")
 
 
+@pytest.mark.requirement("F1")
 def test_experiments_live_die_and_return(client: MlflowClient) -> None:
     experiment_id = client.create_experiment("cycle", tags={"a": "b"})
     client.set_experiment_tag(experiment_id, "c", "d")
@@ -138,6 +143,7 @@ def test_pages_of_runs(client: MlflowClient) -> None:
     assert found == made
 
 
+@pytest.mark.requirement("F10")
 def test_errors_have_mlflows_codes(client: MlflowClient, run_id: str) -> None:
     client.log_param(run_id, "a", 1)
     client.log_param(run_id, "a", 1)

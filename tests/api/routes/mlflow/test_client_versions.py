@@ -17,6 +17,7 @@ from tests.server_process import ServerProcess
 INTERPRETER = os.environ.get("MLFLOW_CLIENT_PYTHON", sys.executable)
 
 
+@pytest.mark.requirement("F8", "Z31")
 @pytest.mark.slow
 def test_a_session_with_the_client(server: ServerProcess, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTHON"))}

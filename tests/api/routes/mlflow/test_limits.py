@@ -1,4 +1,4 @@
-"""MLflow's limits (row F9), each from both sides: what a client may send to the last one, and what comes of one more.
+"""MLflow's limits, each from both sides: what a client may send to the last one, and what comes of one more.
 
 Too many are refused, and so is a long value of an experiment; a run's long param or tag is cut off, as MLflow's server does
 unless it is told otherwise.
@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
+pytestmark = pytest.mark.requirement("F9")
 
 API = "/api/2.0/mlflow"
 

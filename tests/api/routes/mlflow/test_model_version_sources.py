@@ -76,6 +76,7 @@ def asked_of_s3(server: ArtifactServer, request: pytest.FixtureRequest) -> list[
     return s3.requests
 
 
+@pytest.mark.requirement("F11")
 def test_a_source_that_is_not_there_or_not_ours_is_refused(server: ArtifactServer, asked_of_s3: list[S3Request]) -> None:
     run_id = server.new_run()
     name = f"m-{run_id}"

@@ -1,6 +1,6 @@
 """The libraries that people train with, unmodified, against the real server: only MLFLOW_TRACKING_URI is ours.
 
-Rows F3, F4, F7, F8, T1 and T2. One server process for the module; everything that is trained here is tiny.
+One server process for the module; everything that is trained here is tiny.
 """
 
 import json
@@ -55,6 +55,7 @@ def only_run(client: MlflowClient, experiment_name: str) -> Run:
     return run
 
 
+@pytest.mark.requirement("F3")
 def test_a_fluent_script(client: MlflowClient, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("a")
@@ -156,6 +157,7 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
+@pytest.mark.requirement("F4")
 def test_transformers_trainer(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "transformers")
     model = LlamaForCausalLM.from_pretrained(make_tiny_model(tmp_path / "model"), dtype=torch.float32)
@@ -181,6 +183,7 @@ def test_transformers_trainer(client: MlflowClient, tmp_path: Path, monkeypatch:
     assert "train_runtime" in run.data.metrics
 
 
+@pytest.mark.requirement("F4")
 def test_lightning(client: MlflowClient, tmp_path: Path) -> None:
     logger = MLFlowLogger(experiment_name="lightning", tracking_uri=client.tracking_uri, log_model=True, tags={"a": "b"})
     logger.log_hyperparams({"lr": 0.1, "layers": {"hidden": 2}})

@@ -1,4 +1,4 @@
-"""The registry through mlflow's own client, unmodified, against the real server (rows F8, F9, F11, O2, O4)."""
+"""The registry through mlflow's own client, unmodified, against the real server."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +59,7 @@ def stages(client: MlflowClient, name: str) -> dict[str, str]:
     return {version.version: version.current_stage for version in client.search_model_versions(f"name = '{name}'")}
 
 
+@pytest.mark.requirement("F8")
 def test_a_model_is_made_described_tagged_and_deleted(client: MlflowClient) -> None:
     made = client.create_registered_model("whole life", {"team": "risk", "n": 5}, "first")  # type: ignore[dict-item]
     assert (made.name, made.tags, made.description) == ("whole life", {"team": "risk", "n": "5"}, "first")
@@ -131,6 +132,7 @@ def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(serve
     assert (version.current_stage, version.status, version.user_id) == ("Staging", "PENDING_REGISTRATION", "ann")
 
 
+@pytest.mark.requirement("O4")
 def test_a_name_has_one_version_in_production(client: MlflowClient, run_id: str, name: str) -> None:
     source = f"runs:/{run_id}/model"
     for _ in range(3):

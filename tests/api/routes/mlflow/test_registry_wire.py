@@ -1,4 +1,4 @@
-"""The registry on the wire: which sources need what, limits, error shapes, and fields that are left out (rows F9-F11)."""
+"""The registry on the wire: which sources need what, limits, error shapes, and fields that are left out."""
 
 from collections.abc import Iterator
 from typing import Any

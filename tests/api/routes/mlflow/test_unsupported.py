@@ -44,6 +44,7 @@ log_model(name="echo", python_model=Echo(), pip_requirements=["mlflow"])
 """
 
 
+@pytest.mark.requirement("F1", "F2", "F8")
 def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) -> None:
     """Whatever the next release brings is found here."""
     unknown: list[str] = []

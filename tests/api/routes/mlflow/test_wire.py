@@ -17,6 +17,7 @@ def new_run(http: TestClient) -> str:
     return str(http.post(f"{RUNS}/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
 
 
+@pytest.mark.requirement("F11")
 @pytest.mark.parametrize(
     "body",
     [
@@ -266,6 +267,7 @@ def test_a_query_names_its_run_by_either_word_and_misses_it_first(http: TestClie
     assert answers[0].content == answers[1].content
 
 
+@pytest.mark.requirement("F11")
 def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient) -> None:
     with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")

@@ -55,6 +55,7 @@ def test_the_experiments_and_their_runs_are_listed(server: ServerProcess, experi
     assert "ENDPOINT_NOT_FOUND" not in shown
 
 
+@pytest.mark.requirement("F5")
 @pytest.mark.slow
 def test_a_run_shows_its_params_metrics_and_charts(server: ServerProcess, experiment: str, runs: list[str]) -> None:
     run = f"{server.url}/#/experiments/{experiment}/runs/{runs[1]}"
@@ -95,6 +96,7 @@ def test_no_static_file_leads_out_of_the_build(server: ServerProcess, path: str)
     assert httpx.get(f"{server.url}/static-files/{path}").status_code == 404
 
 
+@pytest.mark.requirement("F5")
 @pytest.mark.parametrize("header", [{"Origin": ""}, {"Sec-Fetch-Site": "same-origin"}])
 def test_a_page_reads_and_never_writes(server: ServerProcess, runs: list[str], header: dict[str, str]) -> None:
     header = {name: value or server.url for name, value in header.items()}

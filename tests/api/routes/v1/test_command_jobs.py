@@ -93,6 +93,7 @@ def test_pods_of_a_command_and_of_a_recipe_are_kept_as_they_were_given(http: Tes
         assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.requirement("G1", "G6")
 def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
     job = submitted(http)
     assert [found["id"] for found in http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"]] == [job["id"]]
@@ -154,6 +155,7 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
     assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}half a lievent: end")
 
 
+@pytest.mark.requirement("G1")
 def test_of_a_log_all_is_told_whatever_is_printed(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +306,7 @@ def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: 
     )
 
 
+@pytest.mark.requirement("A3", "G3")
 @pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])
 def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClient, type: str) -> None:
     assert submitted(http, type=type)["config"]["type"] == type

@@ -1,4 +1,4 @@
-"""`GET /v1/runs/compare` (row E9)."""
+"""`GET /v1/runs/compare`."""
 
 from typing import Any
 
@@ -25,6 +25,7 @@ def pair(http: TestClient) -> tuple[str, str]:
     return first, logged(http, {"model": "zen", "learning_rate": 1e-4}, {"eval/loss": "NaN", "epoch": 3})
 
 
+@pytest.mark.requirement("E9")
 @pytest.mark.parametrize("query", ["ids={0},{1}", "ids={0}&ids={1}", "ids={0},{1},&ids={0}"])
 def test_two_runs_side_by_side(http: TestClient, pair: tuple[str, str], query: str) -> None:
     found = http.get(f"/v1/runs/compare?{query.format(*pair)}").json()

@@ -23,6 +23,7 @@ SPECIFICATION: dict[str, Any] = {
 }
 
 
+@pytest.mark.requirement("C1")
 def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: str) -> None:
     answer = http.post(f"/v1/datasets/{dataset}/prepare", json={**SPECIFICATION, "workers": 2, "pods": 3})
     assert answer.status_code == 201, answer.text

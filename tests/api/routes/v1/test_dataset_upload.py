@@ -80,6 +80,7 @@ def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pyte
     assert (answer.status_code, answer.json()["message"]) == (400, "Too many files. Maximum number of files is 3.")
 
 
+@pytest.mark.requirement("B7")
 def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.dumps({"number": number, "text": "x" * 300}) for number in range(10)]
     made = http.post("/v1/datasets", data={"name": "long"}, files={"files": ("a.jsonl", "\n".join(lines))}).json()
@@ -89,6 +90,7 @@ def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pyt
     assert [json.loads(line)["number"] for line in shown] == [0, 1, 2, 3]
 
 
+@pytest.mark.requirement("B15")
 @pytest.mark.parametrize("name", FILES)
 def test_each_format_is_taken_from_a_form_and_from_a_raw_body(http: TestClient, tmp_path: Path, name: str) -> None:
     """Packed or not; and of the same content there is one version."""

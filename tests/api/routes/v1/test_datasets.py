@@ -69,6 +69,7 @@ def ranged(part: dict[str, Any], asked: str) -> tuple[int, bytes, str]:
     return answer.status_code, answer.content, answer.headers["content-range"]
 
 
+@pytest.mark.requirement("B2", "B4", "B5")
 def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Client) -> None:
     made = create(http, "corpus", tags=["a", "b"], metadata='{"pii": false}')
     assert made["created"] and (made["version"], made["num_records"], made["metadata"]) == (1, 4000, {"pii": False})
@@ -101,6 +102,7 @@ def test_what_a_user_uploaded_runs_nothing_in_a_browser(server: ServerProcess, h
     assert [answer.status_code for answer in shown[1:]] in ([], [200, 206, 416])
 
 
+@pytest.mark.requirement("B3")
 def test_the_list_is_of_ones_own_organization_and_of_others_empty(http: httpx.Client) -> None:
     made = create(http, "whose", b'{"a": 1}\n')
 
@@ -251,6 +253,7 @@ def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:
         assert http.post("/v1/datasets/raw", params={**params, "file": name}, content=b"{}\n").status_code == 400
 
 
+@pytest.mark.requirement("B6")
 def test_a_link_of_the_server_holds_for_its_object_and_its_time_only(server: ServerProcess, http: httpx.Client) -> None:
     made = create(http, "linked", b'{"a": 1}\n')
     found = http.get(f"/v1/datasets/{made['id']}/download", params={"seconds": 60}).json()
@@ -312,6 +315,7 @@ def test_a_link_to_s3_holds_as_long_as_was_asked_for(tmp_path: Path, s3_session:
             assert parse_qs(urlsplit(link).query)["X-Amz-Expires"] == [holds]
 
 
+@pytest.mark.requirement("B6")
 @pytest.mark.parametrize("public", ["", "http://files.example:9000"])
 def test_downloads_lead_to_s3_by_the_name_that_clients_know(tmp_path: Path, s3_session: S3Server, public: str) -> None:
     """The server's own endpoint may be a name inside of a cluster, that means nothing outside."""
@@ -332,6 +336,7 @@ def test_a_link_ends() -> None:
         link.check(signature, b"another key", now=1000)
 
 
+@pytest.mark.requirement("B10")
 def test_what_changed_from_one_version_to_the_next(http: httpx.Client) -> None:
     first = create(http, "changing", b'{"id": 1, "a": 1}\n{"id": 2, "a": 2}\n')
     second = create(http, "changing", b'{"id": 2, "a": "x"}\n{"id": 3, "a": 3}\n')
@@ -343,6 +348,7 @@ def test_what_changed_from_one_version_to_the_next(http: httpx.Client) -> None:
     assert http.get(f"/v1/datasets/{second['id']}/lineage").json()["parents"] == []
 
 
+@pytest.mark.requirement("B1")
 def test_only_tags_and_metadata_can_be_edited(http: httpx.Client) -> None:
     made = create(http, "edited", b'{"a": 1}\n')
     create(http, "edited-too", b'{"a": 1}\n')
@@ -360,6 +366,7 @@ def test_only_tags_and_metadata_can_be_edited(http: httpx.Client) -> None:
     assert len(names) > 1 and names == sorted(names)
 
 
+@pytest.mark.requirement("B19")
 def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> None:
     made = create(http, "used", b'{"instruction": "x", "answer": "y"}\n')
     job = http.post("/v1/jobs", json={"name": "j", "dataset": "used"}).json()["id"]
@@ -371,6 +378,7 @@ def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> N
     assert create(http, "unused", b'{"a": 1}\n')["version"] == 2
 
 
+@pytest.mark.requirement("X9")
 @pytest.mark.parametrize(
     "source",
     [
@@ -431,6 +439,7 @@ def test_a_json_object_asks_for_what_a_form_without_files_does(server: ServerPro
         assert answer.status_code in (400, 403) and told in answer.json()["message"], answer.text
 
 
+@pytest.mark.requirement("B12")
 def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
     server: ServerProcess, http: httpx.Client, s3_session: S3Server
 ) -> None:

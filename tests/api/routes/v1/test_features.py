@@ -1,4 +1,4 @@
-"""/v1/features: what a prepared version has of a key, and the same numbers for rows that nobody prepared (row C5)."""
+"""/v1/features: what a prepared version has of a key, and the same numbers for rows that nobody prepared."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -84,6 +84,7 @@ def maker(http: TestClient, database: Database, store: Store, folder: Path) -> M
     return made
 
 
+@pytest.mark.requirement("C5")
 def test_a_version_answers_what_it_was_made_with(http: TestClient, make: Make) -> None:
     version = make(features=FEATURES)
     assert version.schema["features"] == "object" and version.metadata["rejected"] == {}

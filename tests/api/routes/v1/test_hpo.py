@@ -94,6 +94,7 @@ def ask(server: ServerProcess, method: str, path: str, status: int = 200, body: 
     return answer.json()
 
 
+@pytest.mark.requirement("K1", "K2", "S10")
 def test_the_specification_s_sweep_file_runs_unchanged(
     server: ServerProcess, dataset: str, database: Database, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_sweep_is_known_by_its_key(server: ServerProcess, dataset: str) -> Non
     ask(server, "POST", f"/v1/hpo/{other}/cancel")
 
 
+@pytest.mark.requirement("K4", "Z14")
 def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
     body = small(base_config={"dataset": dataset})
     del body["strategy"], body["max_concurrent_trials"], body["max_trials"]

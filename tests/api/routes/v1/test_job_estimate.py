@@ -56,6 +56,7 @@ def finished_run(server: ServerProcess, **parameters: Any) -> str:
     return job
 
 
+@pytest.mark.requirement("D2", "Y16")
 def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerProcess, dataset: str) -> None:
     before = estimate(server)
     assert before["steps"] == STEPS and before["tokens"] == STEPS * 512
@@ -109,6 +110,7 @@ def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProces
     assert any("is not pinned" in note for note in found["notes"])
 
 
+@pytest.mark.requirement("Z26")
 @pytest.mark.parametrize(
     ("config", "price"),
     [
@@ -132,6 +134,7 @@ def test_the_price_book_is_configuration(tmp_path: Path, config: str, price: flo
         assert found["dollars"] == {of: pytest.approx(hours * 32 * price) for of, hours in found["hours"].items()}
 
 
+@pytest.mark.requirement("L8")
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/estimate"])
 @pytest.mark.parametrize(
     ("recipe", "parameters", "instead"),

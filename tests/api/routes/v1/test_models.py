@@ -1,4 +1,4 @@
-"""/v1/models: stages with both verbs, pointers with numbers of their own, and the second names (rows O2, O6, O7, Z5, Z7)."""
+"""/v1/models: stages with both verbs, pointers with numbers of their own, and the second names."""
 
 import hashlib
 from pathlib import Path
@@ -25,6 +25,7 @@ def register(http: TestClient, where: str = "/v1/models/register", **body: Any) 
     return http.post(where, json={"name": "fraud", "artifact_uri": FILES, **body})
 
 
+@pytest.mark.requirement("O6", "Z6")
 def test_files_are_registered_under_a_number_of_the_callers_own(models: TestClient) -> None:
     answer = register(models, "/api/v1/models/register", version="3.1", metrics={"auc": 0.97}, stage="staging")
     made = answer.json()
@@ -49,6 +50,7 @@ def test_an_unknown_stage_registers_nothing(models: TestClient) -> None:
     assert models.get("/v1/models").json() == {"models": []}
 
 
+@pytest.mark.requirement("O2", "O7", "Z5", "Z7")
 def test_a_stage_is_set_with_patch_and_with_put(models: TestClient) -> None:
     for _ in range(2):
         register(models)
@@ -65,6 +67,7 @@ def test_a_stage_is_set_with_patch_and_with_put(models: TestClient) -> None:
     assert models.put(stage.format(9), json={"stage": "staging"}).json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
 
+@pytest.mark.requirement("O2")
 def test_models_and_versions_are_listed_a_page_at_a_time(models: TestClient) -> None:
     """All of them were one answer: of 3,000 models it took a second, and longer by the square of their number."""
     for name in ("c", "a", "b"):
@@ -96,6 +99,7 @@ def test_models_and_versions_are_listed_a_page_at_a_time(models: TestClient) -> 
     assert models.get("/v1/models/nobody/versions").status_code == 404
 
 
+@pytest.mark.requirement("O3")
 def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> None:
     register(models)
     body = {"name": "fraud", "version": "1", "stage": "Archived"}
@@ -103,6 +107,7 @@ def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> 
     assert models.get("/v1/models/fraud/versions/1").json()["stage"] == "archived"
 
 
+@pytest.mark.requirement("O1")
 def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> None:
     def registered(params: dict[str, Any], metrics: dict[str, float]) -> Any:
         run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
@@ -122,7 +127,7 @@ def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> No
 
 
 def test_a_version_that_a_client_registers_says_what_its_run_and_its_files_say(http: TestClient) -> None:
-    """Row O1: all that it said was where its files lie."""
+    """All that it said was where its files lie."""
     params = {
         "base_model": "zenlm/zen-7b",
         "model": "zen-7b",
@@ -209,7 +214,7 @@ def pointed(http: TestClient, source: str, **more: str) -> Any:
 
 
 def test_a_version_of_mlflow_s_client_says_what_its_run_and_its_files_say(http: TestClient) -> None:
-    """Row O1: nothing was told of it but where it lies, however it was named."""
+    """Nothing was told of it but where it lies, however it was named."""
     run, model = logged_model(http, "final", LOGGED)
     place = f"s3://hanzo-ml/runs/{model}/artifacts"
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in LOGGED.items()}
@@ -397,8 +402,9 @@ def test_a_tag_that_no_version_can_have_is_refused_whoever_registers_it(models: 
     assert models.get("/v1/models").json() == {"models": []}
 
 
+@pytest.mark.requirement("Z6")
 def test_a_whole_number_of_the_callers_own_must_be_the_next_one(models: TestClient) -> None:
-    """Row Z6: else 409."""
+    """Else 409."""
     assert register(models, version="1").json()["version"] == 1
     refused = register(models, version="3")
     assert (refused.status_code, refused.json()["error_code"]) == (409, "RESOURCE_CONFLICT")

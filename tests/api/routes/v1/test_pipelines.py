@@ -1,4 +1,4 @@
-"""/v1/pipelines: row G9's words for a training job (Z7: below /api/v1 too), and what cannot be run here."""
+"""/v1/pipelines: the specification's words for a training job, below /api/v1 too, and what cannot be run here."""
 
 from typing import Any
 
@@ -20,6 +20,7 @@ def start(http: TestClient, path: str = "/api/v1/pipelines/runs", **config: Any)
     return http.post(path, json={"pipeline_id": "fraud_model_v2", "config": config})
 
 
+@pytest.mark.requirement("G9", "Z7")
 @pytest.mark.parametrize("path", ["/v1/pipelines/runs", "/api/v1/pipelines/runs"])
 def test_a_run_of_a_recipe_is_a_job_of_its_own(made: TestClient, path: str) -> None:
     asked = {"learning_rate": 1e-4, "lora_rank": 8}

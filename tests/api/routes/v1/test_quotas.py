@@ -53,6 +53,7 @@ def start(http: TestClient, gpus: int, **changes: Any) -> tuple[int, dict[str, A
     return ask(http, "/v1/hpo", **{key: value for key, value in body.items() if value is not None})
 
 
+@pytest.mark.requirement("J11")
 def test_a_job_that_never_fits_is_refused_and_another_queued_under_the_quota(http: TestClient) -> None:
     command = {"name": "c", "command": ["python", "train.py"]}
     for body in (
@@ -72,6 +73,7 @@ def test_a_job_that_never_fits_is_refused_and_another_queued_under_the_quota(htt
         assert job["config"]["schedule"].items() >= {"priority": "medium", "preemptible": True}.items()
 
 
+@pytest.mark.requirement("W3")
 def test_a_researcher_s_sweep_runs_within_the_quota(http: TestClient) -> None:
     as_researcher(http)
     status, said = start(http, 2, max_concurrent_trials=3)

@@ -110,6 +110,7 @@ def refusal(http: TestClient, run_id: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["message"]
 
 
+@pytest.mark.requirement("E13")
 def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, runs: Runs) -> None:
     smaller = OutOfMemory(step=2, batch_size=2, gradient_accumulation=4, after=1)
     unknown = smaller.model_copy(update={"after": None})  # of a run from before it was written down
@@ -217,6 +218,7 @@ def verdict_of(http: TestClient, run_id: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["message"]
 
 
+@pytest.mark.requirement("Y12")
 def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's part is played by what it leaves; equal first, then with another loss and other weights."""
     first = runs.complete("first")

@@ -1,4 +1,4 @@
-"""/v1/experiments and /v1/runs (rows E1-E7, E11)."""
+"""/v1/experiments and /v1/runs."""
 
 import hashlib
 import re
@@ -19,6 +19,7 @@ def run_id(http: TestClient) -> str:
     return str(http.post("/v1/runs", json={"experiment_name": "finance"}).json()["id"])
 
 
+@pytest.mark.requirement("E6", "E11")
 def test_an_experiment(http: TestClient) -> None:
     made = http.post("/v1/experiments", json={"name": "finance", "description": "qa", "owner": "ada"})
     assert made.status_code == 201
@@ -29,6 +30,7 @@ def test_an_experiment(http: TestClient) -> None:
     assert http.post("/v1/experiments", json={"name": "finance"}).json()["error_code"] == "RESOURCE_ALREADY_EXISTS"
 
 
+@pytest.mark.requirement("E10")
 def test_an_experiment_sums_the_gpu_hours_of_its_runs(http: TestClient, settings: Settings) -> None:
     database = Database(settings.database_url)
     for experiment, hours in (("dear", 1.5), ("dear", 2.25), ("cheap", 0.5)):
@@ -42,6 +44,7 @@ def test_an_experiment_sums_the_gpu_hours_of_its_runs(http: TestClient, settings
     assert http.delete(f"/v1/experiments/{listed['dear']['id']}").json()["gpu_hours"] == 3.75
 
 
+@pytest.mark.requirement("E1", "E7")
 def test_a_run_from_queue_to_end(http: TestClient) -> None:
     body = {"experiment_name": "finance", "name": "qlora", "status": "queued", "params": {"lora_rank": 64, "lr": 2e-5}}
     made = http.post("/v1/runs", json=body)
@@ -63,6 +66,7 @@ def test_a_run_says_whose_it_is(http: TestClient) -> None:
     assert http.get(f"/v1/runs/{made['run_id']}").json()["user_id"] == "ada"
 
 
+@pytest.mark.requirement("F12", "Z22")
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -74,7 +78,7 @@ def test_a_run_says_whose_it_is(http: TestClient) -> None:
     ],
 )
 def test_a_status_is_one_of_mlflow_s(http: TestClient, run_id: str, ours: str, theirs: str) -> None:
-    """Row F12, either way: what is said in one's words is read in the other's."""
+    """Either way: what is said in one's words is read in the other's."""
 
     def said() -> tuple[str, str]:
         found = http.get("/api/2.0/mlflow/runs/get", params={"run_id": run_id}).json()["run"]["info"]["status"]
@@ -87,6 +91,7 @@ def test_a_status_is_one_of_mlflow_s(http: TestClient, run_id: str, ours: str, t
     assert said() == (ours, theirs)
 
 
+@pytest.mark.requirement("E6", "G12", "Z7")
 def test_a_run_is_found_in_its_experiment_and_in_no_other(http: TestClient, run_id: str) -> None:
     run = http.get(f"/v1/runs/{run_id}").json()
     for prefix in ("/v1", "/api/v1"):
@@ -116,6 +121,7 @@ def test_what_is_deleted_is_hidden_until_it_is_restored(http: TestClient, run_id
     assert listed() == ([run_id], ["finance", "Default"])
 
 
+@pytest.mark.requirement("E3", "E4", "E7")
 def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp_path: Path) -> None:
     metrics = [
         {"key": "train/loss", "value": 0.5, "step": 1, "timestamp": 10},

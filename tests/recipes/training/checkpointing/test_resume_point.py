@@ -250,6 +250,7 @@ class ForgetfulStore(Store):
         return super().list(prefix)
 
 
+@pytest.mark.requirement("I13")
 def test_restart_never_begins_at_step_0_while_a_complete_checkpoint_exists(tmp_path: Path) -> None:
     store = ForgetfulStore(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     before = CheckpointManager(tmp_path / "first", store, "s3://hanzo-ml/checkpoints/run", 3)

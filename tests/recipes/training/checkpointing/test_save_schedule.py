@@ -26,6 +26,7 @@ def saved(seconds_of_step: float, steps: int, policy: CheckpointPolicy) -> list[
     return found
 
 
+@pytest.mark.requirement("Z15")
 def test_time_comes_first_where_steps_are_slow() -> None:
     """Counted from the last checkpoint, whatever it was for: with steps of 25 minutes, an hour is over after three."""
     policy = CheckpointPolicy(interval="1h", interval_steps=1000)
@@ -34,6 +35,7 @@ def test_time_comes_first_where_steps_are_slow() -> None:
     assert saved(20 * MINUTE + 1, 6, CheckpointPolicy(interval="20m", interval_steps=1000)) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.requirement("Z15")
 def test_steps_come_first_where_they_are_fast() -> None:
     assert saved(1.0, 2500, CheckpointPolicy(interval="1h", interval_steps=1000)) == [1000, 2000, 2500]
 
@@ -42,6 +44,7 @@ def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
     assert saved(25 * MINUTE, 9, CheckpointPolicy(interval="1h", interval_steps=4)) == [3, 4, 7, 8, 9]
 
 
+@pytest.mark.requirement("I7")
 @pytest.mark.parametrize(
     ("losses", "best"),
     [
@@ -51,7 +54,7 @@ def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
     ],
 )
 def test_every_step_that_is_better_than_all_before_is_saved(losses: list[float], best: list[int]) -> None:
-    """Row I7: by no clock, and between the steps that are saved anyway."""
+    """By no clock, and between the steps that are saved anyway."""
     saving, state = SaveBestCheckpoint(), TrainerState()
     found = []
     for step, loss in enumerate(losses, 1):

@@ -115,6 +115,7 @@ def test_what_is_not_plain_data_is_refused_by_its_place(value: Any, tmp_path: Pa
     assert not (tmp_path / "state.safetensors").exists()
 
 
+@pytest.mark.requirement("I2")
 @pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "AdamW32bit"])
 def test_optimizer_goes_on_as_if_it_had_not_been_written(name: str, tmp_path: Path) -> None:
     def make() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
@@ -174,6 +175,7 @@ def test_every_form_of_pickle_is_recognized(state: Any) -> None:
         assert is_pickle(pickle.dumps(state, protocol))
 
 
+@pytest.mark.requirement("X8", "Z30")
 @pytest.mark.parametrize(
     "settings",
     [{}, QLORA, FULL, FULL | {"optimizer": "adamw_8bit"}, FULL | {"distributed": shape("fsdp", 1)}],

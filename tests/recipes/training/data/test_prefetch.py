@@ -28,6 +28,7 @@ from tests.recipes.training.training_workspace import Place, facts, stop_after
 STEPS = 8
 
 
+@pytest.mark.requirement("B18")
 def test_a_step_asks_for_what_was_told_in_the_one_before(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

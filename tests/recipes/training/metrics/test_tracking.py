@@ -16,6 +16,7 @@ from tests.recipes.training.training_workspace import Place, pending_in
 OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
 
 
+@pytest.mark.requirement("E3", "Y1")
 def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place, tmp_path: Path) -> None:
     """By the last checkpoint, whose own time is not in it yet."""
     place.train(tmp_path / "logged", max_steps=4, eval_steps=None)

@@ -95,6 +95,7 @@ def beside_adapter(place: Place, result: Result) -> dict[str, str]:
     return {file.path: file.sha256 for file in files if not file.path.endswith(".safetensors")}
 
 
+@pytest.mark.requirement("H4")
 @pytest.mark.parametrize(
     ("stages", "times", "model", "method", "tolerance"),
     [

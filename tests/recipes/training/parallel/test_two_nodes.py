@@ -1,4 +1,4 @@
-"""Training on two nodes, started as pods are: they share a store and a network, and no folder (rows H1, H2, H8, I3)."""
+"""Training on two nodes, started as pods are: they share a store and a network, and no folder."""
 
 import signal
 from pathlib import Path
@@ -37,6 +37,7 @@ def losses_of(result: Result) -> dict[int, float | None]:
     return TrainingFacts.model_validate(result.facts).losses
 
 
+@pytest.mark.requirement("H2", "H8", "I3")
 @pytest.mark.parametrize(
     ("strategy", "method"),
     [

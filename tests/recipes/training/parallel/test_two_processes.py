@@ -141,6 +141,7 @@ class Weighing(Sft):
 """Objectives that are installed beside the product, as any other may be."""
 
 
+@pytest.mark.requirement("H1", "H4")
 @pytest.mark.parametrize(
     ("strategy", "method", "tolerance"),
     [*STRATEGIES, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_STRATEGIES)],
@@ -231,6 +232,7 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
     assert sum(consumed["elastic"].values()) == 24 * 4 + anew
 
 
+@pytest.mark.requirement("H5")
 @pytest.mark.parametrize(("strategy", "share"), [("fsdp", 0.5), ("ddp", 1.0)])
 def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
     runs: Runs, started: Forks, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

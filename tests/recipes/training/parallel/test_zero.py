@@ -135,9 +135,10 @@ def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -
     assert said.count("goes on from it") == 2, said
 
 
+@pytest.mark.requirement("H7")
 @pytest.mark.slow
 def test_gradients_of_weights_in_bfloat16_are_added_up_in_float32(tmp_path: Path) -> None:
-    """Row H7, of micro-batches and of processes."""
+    """Of micro-batches and of processes."""
     said = said_by(ADDING_UP, tmp_path, 1)
     assert "stage 2 did a step" in said and "stage 3 did a step" in said, said
 

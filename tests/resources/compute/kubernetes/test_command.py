@@ -1,4 +1,4 @@
-"""A command of the user's own on a cluster: its image, and for its torchrun what its words leave out (rows G4, H8, Z24)."""
+"""A command of the user's own on a cluster: its image, and for its torchrun what its words leave out."""
 
 import sys
 
@@ -20,6 +20,7 @@ from tests.resources.compute.kubernetes.jobs import (
 )
 
 
+@pytest.mark.requirement("H8", "Z24")
 @pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 def test_on_several_nodes_each_pod_runs_it_and_torchrun_finds_the_others(scheduler: Scheduler) -> None:
     job = JOBS["a command on four nodes"]

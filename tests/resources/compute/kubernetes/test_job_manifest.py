@@ -89,6 +89,7 @@ def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> 
     assert "emptyDir" in volumes[mounted["/work"]] and "emptyDir" in volumes[mounted["/tmp"]]
 
 
+@pytest.mark.requirement("Z9")
 @pytest.mark.parametrize(("priority", "name"), [("low", "interactive"), ("medium", "batch"), ("high", "production")])
 def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, name: str) -> None:
     item = of_kind("JobSet", a_job(schedule=Schedule(priority=priority, max_duration="1.5h")))
@@ -156,6 +157,7 @@ def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restart
     assert "suspend" not in gang  # nobody would start it again
 
 
+@pytest.mark.requirement("H3", "Z9")
 def test_pod_groups_wait_for_every_node_and_restart_as_a_whole() -> None:
     for backend, scheduler_name in (("coscheduling", "scheduler-plugins-scheduler"), ("volcano", "volcano")):
         group, job_set = render(DISTRIBUTED, BACKENDS[backend])[-2:]

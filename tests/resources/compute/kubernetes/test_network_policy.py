@@ -41,6 +41,7 @@ DNS = (
 )
 
 
+@pytest.mark.requirement("X2")
 def test_pods_of_an_organization_reach_the_api_the_store_and_dns(tmp_path: Path) -> None:
     text = "storage: {endpoint: 'http://s3.hanzo.svc:7070'}\nscheduler: {namespace_per_organization: true}"
     policy = namespace_policy(settings_of(tmp_path, text), "hanzo-ml-acme")

@@ -15,6 +15,7 @@ from tests.resources.compute.kubernetes.jobs import BACKENDS, GPUS, JOBS, KUEUE,
 from tests.resources.compute.kubernetes.schemas import check
 
 
+@pytest.mark.requirement("G4")
 def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
     spec = child(a_job())
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
@@ -46,6 +47,7 @@ def test_a_gang_has_a_pod_for_each_node_and_the_gpus_of_each() -> None:
     assert variables(JOBS["two processes of one node"])["HANZO_ML_PROCESSES"] == "2"
 
 
+@pytest.mark.requirement("X6")
 @pytest.mark.parametrize("scheduler", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_pods_keep_to_the_restricted_profile(job: Job, scheduler: Scheduler) -> None:
@@ -63,6 +65,7 @@ def test_pods_keep_to_the_restricted_profile(job: Job, scheduler: Scheduler) -> 
     assert spec["terminationGracePeriodSeconds"] == job.schedule.grace_seconds
 
 
+@pytest.mark.requirement("X3")
 def test_secrets_come_as_environment_and_only_by_name() -> None:
     assert "envFrom" not in program(a_job(), KUEUE), "a pod holds no key of the object store"
     [named] = [item for item in render(a_job(), Scheduler(job_secret="mine")) if item["kind"] == "JobSet"]
@@ -72,6 +75,7 @@ def test_secrets_come_as_environment_and_only_by_name() -> None:
 TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
 
 
+@pytest.mark.requirement("H1")
 @pytest.mark.parametrize("backend", ["kueue", "indexed_job"])
 @pytest.mark.parametrize(
     ("rdma", "nodes", "resource", "variables", "devices"),

@@ -170,6 +170,7 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
     assert next(iter(truncate_lines(["1"] * 201, "job-1"))) == "... 1 line more: see `hanzo-ml job logs job-1`"
 
 
+@pytest.mark.requirement("G5")
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("term", schedule=Schedule(max_duration="4s"))
     seen = Watcher()

@@ -96,6 +96,7 @@ def test_ending_twice_writes_one_event(database: Database) -> None:
     assert types(database) == ["deployment.started", "deployment.serving"]
 
 
+@pytest.mark.requirement("O5")
 def test_an_older_version_can_be_served_again(database: Database) -> None:
     for promotion, version in enumerate((1, 2, 1), start=10):
         end(database, begin(database, version, promotion))

@@ -109,6 +109,7 @@ def test_neither_an_alias_nor_a_copy_leads_out_of_quarantine(office: Office, tmp
     assert copy().source == "models:/m/1", "an admin took it out"
 
 
+@pytest.mark.requirement("O7", "Z5")
 def test_a_canary_has_a_share_of_the_traffic_until_it_moves_on(office: Office) -> None:
     office.register("r1")
     assert office.promote(1, "canary").tags == {"hanzo.stage": "canary", "hanzo.traffic_percent": "10"}

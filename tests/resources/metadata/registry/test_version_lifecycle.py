@@ -96,6 +96,7 @@ def test_a_run_has_one_version_however_often_it_is_registered(house: House) -> N
     assert len(house.events("model.registered")) == 1
 
 
+@pytest.mark.requirement("A4", "O8", "P4")
 def test_a_version_is_in_staging_with_the_checksum_of_what_it_points_to(house: House) -> None:
     version = house.register("r1", exported=False)
     assert (version.stage, version.status) == ("staging", "pending")
@@ -169,6 +170,7 @@ def test_promoting_archives_the_version_that_was_there_and_says_so(house: House)
     assert {"name": "m", "version": 2, "stage": "production", "replaced": 1}.items() <= second.payload.items()
 
 
+@pytest.mark.requirement("Q3")
 @pytest.mark.parametrize(
     ("type", "facts"),
     [
@@ -191,6 +193,7 @@ def test_promoting_what_is_there_already_is_no_second_event(house: House) -> Non
     assert len(house.events("model.promoted")) == 1
 
 
+@pytest.mark.requirement("O5")
 def test_an_archived_version_can_come_back(house: House) -> None:
     for run in ("r1", "r2"):
         house.register(run)
@@ -207,6 +210,7 @@ def test_another_model_s_production_is_not_touched(house: House) -> None:
     assert house.stages() == {1: "production"}
 
 
+@pytest.mark.requirement("Y8")
 @pytest.mark.parametrize("stage", ["staging", "production"])
 def test_a_quarantined_version_needs_force_and_an_admin(house: House, stage: str) -> None:
     version = house.register("r1", quarantine="perplexity 900 is worse")
@@ -240,6 +244,7 @@ def test_a_rejected_version_is_not_what_the_next_one_is_compared_with(house: Hou
     assert accepted is not None and accepted.version == 1
 
 
+@pytest.mark.requirement("O3")
 @pytest.mark.parametrize(("number", "stage"), [(9, "production"), (1, "prod"), (1, "")])
 def test_an_unknown_version_or_stage_is_refused_and_nothing_moves(house: House, number: int, stage: str) -> None:
     house.register("r1")
@@ -302,6 +307,7 @@ for round in range(15):
 """
 
 
+@pytest.mark.requirement("O4")
 @pytest.mark.slow
 def test_processes_that_promote_and_register_at_once_keep_one_production_and_leave_no_gap(
     house: House,

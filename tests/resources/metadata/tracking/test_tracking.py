@@ -108,6 +108,7 @@ def test_a_status_nobody_knows_is_refused(tracking: Tracking, run_id: str) -> No
         tracking.runs.set_status(run_id, "FINISHED")
 
 
+@pytest.mark.requirement("E2")
 def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run_id: str) -> None:
     tracking.run_data.log_param(run_id, "lr", "0.1")
     tracking.run_data.log_param(run_id, "lr", "0.1")

@@ -70,12 +70,14 @@ def test_jobs_find_their_queue_flavor_and_priority_in_what_is_rendered() -> None
     assert set(pod["containers"][0]["resources"]["requests"]) <= set(covered), "else Kueue would never admit it"
 
 
+@pytest.mark.requirement("J3")
 def test_only_more_urgent_jobs_preempt_and_only_where_no_other_flavor_has_room() -> None:
     [queue] = named(render_queues(KUEUE), "ClusterQueue").values()
     assert queue["spec"]["preemption"] == {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Never"}
     assert queue["spec"]["flavorFungibility"] == {"whenCanPreempt": "TryNextFlavor"}
 
 
+@pytest.mark.requirement("J7")
 def test_more_urgent_jobs_have_the_higher_class() -> None:
     for backend, kind in (
         ("kueue", "WorkloadPriorityClass"),

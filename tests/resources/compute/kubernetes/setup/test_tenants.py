@@ -41,6 +41,7 @@ def by_kind(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {item["kind"]: item for item in objects}
 
 
+@pytest.mark.requirement("Z12")
 @pytest.mark.parametrize("organization", ["acme", "Acme Inc."])
 def test_api_server_accepts_the_objects_of_an_organization(settings: Settings, organization: str) -> None:
     objects = render_tenant(settings, organization)
