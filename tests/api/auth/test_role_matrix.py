@@ -24,7 +24,7 @@ from tests.api.auth.test_organizations import (
     without_names,
 )
 
-pytestmark = pytest.mark.requirement("W2", "W3", "W4", "Z20")
+pytestmark = pytest.mark.requirement("W2", "W3", "W4", "W5", "Z20")
 
 NAMES_OF_PARAMETERS = re.compile(r"\{[^}]*\}")
 TAGGED = [{"key": "mlflow.parentRunId", "value": "{run}"}]
