@@ -105,20 +105,22 @@ def read_guarding_tests(folder: Path) -> Iterator[GuardingTest]:
 def find_guarding_tests(source: str, path: str) -> Iterator[GuardingTest]:
     """Read the markers of a module (`pytestmark`) and those of its functions, which have the module's suite."""
     tree = ast.parse(source)
-    of_module = [
+    module_marks = [
         mark
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
         for mark in (node.value.elts if isinstance(node.value, ast.List) else [node.value])
     ]
-    if numbers := requirements_of(of_module):
-        yield GuardingTest(path, None, suite_of(of_module), numbers)
+    if numbers := collect_requirements(module_marks):
+        yield GuardingTest(path, None, choose_suite(module_marks), numbers)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (numbers := requirements_of(node.decorator_list)):
-            yield GuardingTest(path, node.name, suite_of([*of_module, *node.decorator_list]), numbers)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            numbers := collect_requirements(node.decorator_list)
+        ):
+            yield GuardingTest(path, node.name, choose_suite([*module_marks, *node.decorator_list]), numbers)
 
 
-def requirements_of(marks: Iterable[ast.expr]) -> tuple[str, ...]:
+def collect_requirements(marks: Iterable[ast.expr]) -> tuple[str, ...]:
     return tuple(
         str(ast.literal_eval(number))
         for mark in marks
@@ -127,7 +129,7 @@ def requirements_of(marks: Iterable[ast.expr]) -> tuple[str, ...]:
     )
 
 
-def suite_of(marks: Iterable[ast.expr]) -> str:
+def choose_suite(marks: Iterable[ast.expr]) -> str:
     names = {name_mark(mark) for mark in marks}
     return [suite for suite in SUITES if suite in names or suite == "fast"][-1]
 
