@@ -152,6 +152,11 @@ class Postgres:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
         return self.url(name)
 
+    def drop_database(self, name: str) -> None:
+        """Delete a database, with the connections to it."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
     @property
     def _data(self) -> Path:
         return self.folder / "postgres" / "data"
