@@ -78,8 +78,8 @@ class ExternalInstallation:
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.kubectl("delete", "persistentvolume", f"{CLAIM}-{namespace}", "--ignore-not-found")
 
-    def pods(self) -> list[dict[str, Any]]:
-        return list(self.cluster.get("pods", HERE)["items"])
+    def running_pods(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.cluster.get("pods", HERE)["items"] if pod["status"]["phase"] == "Running"]
 
     def lose_database(self) -> None:
         """Replace the database by an empty one."""

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from deploy.demo_cluster import environment
+from deploy.demo_cluster import NAMESPACE, environment
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.demo import Chain, ask_model, run_chain
 from resources.installation import COMMIT_FILE
@@ -121,7 +121,7 @@ def test_lost_database_is_restored_from_a_backup(used: Used, tmp_path: Path) -> 
     installation, dump = used.installation, tmp_path / "hanzo-ml.dump"
     run_postgres_program("pg_dump", "--format=custom", f"--file={dump}", installation.database)
     installation.cluster.kubectl("scale", "deployment", "--all", "--replicas=0", f"--namespace={NAMESPACE}")
-    wait_until(lambda: not installation.pods(), ENDS_WITHIN, installation.demo.describe)
+    wait_until(lambda: not installation.running_pods(), ENDS_WITHIN, installation.demo.describe)
     installation.lose_database()
     run_postgres_program("pg_restore", "--clean", "--if-exists", f"--dbname={installation.database}", str(dump))
     installation.apply()
