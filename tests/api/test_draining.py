@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 
 def test_server_that_ends_still_answers_and_asks_clients_to_close_their_connections(tmp_path: Path) -> None:

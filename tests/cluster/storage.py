@@ -13,9 +13,9 @@ import boto3
 import psycopg
 from botocore.config import Config
 
-from tests import postgres_server
 from tests.cluster import network, processes
 from tests.cluster.build import Cache
+from tests.support import postgres_server
 
 S3_PORT, POSTGRES_PORT = 7070, 5432
 BUCKETS = ("hanzo-ml-datasets", "hanzo-ml-checkpoints", "hanzo-models", "hanzo-ml")

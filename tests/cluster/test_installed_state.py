@@ -20,12 +20,12 @@ from deploy.demo_cluster import NAMESPACE, environment
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.demo import Chain, ask_model, run_chain
 from resources.installation import COMMIT_FILE
-from tests import postgres_server
 from tests.cluster.cluster import ROOT, Cluster
+from tests.cluster.demo_questions import QUESTION
 from tests.cluster.external_installation import ExternalInstallation
 from tests.cluster.installation import wait_until
-from tests.cluster.test_install import QUESTION
 from tests.cluster.trainings import GANG_RECIPE
+from tests.support import postgres_server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 

@@ -13,10 +13,10 @@ import httpx
 
 from resources.metadata.database import Database
 from resources.settings.settings import Settings
-from tests.free_ports import free_port
-from tests.migrated_database import migrate
+from tests.support.free_ports import free_port
+from tests.support.migrated_database import migrate
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 60.0
 ENDS_WITHIN = 60.0
 
