@@ -53,7 +53,7 @@ def common_gpu_type(models: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def free_gpus(total: Mapping[str, int], allocated: Mapping[str, float]) -> dict[str, float]:
-    """Return the GPUs that running jobs have not requested, at least 0 of each type.
+    """Return the GPUs that running jobs have not requested, at least 0 per type.
 
     Requests may exceed the capacity; such jobs wait.
     """
@@ -75,12 +75,12 @@ def gpu_names(scheduler: Scheduler) -> tuple[str, ...] | None:
 
 
 def max_running_jobs(scheduler: Scheduler) -> int:
-    """Return how many jobs may train or evaluate concurrently on this machine."""
+    """Return how many jobs may train or evaluate concurrently here."""
     return min(scheduler.jobs_at_once or len(gpu_names(scheduler) or "1"), scheduler.max_concurrent_jobs)
 
 
 def gpus_for(job: Job, names: tuple[str, ...] | None) -> int:
-    """Return the number of GPUs of a job: at least one if any exist, at most all."""
+    """Return a job's GPU count: at least one if any exist, at most all."""
     if job.program not in GPU_PROGRAMS or not names:
         return 0
     requested = job.distributed.gpus_per_node if job.distributed else job.hardware.gpus

@@ -81,7 +81,7 @@ def memory_kills(vmstat: Path = VMSTAT) -> int:
 
 KILL_MESSAGES = {
     ExitReason.KILLED: "killed",
-    ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
+    ExitReason.OOM_KILLED: "killed by the kernel for lack of memory",
 }
 
 

@@ -333,7 +333,7 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
     compute.submit(job)
     for counted, detail, reason in (
         (3, "killed", ExitReason.KILLED),
-        (4, "killed by the kernel, for want of memory", ExitReason.OOM_KILLED),
+        (4, "killed by the kernel for lack of memory", ExitReason.OOM_KILLED),
         (4, "killed", ExitReason.KILLED),
     ):
         (Path(job.work_dir) / OUT_OF_MEMORY_FILE).unlink(missing_ok=True)
