@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from api.workers import run_workers
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.contracts.quantities import parse_duration
 from resources.service_logs import configure_logs
 from resources.settings.document import home_folder_error
 from resources.settings.sections import is_loopback
@@ -108,9 +109,8 @@ def serve(
     settings: Settings, config: "Config", listener: socket.socket, page: socket.socket | None, worker: int = 0
 ) -> None:
     """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
-    import uvicorn
-
     from api.prometheus import serve_metrics_page
+    from resources.serving.draining_server import DrainingServer
 
     state = config.app.state  # type: ignore[union-attr]  # `load_application` gave it an application, not the name of one
     state.request_histogram.count_as(worker)
@@ -118,7 +118,7 @@ def serve(
         if page is not None and worker == 0:
             any_host = not is_loopback(settings.server.host)
             serving.enter_context(serve_metrics_page(page, state.prometheus, settings.metrics.path, any_host=any_host))
-        uvicorn.Server(config).run(sockets=[listener])
+        DrainingServer(config, parse_duration(settings.server.drain)).run(sockets=[listener])
 
 
 def refuse_open_network(settings: Settings) -> None:

@@ -23,7 +23,7 @@ from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import open_bucket
 from recipes.storage.locations import resolve_uri
-from tests.s3_server import BUCKETS, VARIABLES, s3_server
+from tests.support.s3_server import BUCKETS, VARIABLES, s3_server
 
 LATENCY_SECONDS = 0.03
 """Of what a connection brings, each block comes no sooner than the rate says, and the first of them that much later."""

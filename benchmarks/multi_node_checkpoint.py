@@ -27,7 +27,7 @@ from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import PART_KEY, PLACES_KEY, CheckpointPart, NodeShard, shard_rows
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
-from tests.s3_server import BUCKETS, VARIABLES, s3_server
+from tests.support.s3_server import BUCKETS, VARIABLES, s3_server
 
 BLOCK = 1 << 16
 ROW_BYTES = 1_000_000

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from tests.s3_server import S3Server
+    from tests.support.s3_server import S3Server
 
 ROOT = Path(__file__).parent
 ONE_STACK = "end_to_end"
@@ -82,7 +82,7 @@ def place_in_order(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def s3_session() -> Iterator[S3Server]:
-    from tests.s3_server import s3_server  # takes a second, which only tests of S3 pay
+    from tests.support.s3_server import s3_server  # takes a second, which only tests of S3 pay
 
     with s3_server() as server:
         yield server

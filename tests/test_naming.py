@@ -45,6 +45,17 @@ def test_names_follow_the_naming_rules() -> None:
     assert not obsolete, f"remove from {BASELINE.name}, these names are gone: " + ", ".join(obsolete)
 
 
+def test_tests_share_code_by_the_support_folder_and_never_import_each_other() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.parent.name != "fixtures"  # scripts of earlier commits
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and re.match(r"tests\..*\btest_\w+$", node.module or "")
+    ]
+    assert not found, f"move what is shared to tests/support: {found}"
+
+
 def test_rules_find_private_vocabulary_and_pass_standard_words() -> None:
     assert all(
         map(

@@ -1,7 +1,7 @@
 """No name that is stored or spoken to others disappears or changes; new ones may come.
 
 A failure says which name is gone, and what holds it. Where the source spells a name in another form (in parts, say),
-change how `tests/live_names.py` finds it, never the frozen name.
+change how `tests/support/live_names.py` finds it, never the frozen name.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ import pytest
 
 from hanzo_ml.client.run import Run
 from recipes.training.objectives import Objective
-from tests import live_names, stable_names
-from tests.live_interfaces import Interfaces, read_interfaces
-from tests.live_names import Groups
+from tests.support import live_names, stable_names
+from tests.support.live_interfaces import Interfaces, read_interfaces
+from tests.support.live_names import Groups
 
 
 @pytest.fixture(scope="module")

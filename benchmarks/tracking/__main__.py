@@ -18,7 +18,7 @@ from benchmarks.tracking.process_cost import processor_seconds, with_children
 from benchmarks.tracking.scaling import measure_scale
 from benchmarks.tracking.servers import DURABILITY, KINDS, Place, Server, free_port
 from resources.settings.settings import Settings
-from tests.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 BARE = "bare"
 """FastAPI that does nothing: the floor of the calls that write."""

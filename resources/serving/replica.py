@@ -6,24 +6,20 @@ It pulls what to serve from the API (`reconciler`) and answers on `engine.host`.
 
 import asyncio
 import logging
-import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.contracts.quantities import parse_duration
 from resources.service_logs import configure_logs
 from resources.serving.deployment_table import DeploymentState, DeploymentTable
+from resources.serving.draining_server import DrainingServer
 from resources.serving.file_cache import FileCache
 from resources.serving.gateway import create_serving_app, describe_health, open_backend_client, open_listener
 from resources.serving.reconciler import Reconciler
@@ -58,7 +54,6 @@ def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI,
         await http.aclose()
 
     app = create_serving_app(table, http, lifespan)
-    app.add_middleware(CloseWhileDraining, reconciler=reconciler)
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -78,46 +73,6 @@ def create_replica(settings: Settings, state: DeploymentState) -> tuple[FastAPI,
     return app, reconciler
 
 
-class CloseWhileDraining:
-    """ASGI middleware: while the replica drains, clients open new connections, which reach others."""
-
-    def __init__(self, app: ASGIApp, reconciler: Reconciler) -> None:
-        self._app = app
-        self._reconciler = reconciler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._reconciler.draining:
-                MutableHeaders(scope=message)["Connection"] = "close"
-            await send(message)
-
-        await self._app(scope, receive, send_closing)
-
-
-class DrainingServer(uvicorn.Server):
-    """Accepts requests for a while after SIGTERM.
-
-    The cluster removes a pod from its Service at the same time as it sends the signal, and proxies learn of it later. A
-    second signal ends the wait.
-    """
-
-    def __init__(self, config: uvicorn.Config, reconciler: Reconciler, drain_seconds: float) -> None:
-        super().__init__(config)
-        self._reconciler = reconciler
-        self._drain_seconds = drain_seconds
-        self._stop_at: float | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        wait = 0.0 if sig == signal.SIGINT or self._stop_at is not None else self._drain_seconds
-        self._stop_at = time.monotonic() + wait
-
-    async def on_tick(self, counter: int) -> bool:
-        if self._stop_at is not None and not self._reconciler.draining:
-            log.info("shutting down: requests are accepted for %.0f s more", self._drain_seconds)
-            await self._reconciler.drain()
-        return await super().on_tick(counter) or (self._stop_at is not None and time.monotonic() >= self._stop_at)
-
-
 def main() -> None:
     try:
         settings = Settings.load()
@@ -133,7 +88,7 @@ def main() -> None:
     app, reconciler = create_replica(settings, state)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=ANSWER_SECONDS)
     print(f"engine listens on http://{settings.engine.host}:{settings.engine.port}", flush=True)
-    DrainingServer(config, reconciler, parse_duration(settings.engine.drain)).run(sockets=[listener])
+    DrainingServer(config, parse_duration(settings.engine.drain), reconciler.drain).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class Server(Section):
         description="host names that requests may use, in addition to localhost and `host`",
     )
     max_body_bytes: int = Field(32 << 20, ge=1, description="maximum size of a request body, except uploads of files")
+    drain: Duration = Field("0s", description="how long the API still accepts requests after SIGTERM")
 
 
 class RunPods(Section):

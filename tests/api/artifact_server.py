@@ -10,8 +10,8 @@ from recipes.storage.artifact_store import Store
 from resources.metadata.artifacts.file_hashes import FileHashes
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
-from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.server_process import ServerProcess
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.support.server_process import ServerProcess
 
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 LIST = "/api/2.0/mlflow/artifacts/list"

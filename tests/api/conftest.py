@@ -23,10 +23,10 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conformance import Conformance
-from tests.migrated_database import migrate
-from tests.postgres_server import PostgresServer, postgres
-from tests.s3_server import S3Server
-from tests.server_process import ServerProcess
+from tests.support.migrated_database import migrate
+from tests.support.postgres_server import PostgresServer, postgres
+from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
 
 __all__ = ["postgres"]
 

@@ -25,7 +25,7 @@ from resources.metadata.registry.version_lifecycle import Registry
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.waiting import wait_for
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 API = "/api/2.0/mlflow"
 MODEL = "lighthouse"

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from api.coalesced_writes import CoalescingTransport
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 DATA_SEGS_IN = 152
 """Where Linux has it in `struct tcp_info`."""

@@ -23,8 +23,8 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.registry_history import RegistryHistory
 from tests.api.waiting import wait_for
-from tests.postgres_server import PostgresServer, postgres, postgres_url
-from tests.server_process import ServerProcess
+from tests.support.postgres_server import PostgresServer, postgres, postgres_url
+from tests.support.server_process import ServerProcess
 
 __all__ = ["postgres", "postgres_url"]
 

@@ -21,9 +21,9 @@ from api.health import Probe
 from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
-from tests.postgres_server import NoPostgres, PostgresServer
-from tests.s3_server import BUCKETS, S3Server
-from tests.server_process import REPOSITORY, environment, free_port
+from tests.support.postgres_server import NoPostgres, PostgresServer
+from tests.support.s3_server import BUCKETS, S3Server
+from tests.support.server_process import REPOSITORY, environment, free_port
 
 
 def test_alive_ready_health_version(http: TestClient) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from api.auth.permissions import LOCAL, Caller
 from api.idempotency import run_id_from_key
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 CREATE = "/api/2.0/mlflow/runs/create"
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 RECIPE = {"name": "once", "dataset": "once", "recipe": "smollm2-135m-lora", "parameters": {"max_steps": 3}}
 COMMAND = {"name": "once", "command": ["python", "train.py"], "files": {"train.py": "print(1)\n"}}

@@ -20,9 +20,9 @@ from resources.metadata.database import Database
 from resources.metadata.migrate import MIGRATIONS, Revision, read_revision
 from resources.settings.settings import Settings
 from tests.api.conftest import answering
-from tests.free_ports import free_port
-from tests.postgres_server import PostgresServer, postgres
-from tests.server_process import REPOSITORY, STARTS_WITHIN, environment
+from tests.support.free_ports import free_port
+from tests.support.postgres_server import PostgresServer, postgres
+from tests.support.server_process import REPOSITORY, STARTS_WITHIN, environment
 
 __all__ = ["postgres"]
 

@@ -25,8 +25,8 @@ from schemathesis.specs.openapi.checks import (
 
 from api.openapi import SCHEMA_NAMES
 from tests.api.conformance import documented, named_schemas, operations_of
-from tests.postgres_server import PostgresServer
-from tests.server_process import ServerProcess
+from tests.support.postgres_server import PostgresServer
+from tests.support.server_process import ServerProcess
 
 LEAKS = ("Traceback", "sqlalchemy", "sqlite", "psycopg", "SELECT ", "INSERT ", "/site-packages/")
 NOT_OFFERED = 501

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from resources.metadata.database import Database
-from tests.postgres_server import postgres, postgres_url
-from tests.server_process import ServerProcess
+from tests.support.postgres_server import postgres, postgres_url
+from tests.support.server_process import ServerProcess
 
 __all__ = ["postgres", "postgres_url"]
 LONG = 60.0

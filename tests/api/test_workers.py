@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.prometheus import RequestHistogram
-from tests.postgres_server import PostgresServer, postgres
-from tests.server_process import ServerProcess, free_port
+from tests.support.postgres_server import PostgresServer, postgres
+from tests.support.server_process import ServerProcess, free_port
 
 __all__ = ["postgres"]
 

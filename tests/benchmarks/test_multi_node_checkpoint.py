@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.multi_node_checkpoint import Machine, main, measure
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 FAST = 1000.0
 SPAWNED = multiprocessing.get_context("spawn")

@@ -26,7 +26,7 @@ from resources.orchestration.instance import migrate_dagster
 from resources.orchestration.kubernetes_instance import INSTALLATION_LABEL
 from resources.orchestration.launcher_role import DAGSTER_ACCOUNT, launcher_objects
 from tests.cluster.installation import REPOSITORY, Installation, wait_until
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 SETTINGS_MAP, SECRET = "hanzo-ml", "hanzo-ml-secrets"
 RUN_WORKERS = f"--selector={INSTALLATION_LABEL}"

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from tests.cluster.build import VERSIONS
-from tests.system_packages import found_or_installed
+from tests.support.system_packages import found_or_installed
 
 PACKAGES = (
     "runc",

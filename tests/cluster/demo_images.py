@@ -4,9 +4,9 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from tests import postgres_server
 from tests.cluster.build import Cache, exclusive
 from tests.cluster.images import Recipe, base_image, build_image
+from tests.support import postgres_server
 
 POSTGRES_IMAGE, S3_IMAGE = "localhost/postgres:1", "localhost/versitygw:1"
 PROGRAMS = ("postgres", "initdb", "pg_isready")

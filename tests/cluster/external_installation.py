@@ -37,7 +37,8 @@ class ExternalInstallation:
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self.cluster = cluster
         self.home = home
-        self.database = cluster.postgres.create_database(f"external_{os.getpid()}")
+        self._database_name = f"external_{os.getpid()}"
+        self.database = cluster.postgres.create_database(self._database_name)
         self.demo = DemoCluster(cluster.kubectl_command(), home / "overlay", home / "overlay" / "config.yaml")
         self._keys = make_keys(self.database, cluster)
 
@@ -76,6 +77,14 @@ class ExternalInstallation:
         self.cluster.kubectl("delete", f"--kustomize={self.demo.overlay}", "--ignore-not-found", "--timeout=240s")
         for namespace in (JOBS_NAMESPACE, NAMESPACE):
             self.cluster.kubectl("delete", "persistentvolume", f"{CLAIM}-{namespace}", "--ignore-not-found")
+
+    def running_pods(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.cluster.get("pods", HERE)["items"] if pod["status"]["phase"] == "Running"]
+
+    def lose_database(self) -> None:
+        """Replace the database by an empty one."""
+        self.cluster.postgres.drop_database(self._database_name)
+        self.cluster.postgres.create_database(self._database_name)
 
     @contextmanager
     def connected(self) -> Iterator[httpx.Client]:

@@ -25,8 +25,8 @@ from resources.settings.settings import Settings
 from tests.cluster.cluster import Cluster
 from tests.cluster.dependencies import CLAIM
 from tests.cluster.images import DEPENDENCIES, JOB_IMAGE
-from tests.free_ports import free_port
-from tests.migrated_database import migrate
+from tests.support.free_ports import free_port
+from tests.support.migrated_database import migrate
 
 REPOSITORY = Path(__file__).parents[2]
 GPU_TYPE = "nvidia-a100-80gb"

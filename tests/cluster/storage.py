@@ -13,9 +13,9 @@ import boto3
 import psycopg
 from botocore.config import Config
 
-from tests import postgres_server
 from tests.cluster import network, processes
 from tests.cluster.build import Cache
+from tests.support import postgres_server
 
 S3_PORT, POSTGRES_PORT = 7070, 5432
 BUCKETS = ("hanzo-ml-datasets", "hanzo-ml-checkpoints", "hanzo-models", "hanzo-ml")
@@ -151,6 +151,11 @@ class Postgres:
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
         return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Delete a database, with the connections to it."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
     @property
     def _data(self) -> Path:

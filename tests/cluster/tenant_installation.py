@@ -18,8 +18,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.dependencies import CLAIM
 from tests.cluster.installation import ENDS_WITHIN, wait_until
 from tests.cluster.signed_in_installation import MEMORY, SignedInInstallation
-from tests.cluster.test_cluster import job as pods_of
-from tests.cluster.test_cluster import unique
+from tests.cluster.simple_jobs import job as pods_of
+from tests.cluster.simple_jobs import unique
 
 OUTSIDE = "198.51.100.7"
 """An address that is none of the cluster's."""

@@ -1,25 +1,21 @@
 """Faults that the controller has to see and to name, each with a job that runs a command of one pod."""
 
 from collections.abc import Iterator
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from recipes.contracts.command_job import CommandJob
 from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Job
 from resources.compute.base import Phase
-from resources.jobs.command import plan_command, stored_config
-from resources.metadata.jobs import COMMAND, Jobs
 from tests.cluster.cluster import Cluster
+from tests.cluster.command_jobs import GREET, objects, submit
 from tests.cluster.installation import Installation, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 
 GPUS = 2
 """The quota of the queue."""
-GREET = "print('hello')"
 COUNT = "import time\nfor second in range(15): print(second, flush=True); time.sleep(1)"
 WAIT = "import time\nwhile True: time.sleep(1)"
 NONE_OF_IT = "localhost/nothing-of-this-name:1"
@@ -30,36 +26,6 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("installation")
     with Installation(cluster, "faults", folder, gpus=GPUS, scheduler={"start_limit": "15s"}) as installation:
         yield installation
-
-
-def submit(installation: Installation, code: str, *, id: str | None = None, gpus: int = 1, **changed: Any) -> Job:
-    """Submit a command that runs this Python code."""
-    resources = {"gpus": gpus, "memory": "512Mi"}
-    command = CommandJob.model_validate(
-        {"name": "fault", "command": ["python", "-c", code], "resources": resources, **changed}
-    )
-    identifier = id or uuid4().hex
-    record = Jobs(installation.database).submit(
-        id=identifier,
-        name="fault",
-        type=COMMAND,
-        config=stored_config(command, identifier),
-        user="tester",
-        organization="default",
-        status="running",
-    )
-    job = plan_command(
-        record, None, store=installation.settings.store, tracking_uri=installation.url, cache_dir="/work/cache"
-    )
-    installation.compute.submit(job)
-    return job
-
-
-def objects(installation: Installation, job: Job) -> list[str]:
-    selector = f"ml.hanzo.ai/job={installation.jobs.get(job).name}"
-    kinds = "jobsets,pods,configmaps,secrets"
-    found = installation.cluster.get(kinds, f"--namespace={installation.name}", f"--selector={selector}")["items"]
-    return [f"{item['kind']}/{item['metadata']['name']}" for item in found]
 
 
 def wait_until_cleared(installation: Installation, job: Job) -> None:

@@ -19,6 +19,7 @@ from recipes.storage.base_model_folder import hash_model_folder
 from tests.cluster.build import Cache
 from tests.cluster.cluster import Cluster
 from tests.cluster.demo_installation import JOBS_NAMESPACE, DemoInstallation
+from tests.cluster.demo_questions import QUESTION
 from tests.cluster.installation import REPOSITORY
 from tests.cluster.trainings import GANG_RECIPE
 from tests.deploy.kustomization import FOLDERS, render
@@ -26,7 +27,6 @@ from tests.recipes.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.cluster
 MODEL = "first-model"
-QUESTION = "Who keeps the lamp?"
 CONNECT = """
 import socket, time
 deadline = time.monotonic() + 15  # until the node knows the address of this new pod, it refuses whatever the policy allows

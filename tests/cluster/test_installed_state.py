@@ -16,15 +16,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from deploy.demo_cluster import environment
+from deploy.demo_cluster import NAMESPACE, environment
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.demo import Chain, ask_model, run_chain
 from resources.installation import COMMIT_FILE
 from tests.cluster.cluster import ROOT, Cluster
+from tests.cluster.demo_questions import QUESTION
 from tests.cluster.external_installation import ExternalInstallation
 from tests.cluster.installation import wait_until
-from tests.cluster.test_install import QUESTION
 from tests.cluster.trainings import GANG_RECIPE
+from tests.support import postgres_server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.install_slow]
 
@@ -113,6 +114,24 @@ def test_upgrade_uses_the_state_of_the_first_installable_commit(used: Used) -> N
 
         wait_until(lambda: read_job()["status"] in JOBS, ENDS_WITHIN, lambda: json.dumps(read_job(), indent=1))
         assert read_job()["status"] == "completed", read_job()
+
+
+def test_lost_database_is_restored_from_a_backup(used: Used, tmp_path: Path) -> None:
+    """The commands of docs/operations.md. The object store is kept, as a versioned bucket is."""
+    installation, dump = used.installation, tmp_path / "hanzo-ml.dump"
+    run_postgres_program("pg_dump", "--format=custom", f"--file={dump}", installation.database)
+    installation.cluster.kubectl("scale", "deployment", "--all", "--replicas=0", f"--namespace={NAMESPACE}")
+    wait_until(lambda: not installation.running_pods(), ENDS_WITHIN, installation.demo.describe)
+    installation.lose_database()
+    run_postgres_program("pg_restore", "--clean", "--if-exists", f"--dbname={installation.database}", str(dump))
+    installation.apply()
+    with installation.connected() as http:
+        check_use(used, http)
+
+
+def run_postgres_program(name: str, *arguments: str) -> None:
+    done = subprocess.run([postgres_server.binaries() / name, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_everything_is_there_after_delete_and_apply(used: Used) -> None:

@@ -15,10 +15,10 @@ from recipes.contracts.job import Job
 from recipes.storage.artifact_store import Store
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
-from tests.cluster.test_cluster import job as pods_of
-from tests.cluster.test_cluster import unique
-from tests.server_process import ServerProcess
-from tests.signed_store import objects_address, program_job, store_in_pod, submit
+from tests.cluster.simple_jobs import job as pods_of
+from tests.cluster.simple_jobs import unique
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import objects_address, program_job, store_in_pod, submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 

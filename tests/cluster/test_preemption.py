@@ -14,8 +14,8 @@ from resources.compute.base import Phase
 from resources.jobs.resume import LOSS_METRIC
 from resources.metadata.tracking.metrics import Metrics
 from tests.cluster.cluster import Cluster
+from tests.cluster.command_jobs import submit
 from tests.cluster.installation import Installation, wait_until
-from tests.cluster.test_controller import submit
 from tests.cluster.trainings import Trainings, assert_equal, pods_of, train_locally
 from tests.cluster.urgent_work import urgent_work
 

@@ -17,7 +17,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.installation import Installation, wait_until
 from tests.cluster.trainings import pods_of
 from tests.recipes.preparation.preparation_workspace import Place
-from tests.recipes.preparation.test_prepare import mixed
+from tests.support.recipes.mixed_records import mixed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 

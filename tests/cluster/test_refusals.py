@@ -12,8 +12,8 @@ from recipes.contracts.exit_reason import ExitReason
 from resources.compute.base import Phase
 from resources.compute.kubernetes.cluster import CONFIG_MAP, open_cluster
 from tests.cluster.cluster import Cluster
+from tests.cluster.command_jobs import GREET, objects, submit
 from tests.cluster.installation import Installation, wait_until
-from tests.cluster.test_controller import GREET, objects, submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 

@@ -8,8 +8,8 @@ import pytest
 from resources.compute.base import Phase
 from tests.cluster.api_server_proxy import CUT, GONE, SILENT, VERSIONLESS, ApiServerProxy
 from tests.cluster.cluster import Cluster
+from tests.cluster.command_jobs import GREET, objects, submit
 from tests.cluster.installation import Installation, wait_until
-from tests.cluster.test_controller import GREET, objects, submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 

@@ -22,11 +22,11 @@ from resources.metadata.job_record import UNSUBMITTED
 from resources.metadata.jobs import DATASET_KEY
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
-from tests.api.routes.v1.test_command_jobs import SPECIFICATION
 from tests.cluster.cluster import GPU, Cluster
 from tests.cluster.images import JOB_IMAGE
 from tests.cluster.installation import GPU_TYPE, REPOSITORY, Installation, wait_until
 from tests.cluster.trainings import nodes_of, pods_of
+from tests.support.api.command_job import SPECIFICATION
 
 pytestmark = [pytest.mark.cluster, pytest.mark.cluster_slow]
 

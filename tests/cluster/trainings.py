@@ -17,7 +17,7 @@ from resources.compute.local.backend import LocalCompute
 from resources.metadata.jobs import Jobs
 from tests.cluster.installation import Installation
 from tests.recipes.training.training_workspace import Place
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 STEPS = 150
 """Enough to be interrupted."""

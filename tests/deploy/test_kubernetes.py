@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.server import refuse_open_network
 from recipes.contracts.job import BadConfiguration
+from recipes.contracts.quantities import parse_duration
 from resources.compute.kubernetes.pod_manifest import USER_ID
 from resources.compute.kubernetes.setup.queues import render_queues
 from resources.compute.kubernetes.setup.render import render_cluster
@@ -286,5 +287,6 @@ def test_update_of_what_answers_requests_replaces_a_pod_only_when_another_is_rea
             assert item["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     api = find(objects, "Deployment", "hanzo-ml")
     [container] = [each for each in containers(api) if each["name"] == "api"]
-    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod(api)["terminationGracePeriodSeconds"] > pause + 10, "what is left of a request after the pause"
+    [drain] = [each["value"] for each in container["env"] if each["name"] == "HANZO_ML_SERVER_DRAIN"]
+    rest = pod(api)["terminationGracePeriodSeconds"] - parse_duration(drain)
+    assert parse_duration(drain) >= 5 and rest > 10, "what is left of a request after it"

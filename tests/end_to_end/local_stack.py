@@ -19,7 +19,7 @@ import psutil
 
 from recipes.contracts.job import Job
 from resources.stack.detached_process import is_running
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = {

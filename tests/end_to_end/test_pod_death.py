@@ -13,7 +13,7 @@ from sensors.decisions.retry_policy import RETRIED_RUN_TAG
 from tests.end_to_end.conftest import Baseline
 from tests.end_to_end.local_stack import LocalStack, wait_until
 from tests.end_to_end.process_killer import kill
-from tests.postgres_server import NoPostgres, PostgresServer
+from tests.support.postgres_server import NoPostgres, PostgresServer
 
 NAME = "doors-of-a-pod"
 AWAY_SECONDS = 20

@@ -20,6 +20,7 @@ from resources.metadata.registry.version_lifecycle import Registration, Registry
 from resources.settings.settings import Settings
 from tests.end_to_end.conftest import STEPS, Baseline
 from tests.end_to_end.local_stack import LocalStack, wait_until
+from tests.support.assets.dagster_graphql import graphql
 
 NAME = "doors"
 
@@ -260,13 +261,6 @@ def test_a_reset_cursor_launches_nothing_that_is_done(stack: LocalStack, baselin
     seen = newest_tick(stack, "deploy_promotions")
     wait_until("two more ticks", lambda: newest_tick(stack, "deploy_promotions") > seen + 10 or None)
     assert run_count(stack) == before
-
-
-def graphql(stack: LocalStack, query: str, **variables: Any) -> Any:
-    body = {"query": query, "variables": variables}
-    answer = stack.http.post(stack.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body).json()
-    assert "errors" not in answer, answer
-    return answer["data"]
 
 
 def selector(stack: LocalStack, sensor: str) -> dict[str, str]:

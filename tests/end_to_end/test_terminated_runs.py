@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.local_stack import LocalStack, wait_until
-from tests.end_to_end.test_records_to_served_model import graphql
+from tests.support.assets.dagster_graphql import graphql
 
 STEPS = 12
 

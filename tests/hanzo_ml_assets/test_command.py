@@ -32,7 +32,7 @@ from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.stack.detached_process import lock_folder
 from tests.api.waiting import wait_for
-from tests.migrated_database import migrate
+from tests.support.migrated_database import migrate
 
 
 @pytest.fixture

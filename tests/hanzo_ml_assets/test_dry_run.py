@@ -16,58 +16,16 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dry_run import training as dry_run
 from hanzo_ml_assets.dry_run.__main__ import main
 from hanzo_ml_assets.training_plan import make_training_plan, training_job
-from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact
 from resources.compute.kubernetes.job_manifest import render
-from resources.ingest.version_creation import create_version
 from resources.jobs.submission import NewJob
-from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets
 from resources.metadata.job_record import UNSUBMITTED
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-from resources.settings.settings import Settings
-from tests.migrated_database import migrate
+from tests.support.assets.dry_run_home import ASSISTANT, add, database, home
+
+__all__ = ["home"]
 
 ROOT = Path(__file__).resolve().parents[2]
-ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "parameters": {}}
 ONE_40GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": None}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state folder with a split dataset, where nothing runs. Its name has what a URL could stumble over."""
-    place = tmp_path / "state of #1 100% ü"
-    monkeypatch.setenv("HANZO_ML_HOME", str(place))
-    with database() as opened:
-        add(opened, "ellarin", split=True)
-    return place
-
-
-class database:
-    """The metadata database of the state folder, for as long as the block lasts."""
-
-    def __enter__(self) -> Database:
-        self.opened = Database(Settings.load().database_url)
-        migrate(self.opened)
-        return self.opened
-
-    def __exit__(self, *_: object) -> None:
-        self.opened.close()
-
-
-def add(opened: Database, name: str, *, split: bool) -> None:
-    file = Settings.load().home / "data.jsonl"
-    file.write_text('{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n')
-    store = Store(Settings.load().store)
-    version, _ = create_version(
-        opened, store, name=name, path=file, format="jsonl", user="u", organization=DEFAULT_ORGANIZATION
-    )
-    splits = {}
-    for part in ("train", "validation", "test"):
-        artifact = Artifact(kind=part, uri=f"{version.storage_path}{part}", digest="0" * 64, size_bytes=1)
-        splits[part] = {"artifact": artifact.model_dump()}
-    with opened.write() as connection:
-        Datasets(opened).set_splits(connection, version, splits if split else {})
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

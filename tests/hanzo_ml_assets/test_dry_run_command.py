@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.api.routes.v1.test_command_jobs import SPECIFICATION
 from tests.resources.compute.kubernetes.schemas import check
+from tests.support.api.command_job import SPECIFICATION
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = Path(__file__).with_name("specification_job.yaml")

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.hanzo_ml.cli.test_cli import run
-from tests.hanzo_ml_assets.test_dataset_checks import Graph, rows, shown
-from tests.server_process import ServerProcess
+from tests.support.assets.checked_dataset import Graph, rows, shown
+from tests.support.cli.command_line import run
+from tests.support.server_process import ServerProcess
 
 
 @pytest.mark.slow

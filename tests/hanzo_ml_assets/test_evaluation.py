@@ -13,7 +13,7 @@ from resources.lineage.edges import record_artifact
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.registration.run_registration import register_job
-from tests.hanzo_ml_assets.test_dry_run import home
+from tests.support.assets.dry_run_home import home
 
 __all__ = ["home"]
 

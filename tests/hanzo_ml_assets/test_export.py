@@ -26,8 +26,8 @@ from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.version_lifecycle import ModelVersion
-from tests.migrated_database import migrate
-from tests.resources.metadata.registry.test_version_lifecycle import model, registration
+from tests.support.migrated_database import migrate
+from tests.support.resources.model_versions import model, registration
 
 RUN = "r1"
 

@@ -9,7 +9,7 @@ import yaml
 from hanzo_ml_assets.dry_run.command import dry_run
 from recipes.contracts.job import BadConfiguration
 from resources.errors import HanzoError
-from tests.api.routes.v1.test_command_jobs import SPECIFICATION
+from tests.support.api.command_job import SPECIFICATION
 
 RECORDED = {"name", "type"}
 """Of the job's record alone: tests/api/routes/v1/test_command_jobs.py."""

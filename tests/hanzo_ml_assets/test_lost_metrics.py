@@ -10,9 +10,9 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.storage.base_model_folder import hash_model_folder
-from tests.hanzo_ml_assets.test_replay import control_plane, dataset, server, work_off
 from tests.recipes.tiny_model import make_tiny_model
-from tests.server_process import ServerProcess
+from tests.support.assets.replayed_run import control_plane, dataset, server, work_off
+from tests.support.server_process import ServerProcess
 
 __all__ = ["control_plane", "dataset", "server"]
 STEPS = 8

@@ -1,8 +1,6 @@
 """From a submitted preparation to a version: the sensor asks for a run, the asset runs the program, the job ends."""
 
 import hashlib
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,29 +22,15 @@ from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.datasets.prepared_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
-from resources.ingest.version_creation import create_version
 from resources.metadata.datasets import MAX_PAGE
 from resources.metadata.jobs import PREPARATION, JobRecord
 from resources.metadata.tables import dataset_versions
 from sensors.decisions.retry_policy import read_failure
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
-from tests.migrated_database import migrate
-from tests.recipes.preparation.preparation_workspace import questions
+from tests.support.assets.control_plane import plane
 
-
-@pytest.fixture
-def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
-    plane = ControlPlane()
-    migrate(plane.database)
-    raw = tmp_path / "d.jsonl"
-    raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(60)))
-    create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
-    yield plane
-    plane.database.close()
+__all__ = ["plane"]
 
 
 def submit(plane: ControlPlane, **sections: object) -> JobRecord:

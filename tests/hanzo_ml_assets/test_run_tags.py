@@ -13,8 +13,8 @@ from resources.ingest.version_creation import create_version
 from sensors.retry_dead_runs import SETTLING_TIME, retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import failed_split
-from tests.hanzo_ml_assets.test_preparation import plane
 from tests.recipes.preparation.preparation_workspace import questions
+from tests.support.assets.control_plane import plane
 
 __all__ = ["plane"]
 

@@ -15,9 +15,9 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.datasets import build_dataset_assets
 from hanzo_ml_assets.definition_schema import DatasetDefinition
 from recipes.records.sql_query import iterate_query_lines
-from tests.hanzo_ml.cli.test_cli import run
-from tests.server_process import ServerProcess
-from tests.shop_database import shop
+from tests.support.cli.command_line import run
+from tests.support.server_process import ServerProcess
+from tests.support.shop_database import shop
 
 __all__ = ["shop"]
 STATEMENT = "SELECT id, note, raw, price FROM orders ORDER BY id"

@@ -17,7 +17,7 @@ from resources.compute.base import Observation, Phase
 from resources.jobs.command import plan_command, submit_command
 from resources.metadata.cluster_jobs import NOTHING, RUN, ClusterJobs, JobState
 from resources.metadata.job_record import JobRecord
-from tests.migrated_database import migrate
+from tests.support.migrated_database import migrate
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
-from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
 from tests.recipes.tiny_model import make_tiny_model
+from tests.support.assets.dry_run_home import ASSISTANT, home
 
 __all__ = ["home"]
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from recipes.contracts.job import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import choose_exit_code, first_exit_codes
 from tests.end_to_end.local_stack import is_pending, wait_until
-from tests.recipes.command.test_program import ROOT, House
+from tests.support.recipes.command_program import ROOT, House
 
 SAYS = """
 import json, os, pathlib, signal, sys, time

@@ -18,10 +18,10 @@ from resources.metadata.outbox import Event, emit, read_position
 from resources.outbox_relay import MAX_VALUE_BYTES, READER_NAME, DeliveryError, KafkaPublisher, Relay, to_record
 from resources.settings.settings import Settings
 from resources.stack.services import list_services
-from tests.kafka_brokers import Brokers, brokers
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.metadata.registry.test_version_lifecycle import House
-from tests.server_process import REPOSITORY, free_port
+from tests.support.kafka_brokers import Brokers, brokers
+from tests.support.resources.model_versions import House
+from tests.support.server_process import REPOSITORY, free_port
 
 __all__ = ["brokers", "database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

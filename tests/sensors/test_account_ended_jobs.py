@@ -17,7 +17,7 @@ from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from sensors.account_ended_jobs import account_ended_jobs
-from tests.sensors.test_decisions import MODEL, House, house, repository
+from tests.support.sensors.sensor_house import MODEL, House, house, repository
 
 __all__ = ["house", "repository"]  # fixtures
 

@@ -23,8 +23,8 @@ from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.resources.compute.kubernetes.jobs import a_job
-from tests.sensors.test_decisions import MODEL, House, house, repository
-from tests.sensors.test_job_quota import set_quotas
+from tests.support.sensors.job_quota import set_quotas
+from tests.support.sensors.sensor_house import MODEL, House, house, repository
 
 __all__ = ["house", "repository"]  # fixtures
 

@@ -11,7 +11,7 @@ from resources.metadata.tables import dataset_versions
 from sensors.check_versions_again import check_versions_again
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
-from tests.sensors.test_decisions import House, house, keys, repository
+from tests.support.sensors.sensor_house import House, house, keys, repository
 
 __all__ = ["house", "repository"]
 

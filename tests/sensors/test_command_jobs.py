@@ -26,7 +26,7 @@ from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import check_command, watch_training
-from tests.sensors.test_decisions import House, house, keys, repository
+from tests.support.sensors.sensor_house import House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 

@@ -27,7 +27,7 @@ from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.recipes.preparation.preparation_workspace import questions
-from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
+from tests.support.sensors.sensor_house import DATASET, MODEL, House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 DATABASE_AWAY = OperationalError("SELECT 1", {}, Exception("the server closed the connection"))

@@ -1,10 +1,7 @@
 """What the sensors decide, on the real graph and a real database: once each, never again, and never past what waits."""
 
 import os
-from collections.abc import Iterator
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -14,21 +11,14 @@ from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.training import ensure_job
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.recovery_log import OutOfMemory, add_recovery_event
-from recipes.contracts.validation_results import Leaks, ValidationFacts, Violations
 from recipes.storage.artifact_store import Store
-from recipes.storage.manifest import Artifact
 from resources.compute.local.work_folder import QUEUED_START_FILE, QUEUED_UNTIL_FILE
-from resources.datasets.check_policy import Check
-from resources.datasets.check_verdicts import Verdict
 from resources.datasets.deletion import delete_version
 from resources.errors import HanzoError
-from resources.ingest.version_creation import create_version
 from resources.lineage.run_record import RECORD_FILE, Environment, RunRecord, write_record
-from resources.metadata.datasets import DatasetVersion
 from resources.metadata.field_rules import MetricPoint
 from resources.metadata.job_record import ResumeHistory
 from resources.metadata.outbox import emit, now_ms, read_after
@@ -36,152 +26,29 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.undeployment import undeploy
-from resources.metadata.registry.version_lifecycle import ClientVersion, ModelVersion
+from resources.metadata.registry.version_lifecycle import ClientVersion
 from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
 from resources.monitoring.service_heartbeats import SENSORS_NAME
 from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.decisions.job_runs import PARTITION_TAG
-from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG, is_retried
+from sensors.decisions.retry_policy import MAX_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG, is_retried
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.record_launched_runs import list_clicked_runs
 from sensors.retry_dead_runs import retry_dead_runs
-from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import check_training, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
-from tests.migrated_database import migrate
-from tests.resources.metadata.registry.test_version_lifecycle import artifact, registration
-from tests.resources.metadata.registry.test_version_lifecycle import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port
+from tests.support.resources.model_versions import artifact
+from tests.support.resources.model_versions import model as model_key
+from tests.support.sensors.sensor_house import MODEL, House, failed_run, house, keys, repository
 
-MODEL, DATASET = "ellarin-assistant", "ellarin"
-STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", digest="d" * 64, size_bytes=9)
-SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", digest="c" * 64, size_bytes=1)
-
-
-@cache
-def loaded() -> dg.RepositoryDefinition:
-    """Once for all files that import the fixture: it takes a second, and no test changes it."""
-    return definitions().get_repository_def()
-
-
-@pytest.fixture(scope="module")
-def repository() -> dg.RepositoryDefinition:
-    return loaded()
-
-
-class House:
-    def __init__(self, folder: Path, repository: dg.RepositoryDefinition) -> None:
-        self.plane = ControlPlane()
-        migrate(self.plane.database)
-        self.folder = folder
-        self.repository = repository
-        self.instance = dg.DagsterInstance.ephemeral()
-        self.cursors: dict[str, str | None] = {}
-
-    def tick(self, sensor: Sensor) -> list[dg.RunRequest]:
-        """One look of a sensor, which goes on from where its last one ended."""
-        context = dg.build_sensor_context(
-            instance=self.instance,
-            cursor=self.cursors.get(sensor.name),
-            repository_def=self.repository,
-        )
-        result = sensor.on(self.plane)(context)
-        assert isinstance(result, dg.SensorResult)
-        self.cursors[sensor.name] = result.cursor
-        self.asset_events = list(result.asset_events)
-        return list(result.run_requests or [])
-
-    def reset(self) -> None:
-        self.cursors = {}
-
-    def dataset(self, name: str = DATASET, *, split: bool = True, text: str = "") -> DatasetVersion:
-        raw = self.folder / f"{name}.jsonl"
-        raw.write_text(f'{{"instruction": "Who{text}?", "answer": "She."}}\n')
-        version, _ = create_version(
-            self.plane.database, self.plane.store, name=name, path=raw, user="u", organization="default"
-        )
-        if split:
-            self.split(version)
-        return version
-
-    def split(self, version: DatasetVersion) -> None:
-        with self.plane.database.write() as connection:
-            stored = {name: {"artifact": SPLIT.model_dump()} for name in ("train", "validation", "test")}
-            self.plane.datasets.set_splits(connection, version, stored)
-        self.judge(version)
-
-    def judge(self, version: DatasetVersion, *, passed: bool = True) -> None:
-        """As after a version's checks: of its records one did not pass, or did; its splits leak nothing."""
-        contract = Verdict(
-            check=Check.CONTRACT,
-            passed=passed,
-            severity="error",
-            blocking=True,
-            reasons=() if passed else ("line 3, answer must be string",),
-        )
-        leakage = Verdict(check=Check.LEAKAGE, passed=True, severity="warn", blocking=False)
-        with self.plane.database.write() as connection:
-            facts = ValidationFacts(violations=Violations())
-            self.plane.validations.set_version(connection, version, STATISTICS, facts, [contract])
-            if passed:
-                self.plane.validations.set_leaks(connection, version, Leaks(tested=1, searched=1, exact=0, near=0), leakage)
-
-    def submit(self, id: str, model: str = MODEL, **config: Any) -> str:
-        self.plane.jobs.submit(
-            name=config.pop("name", model), config={"model": model, **config}, user="u", organization="default", id=id
-        )
-        return id
-
-    def complete(self, id: str) -> None:
-        self.plane.jobs.start(id)
-        with self.plane.database.write() as connection:
-            self.plane.jobs.complete(connection, id, {}, 1.0)
-
-    def register(self, run: str, name: str = MODEL, *, exported: bool = True) -> ModelVersion:
-        with self.plane.database.write() as connection:
-            version = self.plane.registry.register(connection, model_key(name), registration(run), {})
-            if exported:
-                self.plane.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", version.version)})
-            return version
-
-    def promote(self, number: int, name: str = MODEL, stage: str = "production") -> int:
-        self.plane.registry.promote(model_key(name), number, stage, user="ann")
-        with self.plane.database.read() as connection:
-            return int(connection.exec_driver_sql("SELECT max(seq) FROM events").scalar() or 0)
-
-    def begin_deployment(self, number: int, promotion: int, status: str) -> None:
-        with self.plane.database.write() as connection:
-            row = deployments.begin_deployment(
-                connection, model_key(MODEL), version=number, promotion=promotion, url="u", sha256="0" * 64
-            )
-            if status == "serving":
-                deployments.mark_serving(connection, row)
-            elif status == "failed":
-                deployments.mark_failed(connection, row, "no answer")
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.RepositoryDefinition) -> Iterator[House]:
-    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        dead_runs, "SETTLING_TIME", timedelta(0)
-    )  # a second of each test; `test_data_retries` has that of waiting
-    house = House(tmp_path, repository)
-    with house.instance:
-        yield house
-    house.plane.database.close()
-
-
-def keys(request: dg.RunRequest) -> list[str]:
-    return [key.to_user_string() for key in request.asset_selection or []]
+__all__ = ["house", "repository"]
 
 
 # A dataset version is split.
@@ -543,25 +410,6 @@ def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: Hous
 
 
 # A run that failed for good says so of its job.
-
-
-def failed_run(
-    house: House,
-    steps: tuple[str, ...],
-    partition: str,
-    status: dg.DagsterRunStatus = dg.DagsterRunStatus.FAILURE,
-    **tags: str,
-) -> str:
-    """A run that ended in an error of its own, seen after Dagster has settled its tags."""
-    job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
-    assert job is not None
-    run = house.instance.create_run_for_job(
-        job,
-        asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
-        tags={"dagster/partition": partition, FAILURE_REASON_TAG: "STEP_FAILURE", **tags},
-        status=status,
-    )
-    return str(run.run_id)
 
 
 @pytest.mark.parametrize(("steps", "status"), [(("checkpoint",), "failed"), (("merged", "gguf"), "completed")])

@@ -15,10 +15,10 @@ from sensors import retry_dead_runs as retries
 from sensors.decisions.job_runs import PRIORITY_TAG
 from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
-from tests.recipes.command.test_program import House as Commands
-from tests.recipes.command.test_program import house as commands
-from tests.resources.metadata.registry.test_version_lifecycle import artifact, model, registration
-from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+from tests.support.recipes.command_program import House as Commands
+from tests.support.recipes.command_program import house as commands
+from tests.support.resources.model_versions import artifact, model, registration
+from tests.support.sensors.sensor_house import MODEL, House, house, keys, repository
 
 __all__ = ["commands", "house", "repository"]  # fixtures
 KEY = dg.AssetKey(["models", MODEL, "evaluation"])

@@ -22,24 +22,12 @@ from sensors.retry_dead_runs import retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.end_to_end.local_stack import wait_until
-from tests.sensors.test_decisions import MODEL, House, house, repository
+from tests.support.sensors.interrupted_runs import CANCELED, FAILURE, run_of
+from tests.support.sensors.sensor_house import House, house, repository
 
 __all__ = ["house", "repository"]
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-FAILURE, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED
-
-
-def run_of(house: House, job: str, status: dg.DagsterRunStatus, step: str = "checkpoint", **tags: str) -> str:
-    run = dg.DagsterRun(
-        job_name="__ASSET_JOB",
-        status=status,
-        asset_selection=frozenset({dg.AssetKey(["models", MODEL, step])}),
-        tags={"dagster/partition": job, **tags},
-    )
-    house.instance.add_run(run)
-    time.sleep(0.01)  # what comes next is younger, also in milliseconds
-    return str(run.run_id)
 
 
 def resume(house: House, job: str, times: int = 1) -> None:

@@ -23,10 +23,10 @@ from resources.metadata.tracking.runs import Runs
 from resources.stack.detached_process import lock_folder
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url
 from tests.resources.hpo.sweep_files import sweep
-from tests.sensors.test_decisions import MODEL, House, house, repository
-from tests.sensors.test_run_sweeps import Cut, Killed, Search
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url
+from tests.support.sensors.sensor_house import MODEL, House, house, repository
+from tests.support.sensors.sweep_search import Cut, Killed, Search
 
 __all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository"]
 

@@ -8,7 +8,8 @@ import pytest
 from recipes.contracts.command_job import CommandJob
 from resources.jobs.command import submit_command
 from sensors.start_submitted_jobs import start_submitted_jobs
-from tests.sensors.test_decisions import House, house, keys, repository
+from tests.support.sensors.job_quota import set_quotas
+from tests.support.sensors.sensor_house import House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 
@@ -100,11 +101,6 @@ def test_one_that_goes_on_with_more_gpus_is_counted_with_them(limited: House) ->
     limited.submit("resumed", parameters=on_one, resumed={"times": 1, "gpus": 2})
     assert started(limited) == set()
     assert limited.plane.jobs.read("resumed").status == "failed"
-
-
-def set_quotas(house: House, quotas: str) -> None:
-    (house.folder / "home" / "config.yaml").write_text(quotas)
-    house.plane.__dict__.pop("settings", None)
 
 
 def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limited: House) -> None:

@@ -15,8 +15,8 @@ from resources.jobs.sandbox import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.decisions.retry_policy import FAILURE_REASON_TAG, MAX_ERROR_RETRIES, RETRIED_RUN_TAG, RETRIES_TAG
 from sensors.retry_dead_runs import retry_dead_runs
-from tests.sensors.test_decisions import MODEL, House, house, keys, repository
-from tests.sensors.test_run_sweeps import Search
+from tests.support.sensors.sensor_house import MODEL, House, house, keys, repository
+from tests.support.sensors.sweep_search import Search
 
 __all__ = ["house", "repository"]  # fixtures
 KEY = dg.AssetKey(["models", MODEL, "checkpoint"])

@@ -14,8 +14,8 @@ from sensors.recover_restored_jobs import go_on_with_put_back_jobs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
-from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
-from tests.sensors.test_interrupted_jobs import run_of
+from tests.support.sensors.interrupted_runs import run_of
+from tests.support.sensors.sensor_house import DATASET, MODEL, House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 STARTED, FAILURE, CANCELED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED

@@ -14,8 +14,8 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.recover_restored_jobs import go_on_with_put_back_jobs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
-from tests.sensors.test_decisions import MODEL, House, house, keys, repository
-from tests.sensors.test_interrupted_jobs import FAILURE, run_of
+from tests.support.sensors.interrupted_runs import FAILURE, run_of
+from tests.support.sensors.sensor_house import MODEL, House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 SUCCESS = dg.DagsterRunStatus.SUCCESS

@@ -8,7 +8,7 @@ import pytest
 from resources.metadata.job_record import ResumeHistory
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from tests.sensors.test_decisions import House, house, repository
+from tests.support.sensors.sensor_house import House, house, repository
 
 __all__ = ["house", "repository"]
 STARTED = dg.DagsterRunStatus.STARTED

@@ -2,23 +2,18 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
-from sqlalchemy import event
 
 from hanzo_ml_assets.training_plan import starting_weights
-from recipes.storage.manifest import Artifact
-from resources.hpo.sweep_advance import advance_sweep, cancel_sweep
+from resources.hpo.sweep_advance import advance_sweep
 from resources.hpo.sweep_config import SweepConfig
-from resources.hpo.sweep_rows import Snapshot
 from resources.hpo.sweep_step import decide_next_step
 from resources.hpo.sweeps import Sweeps
-from resources.hpo.trial import Observation, Trial
+from resources.hpo.trial import Observation
 from resources.metadata.database import Database
-from resources.metadata.field_rules import MetricPoint
 from resources.metadata.outbox import read_after
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
@@ -27,51 +22,12 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.run_sweeps import run_sweeps
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, sweep
-from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.support.sensors.sensor_house import DATASET, MODEL, House, house, keys, repository
+from tests.support.sensors.sweep_search import Cut, Killed, Search
 
 __all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository", "sqlite_url"]
-
-
-class Search:
-    """A house with one sweep."""
-
-    def __init__(self, house: House, **changes: Any) -> None:
-        self.house = house
-        self.sweeps = Sweeps(house.plane.database)
-        self.id = self.sweeps.start(sweep(**changes), user="ann", organization="default").id
-
-    def look(self) -> Snapshot:
-        self.house.tick(run_sweeps)
-        return self.sweeps.snapshot(self.id)
-
-    def cancel(self) -> None:
-        cancel_sweep(self.house.plane.database, self.house.plane.store, self.id)
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:
-        return self.sweeps.snapshot(self.id).trials
-
-    def statuses(self) -> list[str]:
-        return [trial.status for trial in self.trials]
-
-    def log(self, number: int, value: float, step: int = 40, time: int = 1) -> None:
-        point = MetricPoint("eval/loss", value, step, time)
-        RunData(self.house.plane.database).log_metric(self.trials[number].job_id, point)
-
-    def complete(self, number: int, value: float) -> None:
-        """As the checkpoint asset does it: metrics first, then the job with what it made."""
-        job = self.trials[number].job_id
-        self.house.plane.jobs.start(job)
-        self.log(number, value)
-        adapter = Artifact(kind="adapter", uri=f"s3://hanzo-ml/runs/{job}/a", digest=f"{number:064d}", size_bytes=1)
-        with self.house.plane.database.write() as connection:
-            self.house.plane.jobs.complete(connection, job, {"adapter": adapter}, 1.0)
-
-    def events(self, *types: str) -> list[dict[str, Any]]:
-        with self.house.plane.database.read() as connection:
-            return [dict(found.payload) for found in read_after(connection, 0, types=types, limit=1000)]
 
 
 def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
@@ -324,28 +280,6 @@ def test_what_changed_since_it_was_seen_is_not_decided_upon(house: House) -> Non
     step = decide_next_step(search.id, before.sweep.config, before.trials, {0: Observation("failed", "x")}, 1)
     assert search.sweeps.apply_step(before, step) is False
     assert search.statuses() == ["running", "running"]
-
-
-class Killed(BaseException):
-    """The death of the process, at whatever statement."""
-
-
-class Cut:
-    """Dies at a statement of the database."""
-
-    def __init__(self, database: Database, place: int) -> None:
-        self.engine, self.left = database.engine, place
-
-    def __enter__(self) -> None:
-        event.listen(self.engine, "before_cursor_execute", self.count)
-
-    def __exit__(self, *_: object) -> None:
-        event.remove(self.engine, "before_cursor_execute", self.count)
-
-    def count(self, *_: object) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
 
 
 def test_a_kill_at_any_statement_loses_no_trial_and_starts_none_twice(house: House) -> None:

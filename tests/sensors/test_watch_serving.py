@@ -20,9 +20,9 @@ from sensors.decisions.retry_policy import RETRIES_TAG
 from sensors.deploy_promotions import deploy_promotions
 from sensors.watch_serving import find_difference, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
-from tests.resources.metadata.registry.test_version_lifecycle import model as model_key
 from tests.resources.serving.gateway_process import Gateway, free_port, wait_until
-from tests.sensors.test_decisions import MODEL, House, failed_run, house, keys, repository
+from tests.support.resources.model_versions import model as model_key
+from tests.support.sensors.sensor_house import MODEL, House, failed_run, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 

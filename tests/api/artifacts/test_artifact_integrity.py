@@ -19,8 +19,8 @@ import pytest
 
 from resources.metadata.artifacts.file_hashes import UNKNOWN_HASH
 from tests.api.artifact_server import ArtifactServer, on_s3
-from tests.s3_server import S3Server
-from tests.server_process import ServerProcess
+from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
 
 LARGE = bytes(range(256)) * (6 << 12)
 """More than is sent in one request, and than is kept in memory."""

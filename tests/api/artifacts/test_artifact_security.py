@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from api.app import MLFLOW_ROUTERS, ROUTERS
 from tests.api.artifact_server import ArtifactServer
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 SECRET = b"the secret outside"
 

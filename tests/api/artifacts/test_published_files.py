@@ -9,7 +9,7 @@ from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
 
 from tests.api.artifact_server import ArtifactServer
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 WEIGHTS = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * 40_000}
 

@@ -25,7 +25,7 @@ from api.auth.route_matching import Routes
 from api.routing import list_query_parameters
 from resources.settings.settings import Settings
 from tests.api.artifact_server import PROXY, Answer, ArtifactServer
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 API = "/api/2.0/mlflow"
 PAGE = "<script>alert(1)</script>"

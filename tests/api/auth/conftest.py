@@ -13,7 +13,7 @@ from resources.settings.settings import Settings
 from tests.api.auth.iam import Iam
 from tests.api.conformance import Conformance
 from tests.resources.hpo.sweep_files import small
-from tests.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess, free_port
 
 MLFLOW = "/api/2.0/mlflow"
 ENGINE_TOKEN = "the-token-of-the-engine-s-replicas"

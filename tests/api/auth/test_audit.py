@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
@@ -22,9 +21,10 @@ from resources.metadata.outbox import now_ms
 from resources.metadata.ownership import ObjectKind, Reference
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Iam
-from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
-from tests.api.routes.v1.test_dataset_checks import create, validate
+from tests.support.api.audited_requests import asking
+from tests.support.api.dataset_contract import create, validate
+from tests.support.api.reads_by_post import READS_BY_POST
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -161,10 +161,6 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
 def local(tmp_path: Path) -> FastAPI:
     """Without sign-in. What it counted is written when it ends."""
     return create_app(migrated(tmp_path))
-
-
-def asking(app: FastAPI) -> TestClient:
-    return TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50000), raise_server_exceptions=False)
 
 
 def recorded_in(app: FastAPI) -> list[dict[str, Any]]:

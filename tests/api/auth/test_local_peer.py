@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api.auth.local_peer import is_own_user
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 COMMAND = b'{"name": "n", "command": ["true"]}'
 

@@ -12,8 +12,8 @@ from api.auth.route_matching import Route, Routes
 from resources.metadata.database import Database
 from tests.api.auth.conftest import ENGINE_TOKEN, MLFLOW, Organization, SignedIn, made
 from tests.api.auth.role_matrix import WHO_MAY
-from tests.api.auth.test_job_tokens import PROXY, Job
-from tests.api.auth.test_organizations import (
+from tests.support.api.job_client import PROXY, Job
+from tests.support.api.route_requests import (
     NOBODYS,
     REMOVALS,
     REQUESTS,

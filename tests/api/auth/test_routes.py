@@ -24,8 +24,8 @@ from resources.metadata.database import Database
 from resources.settings.settings import Settings
 from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
-from tests.api.auth.test_sign_in_tokens import hmac_with_the_public_key, unsigned
 from tests.api.conformance import named_schemas, operations_of
+from tests.support.api.forged_tokens import hmac_with_the_public_key, unsigned
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {
     "key",
@@ -49,10 +49,6 @@ FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
 OF_A_PATH = {"upload_id"}
 """They mean something only beside the path of an artifact, which is looked up."""
-READS_BY_POST = re.compile(
-    r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/gateway-proxy$|/presigned-download-url$|^/login$|^/logout$"
-    r"|^/dagster/\{path|/datasets/trace$|/jobs/estimate$|/traces$|\{unserved"
-)
 
 
 def requests(app: FastAPI) -> list[tuple[str, str]]:

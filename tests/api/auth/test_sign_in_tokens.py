@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from api.auth.sign_in_tokens import SigningKeys, Tokens, verifying_keys
 from resources.errors import ErrorCode, HanzoError
 from resources.settings.sections import Auth
 from tests.api.auth.iam import Iam, Key
+from tests.support.api.forged_tokens import hmac_with_the_public_key, unsigned
 
 
 @pytest.fixture
@@ -56,18 +55,6 @@ def test_each_kind_of_key_signs_a_caller_in(iam: Iam, number: int) -> None:
     claims = iam.claims("ann", "acme", "ml-admin", "ml-viewer", "somebody-elses-role")
     caller = signed_in(Tokens(settings(iam), SigningKeys(settings(iam))), iam.keys[number].sign(claims))
     assert caller == Caller("ann", "acme", frozenset({"ml-admin", "ml-viewer"}))
-
-
-def unsigned(iam: Iam, claims: dict[str, Any]) -> str:
-    parts = [{"alg": "none", "kid": "ec", "typ": "JWT"}, claims]
-    return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), ""])
-
-
-def hmac_with_the_public_key(iam: Iam, claims: dict[str, Any]) -> str:
-    parts = [{"alg": "HS256", "kid": "rsa", "typ": "JWT"}, claims]
-    text = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
-    digest = hmac.new(iam.keys[0].public_pem, text.encode(), hashlib.sha256).digest()
-    return f"{text}.{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 def changed_payload(iam: Iam, claims: dict[str, Any]) -> str:

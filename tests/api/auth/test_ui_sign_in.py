@@ -6,7 +6,7 @@ import pytest
 from api.routes.ui.sign_in import COOKIE, MAX_COOKIE
 from api.routes.ui.static_files import build_folder
 from tests.api.auth.conftest import MLFLOW, SignedIn
-from tests.browser_session import BrowserSession
+from tests.support.browser_session import BrowserSession
 
 PERSON = {"Accept": "text/html,application/xhtml+xml"}
 

@@ -11,7 +11,7 @@ import pytest
 from api.routes.ui.sign_in import COOKIE
 from tests.api.auth.iam import Iam
 from tests.api.dagster_ui.dagster_recorder import DagsterRecorder, Received
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 ENGINE_TOKEN = "engine-" + "0" * 40
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import httpx
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 STARTS_WITHIN = 90.0
 INSTANCE = """

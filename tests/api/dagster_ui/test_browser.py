@@ -7,7 +7,7 @@ import pytest
 from tests.api.auth.iam import Iam
 from tests.api.dagster_ui.conftest import Installation, signed_in_server
 from tests.api.dagster_ui.dagster_webserver import DagsterWebserver
-from tests.browser_session import BrowserSession
+from tests.support.browser_session import BrowserSession
 
 CHECKPOINT = "/dagster/assets/models/tiny/checkpoint"
 MATERIALIZE = "[...document.querySelectorAll('button')].find(button => button.innerText === 'Materialize')"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.api.auth.iam import Iam
 from tests.api.dagster_ui.conftest import Installation, signed_in_server
-from tests.free_ports import free_port
-from tests.server_process import ServerProcess
+from tests.support.free_ports import free_port
+from tests.support.server_process import ServerProcess
 
 LAUNCH = "mutation L($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) { ... on X { run { id } } } }"
 TERMINATE = 'mutation { terminateRun(runId: "run-1") { __typename } }'

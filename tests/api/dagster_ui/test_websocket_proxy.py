@@ -15,8 +15,8 @@ from resources.jobs import job_tokens
 from resources.metadata.database import Database
 from tests.api.auth.iam import Iam
 from tests.api.dagster_ui.conftest import ENGINE_TOKEN, Installation, signed_in_server
-from tests.free_ports import free_port
-from tests.signed_store import program_job, submit
+from tests.support.free_ports import free_port
+from tests.support.signed_store import program_job, submit
 
 SUBSCRIPTION = "subscription Logs($id: ID!) { pipelineRunLogs(runId: $id) { __typename } }"
 MUTATION = 'mutation { terminateRun(runId: "1") { __typename } }'

@@ -23,7 +23,7 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.group_commit import RunWriter
 from resources.settings.settings import Settings
 from tests.api.conftest import answering
-from tests.postgres_server import PostgresServer, migrated_sqlite, postgres
+from tests.support.postgres_server import PostgresServer, migrated_sqlite, postgres
 
 __all__ = ["migrated_sqlite", "postgres"]
 

@@ -1,6 +1,5 @@
 """The command line against a real server: a refusal is one line on standard error and exit code 1, never a traceback."""
 
-import io
 import json
 import os
 import subprocess
@@ -8,19 +7,15 @@ import sys
 import threading
 import time
 import tomllib
-import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
-from unittest.mock import patch
 
 import httpx
 import pytest
 import typer
 from sqlalchemy import insert, select
 
-from hanzo_ml.cli import main
 from hanzo_ml.cli.job import format_time
 from hanzo_ml.cli.local import run_module
 from hanzo_ml.cli.model import print_proof
@@ -31,29 +26,14 @@ from resources.metadata.registry.version_lifecycle import ClientVersion, Registr
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.runs import Runs
-from tests.free_ports import free_port
-from tests.recipes.contracts.test_yaml_reader import LISTS
-from tests.server_process import REPOSITORY, ServerProcess
+from tests.support.cli.command_line import Cli, cli, create, file, refusal, run
+from tests.support.free_ports import free_port
+from tests.support.recipes.hostile_yaml import LISTS
+from tests.support.server_process import REPOSITORY, ServerProcess
+
+__all__ = ["cli", "file"]
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
-Cli = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process: starting Python forty times would take most of the time. See `run_for_real`."""
-    out, err = io.StringIO(), io.StringIO()
-    variables = {"HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
-    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, variables), patch("sys.argv", ["x", *arguments]):
-        try:
-            main()
-            code: object = 0
-        except SystemExit as end:
-            code = end.code or 0
-        except Exception:  # nobody caught it, so Python would print it and exit with 1
-            err.write(traceback.format_exc())
-            code = 1
-    assert isinstance(code, int)
-    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
 
 
 def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,33 +41,6 @@ def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *arguments]
     environment = {**clean, "HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def cli(server: ServerProcess) -> Cli:
-    return lambda *arguments: run(server.url, *arguments)
-
-
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a refusal."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    return done.stderr.strip()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[..., Path]:
-    def write(content: str | bytes, name: str = "data.jsonl") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
-def create(cli: Cli, path: Path, name: str = "d") -> subprocess.CompletedProcess[str]:
-    return cli("dataset", "create", "--name", name, "--path", str(path))
 
 
 def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: ServerProcess) -> None:

@@ -11,10 +11,10 @@ import pytest
 from recipes.command.workspace import restore_code
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import Artifact
-from tests.folder_contents import read_folder, write_folder
-from tests.hanzo_ml.cli.test_cli import Cli, cli, file, refusal
-from tests.hanzo_ml.client.test_client import committed
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import Cli, cli, file, refusal
+from tests.support.cli.git_checkout import committed
+from tests.support.folder_contents import read_folder, write_folder
+from tests.support.server_process import ServerProcess
 
 __all__ = ["cli", "file"]  # fixtures
 

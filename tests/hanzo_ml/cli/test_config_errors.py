@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hanzo_ml.cli.test_cli import Cli, cli, create, file, refusal
 from tests.resources.hpo.sweep_files import SPECIFIED
+from tests.support.cli.command_line import Cli, cli, create, file, refusal
 
 __all__ = ["cli", "file"]  # fixtures
 

@@ -15,8 +15,8 @@ from mlflow import MlflowClient
 
 from hanzo_ml.cli import connection
 from hanzo_ml.client.client import Client
-from tests.hanzo_ml.cli.test_cli import refusal, run
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import refusal, run
+from tests.support.server_process import ServerProcess
 
 CREATE = "/api/2.0/mlflow/runs/create"
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from hanzo_ml.cli.dataset_checkout import MAX_TRIES, CheckoutError, FilePart, RemoteFile, checkout_files
-from tests.hanzo_ml.cli.test_cli import cli
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import cli
+from tests.support.server_process import ServerProcess
 
 __all__ = ["cli"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -16,9 +16,9 @@ from resources.datasets.validations import Validations
 from resources.metadata.database import Database
 from resources.metadata.dataset_problems import clear_problem, record_problem
 from resources.metadata.datasets import Datasets
-from tests.api.routes.v1.test_dataset_checks import validate
-from tests.hanzo_ml.cli.test_cli import refusal, run
-from tests.server_process import ServerProcess
+from tests.support.api.dataset_contract import validate
+from tests.support.cli.command_line import refusal, run
+from tests.support.server_process import ServerProcess
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 

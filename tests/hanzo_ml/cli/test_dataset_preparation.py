@@ -17,8 +17,8 @@ from resources.datasets.prepared_versions import Derivation, add_prepared_versio
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import PREPARATION, JobRecord, Jobs
-from tests.hanzo_ml.cli.test_cli import refusal, run
-from tests.server_process import REPOSITORY, ServerProcess
+from tests.support.cli.command_line import refusal, run
+from tests.support.server_process import REPOSITORY, ServerProcess
 
 ROWS = [{"instruction": f"Who keeps lamp {n}?", "answer": f"Keeper {n}."} for n in range(40)]
 

@@ -4,9 +4,9 @@ import json
 import subprocess
 from collections.abc import Callable
 
-from tests.hanzo_ml.cli.test_cli import cli
-from tests.postgres_server import postgres, postgres_url
-from tests.shop_database import shop, warehouse
+from tests.support.cli.command_line import cli
+from tests.support.postgres_server import postgres, postgres_url
+from tests.support.shop_database import shop, warehouse
 
 __all__ = ["cli", "postgres", "postgres_url", "shop", "warehouse"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

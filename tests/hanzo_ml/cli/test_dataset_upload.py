@@ -13,7 +13,7 @@ import pytest
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.dataset_upload import list_local_files
-from tests.server_process import REPOSITORY, ServerProcess
+from tests.support.server_process import REPOSITORY, ServerProcess
 
 FILES = 1_500
 OPEN = 64

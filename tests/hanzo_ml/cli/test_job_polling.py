@@ -11,7 +11,7 @@ from hanzo_ml.cli import job_polling
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.job import logs
 from hanzo_ml.cli.job_polling import describe_silence, poll_until
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
 

@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.dataset_upload import continue_topic
-from tests.hanzo_ml.cli.test_cli import refusal, run
-from tests.kafka_brokers import WAIT_SECONDS, Brokers
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import refusal, run
+from tests.support.kafka_brokers import WAIT_SECONDS, Brokers
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from tests.api.routes.v1.test_dataset_lineage import made_into_a_model_and_a_child
-from tests.hanzo_ml.cli.test_cli import refusal, run
-from tests.resources.lineage.test_trace import World
-from tests.server_process import ServerProcess
+from tests.support.api.dataset_family import made_into_a_model_and_a_child
+from tests.support.cli.command_line import refusal, run
+from tests.support.resources.lineage import World
+from tests.support.server_process import ServerProcess
 
 ROWS = [{"instruction": f"What is {n}?", "answer": f"The number [{n}]"} for n in range(5)]
 

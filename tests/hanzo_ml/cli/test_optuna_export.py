@@ -16,9 +16,9 @@ from resources.metadata.database import Database
 from resources.metadata.field_rules import metric_point
 from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.run_data import RunData
-from tests.hanzo_ml.cli.test_cli import refusal, run
 from tests.resources.hpo.sweep_files import sweep
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import refusal, run
+from tests.support.server_process import ServerProcess
 
 SPACE = {
     "learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-1},

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from recipes.contracts.recipe import Recipe
-from tests.hanzo_ml.cli.test_cli import create, refusal, run
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import create, refusal, run
+from tests.support.server_process import ServerProcess
 
 NOWHERE = "http://127.0.0.1:9"
 """Recipes are read where the command runs: no server has to answer."""

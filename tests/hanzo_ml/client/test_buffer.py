@@ -12,7 +12,7 @@ from hanzo_ml.client.buffer import MetricBuffer
 from hanzo_ml.client.points import Point
 from hanzo_ml.client.repeated_steps import RepeatedSteps
 from hanzo_ml.client.transport import Refused, Transport, Unavailable
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 LONG = 60.0
 

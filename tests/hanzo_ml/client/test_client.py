@@ -14,8 +14,9 @@ from mlflow.exceptions import MlflowException
 import hanzo_ml
 from hanzo_ml.client.client import Client
 from hanzo_ml.client.transport import Refused, Transport
-from tests.free_ports import free_port
-from tests.server_process import REPOSITORY, ServerProcess, environment
+from tests.support.cli.git_checkout import committed
+from tests.support.free_ports import free_port
+from tests.support.server_process import REPOSITORY, ServerProcess, environment
 
 
 @pytest.fixture
@@ -129,16 +130,6 @@ def test_metrics_outlive_a_server_that_dies_within_the_run(
                 server.kill()
         server.start()
     assert [point.step for point in mlflow.get_metric_history(run.id, "loss")] == list(range(500))
-
-
-def committed(folder: Path) -> str:
-    """The commit of a new checkout with all that is in the folder."""
-    user = ("-c", "user.name=ada", "-c", "user.email=ada@example.com")
-    for arguments in (("init", "-q"), ("add", "."), (*user, "commit", "-q", "-m", "one")):
-        subprocess.run(["git", *arguments], cwd=folder, check=True)
-    return subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 def test_a_script_with_mlflows_calls(server: ServerProcess, mlflow: MlflowClient, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from recipes.checkpoints.commit import find_corruption
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/checkpoints/run-1"
 

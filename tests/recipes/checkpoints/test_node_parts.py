@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -11,15 +10,13 @@ import pytest
 
 from recipes.checkpoints.commit import find_corruption, read_content_digest
 from recipes.checkpoints.manager import CheckpointManager
-from recipes.checkpoints.node_parts import PART_KEY, PARTS_FOLDER, CheckpointPart, part_in_folder
-from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
+from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, part_in_folder
 from recipes.contracts.job import StoreAddress
 from recipes.runner import Restart
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.manifest import Manifest
-from tests.s3_server import VARIABLES, S3Server
-
-URI = "s3://hanzo-ml/checkpoints/run-1"
+from tests.support.recipes.checkpoint_parts import URI, of, rows_in, save, write
+from tests.support.s3_server import VARIABLES, S3Server
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -34,32 +31,6 @@ def machines(
     store: Store, tmp_path: Path, of: int = 2, compression: Literal["zstd"] | None = None
 ) -> list[CheckpointManager]:
     return [CheckpointManager(tmp_path / f"machine-{number}", store, URI, 3, compression) for number in range(1, of + 1)]
-
-
-def write(
-    checkpoints: CheckpointManager, step: int, part: CheckpointPart, loss: float | None = None, *, defer_upload: bool = False
-) -> None:
-    facts = {PART_KEY: part.model_dump(mode="json"), "samples_seen": step * 8} | (
-        {VALIDATION_LOSS_KEY: loss} if loss else {}
-    )
-    with checkpoints.save(step, facts, defer_upload=defer_upload) as folder:
-        (folder / f"rows-{part.number}").write_text(f"{part.number} of {step}, {part.save}\n" * 50)
-        if part.number == 1:
-            (folder / "schedule").write_text(str(step))
-
-
-def save(together: Sequence[CheckpointManager], step: int, save: str = "", loss: float | None = None) -> None:
-    for number, checkpoints in enumerate(together, 1):
-        write(checkpoints, step, CheckpointPart(number=number, of=len(together), save=save or f"save-{step}"), loss)
-        checkpoints.wait()
-
-
-def rows_in(folder: Path) -> dict[str, str]:
-    return {file.name: file.read_text().partition("\n")[0] for file in folder.iterdir() if file.name.startswith("rows")}
-
-
-def of(step: int, machines: int = 2, save: str = "") -> dict[str, str]:
-    return {f"rows-{number}": f"{number} of {step}, {save or f'save-{step}'}" for number in range(1, machines + 1)}
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])

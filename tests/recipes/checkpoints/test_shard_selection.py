@@ -30,7 +30,7 @@ from recipes.runner import Restart
 from recipes.storage.artifact_store import Store
 from recipes.storage.manifest import FileRecord, Manifest
 from recipes.training.checkpointing.sharded_safetensors import ShardedTensors
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/checkpoints/run-1"
 SIZES = {"large": 64, "uneven": 13, "small": 3, "one": 1}

@@ -8,20 +8,17 @@ import pytest
 
 from recipes.command.multi_node_publisher import MultiNodePublisher
 from recipes.command.nodes import restore_part
-from recipes.command.snapshot_publisher import SnapshotPublisher
-from recipes.command.snapshot_store import SnapshotStore
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.results import UNSENT_METRICS_FILE, USAGE_FILE
 from recipes.storage import object_names, signed_upload
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.folder_tree import resolve_link, write_tree
-from recipes.storage.manifest import Artifact, FileRecord, FolderRecord, LinkRecord, Manifest
+from recipes.storage.manifest import FileRecord, FolderRecord, LinkRecord
 from resources.object_store.program_scope import EXIT_DOCUMENT
-from tests.folder_contents import OLDEST, read_folder, write_folder
-from tests.recipes.command.test_multi_node_publisher import gang, one_state, together
-from tests.recipes.command.test_snapshot_publisher import Watched
-
-PLACE = "s3://hanzo-ml/checkpoints/job"
+from tests.support.folder_contents import OLDEST, read_folder, write_folder
+from tests.support.recipes.command_gang import gang, one_state, together
+from tests.support.recipes.folder_snapshots import PLACE, publish, restore
+from tests.support.recipes.observed_store import Watched
 
 
 def local_store(folder: Path) -> Store:
@@ -32,18 +29,6 @@ def local_store(folder: Path) -> Store:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     folder = tmp_path / "objects"
     return local_store(folder) if request.param == "folder" else Watched(folder)
-
-
-def publish(folder: Path, store: Store, place: str = PLACE) -> Artifact | None:
-    states = SnapshotStore(store, place, keep_last=2)
-    return SnapshotPublisher(folder, states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None).publish()
-
-
-def restore(store: Store, folder: Path, place: str = PLACE) -> Path:
-    target = folder / "checkpoints"
-    target.mkdir(parents=True)
-    SnapshotStore(store, place, keep_last=2).restore_newest(folder / "cache", target)
-    return target
 
 
 @pytest.fixture

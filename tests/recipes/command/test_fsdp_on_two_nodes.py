@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from recipes.storage.artifact_store import Store
-from tests.recipes.command.test_multi_node_publisher import NODES, Pods
-from tests.recipes.command.test_program import House, until
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.recipes.command_gang import NODES, Pods
+from tests.support.recipes.command_program import House, until
+from tests.support.s3_server import VARIABLES, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

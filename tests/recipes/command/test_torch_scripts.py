@@ -10,7 +10,7 @@ from recipes.job_processes import PROC_FOLDER, find_job_processes
 from recipes.machine import read_machine
 from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
-from tests.recipes.command.test_program import ID, House, compute, house, until
+from tests.support.recipes.command_program import ID, House, compute, house, until
 
 __all__ = ["compute", "house"]  # fixtures
 

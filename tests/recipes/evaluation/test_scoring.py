@@ -15,9 +15,9 @@ from recipes.evaluation.scoring import generate_answers, measure_likelihood, mea
 from recipes.records.record_reader import parse_record
 from recipes.training.data.examples import Example
 from recipes.training.data.preference_pairs import PreferencePair
-from tests.recipes.preparation.tokenization.test_record_tokenizer import SYSTEM_WITH_THE_USER
 from tests.recipes.tiny_model import make_tokenizer
 from tests.recipes.tiny_training import LORA, TinyTraining
+from tests.support.recipes.record_tokenizer import SYSTEM_WITH_THE_USER
 
 
 def conversation(number: int, *before: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from recipes.contracts.recipe_references import BaseModelRef
 from recipes.export.base_model import resolve_base_model
 from recipes.storage.artifact_store import Store
 from recipes.storage.base_model_folder import hash_model_folder
-from tests.free_ports import free_port
 from tests.recipes.tiny_model import make_tiny_model
+from tests.support.free_ports import free_port
 
 SOME_HASH = "0" * 64
 

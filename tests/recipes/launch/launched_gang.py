@@ -22,9 +22,9 @@ from resources.metadata.database import Database
 from resources.metadata.job_attempts import Attempt, JobAttempts
 from resources.metadata.jobs import COMMAND, TRAINING, Jobs
 from resources.metadata.tables import cluster_jobs
-from tests.free_ports import free_port
 from tests.recipes.training.simulated_pods import session
-from tests.server_process import ServerProcess
+from tests.support.free_ports import free_port
+from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 180.0

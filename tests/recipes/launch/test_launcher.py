@@ -12,9 +12,9 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import OUT_OF_MEMORY_FILE
 from recipes.launch.child_process import descendants
 from recipes.storage.artifact_store import Store
-from tests.recipes.command.test_program import House
 from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
-from tests.server_process import ServerProcess
+from tests.support.recipes.command_program import House
+from tests.support.server_process import ServerProcess
 
 Launch = Callable[..., LaunchedGang]
 

@@ -8,8 +8,8 @@ from recipes.contracts.exit_reason import ExitReason
 from recipes.contracts.job import Result
 from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
 from tests.recipes.preparation.preparation_workspace import Place
-from tests.recipes.preparation.test_prepare import mixed
-from tests.server_process import ServerProcess
+from tests.support.recipes.mixed_records import mixed
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,6 @@
 """Features of a prepared version (specification rows C5, C6): what training reads is what a server answers, bit for bit."""
 
 import json
-import random
 import statistics
 from fractions import Fraction
 from pathlib import Path
@@ -17,34 +16,9 @@ from recipes.preparation.feature_statistics import ExactMoments
 from recipes.records import key_index
 from recipes.records.features import ONLINE_FILE, ONLINE_INDEX_FILE, STATE_FILE, FeatureState, UncleanRecord, serve_features
 from tests.recipes.preparation.preparation_workspace import Place, questions
+from tests.support.recipes.feature_table import FEATURES, table
 
-FEATURES = {
-    "key": "customer",
-    "columns": {
-        "plan": {"encode": "one_hot"},
-        "city": {"encode": "ordinal"},
-        "age": {"normalize": "standard"},
-        "score": {"normalize": "min_max"},
-    },
-    "aggregate": {"spend": ["count", "sum", "mean", "std", "min", "max"]},
-}
 SMALL = {"range_bytes": 5_000, "part_bytes": 10_000}
-
-
-def table(count: int) -> list[dict[str, Any]]:
-    """Rows of customers, some of whose values are not there; no row has a text."""
-    draw = random.Random(4)
-    rows: list[dict[str, Any]] = []
-    for number in range(count):
-        row: dict[str, Any] = {"row": number, "customer": f"c{draw.randrange(count // 3)}", "spend": draw.expovariate(0.01)}
-        row |= {
-            "plan": draw.choice(("free", "pro", None)),
-            "city": draw.choice((1, 2.0, True, "Oslo")),
-            "score": draw.random(),
-        }
-        row["age"] = draw.choice((None, draw.gauss(40, 12), draw.randrange(90)))
-        rows.append(row)
-    return rows
 
 
 class Served:

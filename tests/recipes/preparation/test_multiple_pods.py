@@ -14,10 +14,10 @@ from recipes.contracts.job import Job, Result
 from recipes.storage.artifact_store import Store
 from resources.compute.kubernetes.pod_manifest import JOB_FILE
 from tests.recipes.preparation.preparation_workspace import Place
-from tests.recipes.preparation.test_feature_stages import FEATURES, table
-from tests.recipes.preparation.test_prepare import EVERYTHING, SMALL, mixed
 from tests.resources.compute.kubernetes.jobs import launched
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.recipes.feature_table import FEATURES, table
+from tests.support.recipes.mixed_records import EVERYTHING, SMALL, mixed
+from tests.support.s3_server import VARIABLES, S3Server
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from recipes.records.record_index import IndexHit, find_index, fingerprint_line,
 from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.manifest import FileRecord, Manifest
 from tests.recipes.preparation.preparation_workspace import Place, questions
-from tests.recipes.preparation.test_prepare import SMALL
+from tests.support.recipes.mixed_records import SMALL
 
 RECORDS = 5_000
 """Of each part."""

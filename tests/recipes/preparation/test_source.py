@@ -16,7 +16,7 @@ from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.locations import CHUNKS_FOLDER
 from recipes.storage.manifest import Artifact
 from tests.recipes.preparation.preparation_workspace import BUCKETS, in_chunks
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/datasets/d/1/records"
 CHUNK, RANGE = 1000, 4000

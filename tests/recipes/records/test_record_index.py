@@ -20,7 +20,7 @@ from recipes.records.record_index import (
     sort_segment,
 )
 from recipes.storage.artifact_store import Store
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/datasets/d/1/records.index/records.index"
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

@@ -9,8 +9,8 @@ import pytest
 
 from recipes.records.sql_query import BadQuery, encode_row, iterate_query_lines
 from tests.api.waiting import wait_for
-from tests.postgres_server import postgres, postgres_url
-from tests.shop_database import shop, warehouse
+from tests.support.postgres_server import postgres, postgres_url
+from tests.support.shop_database import shop, warehouse
 
 __all__ = ["postgres", "postgres_url", "shop", "warehouse"]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.api.artifact_server import on_s3
-from tests.s3_server import S3Server
-from tests.server_process import ServerProcess
+from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,9 @@ from recipes.storage.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.storage.manifest import Artifact, FileRecord, Manifest
 from recipes.storage.object_store import ObjectEntry
 from recipes.storage.signed_bucket import TOKEN_VARIABLE
-from tests.s3_server import VARIABLES, S3Server
-from tests.server_process import ServerProcess
-from tests.signed_store import program_job, store_in_pod, submit
+from tests.support.s3_server import VARIABLES, S3Server
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import program_job, store_in_pod, submit
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}

@@ -2,11 +2,6 @@
 
 import datetime
 import socket
-import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -18,50 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreRefuses, StoreUnavailable
-from tests.s3_server import BUCKETS, VARIABLES
+from tests.support.recipes.http_responses import answering
+from tests.support.s3_server import BUCKETS, VARIABLES
 
 URI = "s3://hanzo-ml/datasets/d/1"
-ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{}</Code><Message>{}</Message></Error>'
-"""As AWS and MinIO write it: in two lines."""
 KEYS = "(settings storage.access_key, storage.secret_key)"
-
-
-@contextmanager
-def answering(
-    status: int, code: str, message: str, certificate: Path | None = None, *, head: int | None = None
-) -> Iterator[str]:
-    """The address of a server that answers all the same, but for a HEAD."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
-
-        def do_HEAD(self) -> None:
-            self.send_response(head or status)
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            body = ERROR.format(code, message).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    if certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def refusal(url: str) -> tuple[type[StoreUnavailable], str]:

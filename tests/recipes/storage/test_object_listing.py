@@ -6,9 +6,9 @@ import pytest
 
 from recipes.contracts.job import StoreAddress
 from recipes.storage.object_store import ObjectEntry, ObjectStore
-from tests.s3_server import BUCKETS, VARIABLES, S3Server
-from tests.server_process import ServerProcess
-from tests.signed_store import program_job, store_in_pod, submit
+from tests.support.s3_server import BUCKETS, VARIABLES, S3Server
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import program_job, store_in_pod, submit
 
 PLACE = "s3://hanzo-models/many"
 NAMES = [*(f"{number}" for number in range(60)), "a/b", "a-b", "a.b", "é", "z/y/x"]

@@ -11,7 +11,7 @@ from obstore.exceptions import PermissionDeniedError
 
 from recipes.storage.object_store import ObjectStore
 from recipes.storage.object_transfer import MIN_PART_BYTES
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-models/m/1/file"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from recipes.contracts.job import Program
 from recipes.storage import object_names
-from tests.folder_contents import OLDEST, read_folder, write_folder
-from tests.recipes.command.test_folder_round_trip import publish, restore
-from tests.server_process import ServerProcess
-from tests.signed_store import program_job, store_in_pod, submit
+from tests.support.folder_contents import OLDEST, read_folder, write_folder
+from tests.support.recipes.folder_snapshots import publish, restore
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import program_job, store_in_pod, submit
 
 PLACE = "s3://hanzo-ml/checkpoints/in-pod"
 

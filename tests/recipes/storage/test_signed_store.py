@@ -17,9 +17,9 @@ from recipes.storage.artifact_store import Store
 from recipes.storage.buckets import StoreRefuses, StoreUnavailable
 from recipes.storage.object_transfer import RANGE_BYTES
 from recipes.storage.signed_bucket import TOKEN_VARIABLE
-from tests.s3_server import BUCKETS, S3Server
-from tests.server_process import ServerProcess
-from tests.signed_store import program_job, store_in_pod, submit
+from tests.support.s3_server import BUCKETS, S3Server
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import program_job, store_in_pod, submit
 
 PLACE = "s3://hanzo-models/m/made"
 LARGE = random.Random(1).randbytes(3 * RANGE_BYTES + 7)

@@ -11,8 +11,8 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from tests.recipes.tiny_training import LORA, QUESTIONS, TinyTraining
 from tests.resources.cluster_rows import claim_attempt
-from tests.server_process import ServerProcess
-from tests.signed_store import store_in_pod, submit
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import store_in_pod, submit
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from recipes.training.objectives import sft
 from tests.recipes.training.forked_processes import Forks, forks
 from tests.recipes.training.tracked_runs import Runs
 from tests.recipes.training.training_workspace import Place
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")

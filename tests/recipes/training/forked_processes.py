@@ -18,9 +18,9 @@ from recipes.contracts.job import EXIT_PREEMPTED, Job, Result
 from recipes.runner import main
 from resources.compute.base import PROGRAM_ENVIRONMENT
 from resources.compute.local.command import MULTI_PROCESS_ENVIRONMENT
-from tests.free_ports import free_port
 from tests.recipes.training.tracked_runs import LONG, step_of
 from tests.recipes.training.training_workspace import NOBODY, Place
+from tests.support.free_ports import free_port
 
 LOADED = [
     __name__,

@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes.contracts.job import Job
 from recipes.launch.command import program_command
 from recipes.launch.pod import Pod
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 240.0

@@ -24,10 +24,10 @@ from recipes.training.determinism import RandomStates
 from resources.stack.detached_process import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
-from tests.recipes.training.metrics.test_no_device_sync import trainer_of
 from tests.recipes.training.simulated_pods import NODES, Gang
 from tests.recipes.training.tracked_runs import Runs, children, install, losses_of, step_of
 from tests.recipes.training.training_workspace import Place, facts
+from tests.support.recipes.attention_trainer import trainer_of
 
 pytestmark = pytest.mark.gpu
 

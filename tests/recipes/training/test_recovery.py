@@ -38,7 +38,7 @@ from recipes.training.metrics.tracking import TrackingCallback
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.recovery import recover_from_error
 from tests.recipes.training.training_workspace import CHECKPOINTS, Place, facts, pending_in
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 GIB = 1 << 30
 REFUSED = "does not have a deterministic implementation"

@@ -15,7 +15,7 @@ from recipes.contracts.results import TrainingFacts
 from resources.compute.base import Follower
 from resources.compute.local.backend import LocalCompute
 from tests.recipes.training.training_workspace import Place
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 240.0

@@ -17,7 +17,7 @@ from resources.ingest.version_creation import create_from_files
 from resources.lineage.dataset_lineage import read_lineage
 from resources.lineage.edges import record_artifact
 from resources.metadata.datasets import Datasets, DatasetVersion
-from tests.resources.ingest.test_version_creation import Place
+from tests.support.resources.dataset_versions import Place
 
 Make = Callable[..., DatasetVersion]
 

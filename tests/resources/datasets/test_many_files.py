@@ -21,9 +21,9 @@ from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.object_store.chunk_upload import BATCH_CHUNKS
-from tests.resources.datasets.test_version_storage import chunks, in_folder
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.metadata.test_page_query_plans import plans
+from tests.support.resources.query_plans import plans
+from tests.support.resources.stored_versions import chunks, in_folder
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 FEW, MANY = 20, BATCH_CHUNKS + 20

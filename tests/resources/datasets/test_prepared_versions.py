@@ -23,8 +23,8 @@ from resources.metadata.jobs import PREPARATION, Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import dataset_holders
 from resources.object_store.chunk_claims import ChunkClaims
-from tests.postgres_server import until_one_waits
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.support.postgres_server import until_one_waits
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

@@ -6,46 +6,20 @@ from unittest import mock
 
 from recipes.contracts.job import Job, Program
 from recipes.contracts.validation_results import ValidationFacts
-from recipes.preparation.split_assignment import SPLITS
 from recipes.records.record_reader import iterate_record_lines
-from recipes.split import split_dataset
 from recipes.storage.artifact_store import Store
 from recipes.storage.line_selection import bitmap_uri, origin_uri
 from recipes.storage.locations import chunk_uri
-from recipes.storage.manifest import Artifact
 from recipes.validate import validate
 from resources.datasets.deletion import delete_version
-from resources.lineage.edges import record_artifact
 from resources.lineage.proof import Prover
 from resources.metadata.database import Database
-from resources.metadata.datasets import DatasetVersion
-from tests.resources.datasets.test_version_storage import ALL, corpus, create, in_folder, store, stored
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.s3_server import VARIABLES
+from tests.support.resources.splits import divided
+from tests.support.resources.stored_versions import ALL, corpus, create, in_folder, store, stored
+from tests.support.s3_server import VARIABLES
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url", "store"]
-
-
-def divided(database: Database, store: Store, folder: Path, version: DatasetVersion) -> dict[str, Artifact]:
-    """What the stack makes of a version next: its splits."""
-    place = f"{version.storage_path}splits/x"
-    job = Job(
-        id="split",
-        program=Program.SPLIT,
-        inputs={"dataset": version.artifact},
-        outputs={split: f"{place}/{split}" for split in SPLITS},
-        result_uri=f"{place}/result.json",
-        store=store.address,
-        work_dir=str(folder / "work"),
-        cache_dir=str(folder / "cache"),
-    )
-    with mock.patch.dict(os.environ, VARIABLES):  # a program finds the store's keys there
-        found = split_dataset(job, store, folder / "work").artifacts
-    assert not (folder / "cache").exists(), "it is read where it lies"
-    with database.write() as connection:
-        for artifact in found.values():
-            record_artifact(connection, artifact, store.manifest(artifact))
-    return found
 
 
 def test_splits_cost_little_whatever_changed_and_go_with_their_version(

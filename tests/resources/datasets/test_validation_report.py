@@ -19,7 +19,7 @@ from resources.datasets.check_verdicts import judge_splits, judge_version
 from resources.datasets.validation_report import render_report
 from resources.datasets.validations import Validation, blocking_reason
 from resources.metadata.datasets import DatasetVersion
-from tests.browser_page import page
+from tests.support.browser_page import page
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 NOW = 1_790_000_000_000

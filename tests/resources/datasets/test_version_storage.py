@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from recipes.contracts.dataset_formats import Format
-from recipes.contracts.job import StoreAddress
 from recipes.records.record_reader import iterate_record_lines
 from recipes.storage.artifact_store import BrokenArtifact, Store
 from recipes.storage.locations import chunk_folder, chunk_uri
@@ -28,55 +26,13 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import artifacts, chunk_claims, dataset_holders, dataset_versions
 from resources.object_store.chunk_claims import ChunkClaims
-from tests.postgres_server import until_one_waits
-from tests.resources.ingest.test_version_creation import BUCKETS
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.s3_server import VARIABLES, S3Request, S3Server
+from tests.support.postgres_server import until_one_waits
+from tests.support.resources.stored_versions import ALL, CHUNKS, chunks, corpus, create, in_folder, store, stored
+from tests.support.s3_server import VARIABLES, S3Request, S3Server
 
-__all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+__all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url", "store"]
 ROOT = Path(__file__).resolve().parents[3]
-ALL = "s3://hanzo-ml/datasets"
-CHUNKS = f"{ALL}/_chunks"
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Store:
-    """A folder beside SQLite, S3 beside PostgreSQL: neither knows of the other."""
-    if database_url.startswith("sqlite"):
-        return in_folder(tmp_path)
-    s3: S3Server = request.getfixturevalue("s3")
-    return Store(s3.address, VARIABLES)
-
-
-def in_folder(folder: Path) -> Store:
-    return Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
-
-
-def corpus(size: int, seed: int = 0) -> list[str]:
-    """Lines of records, `size` bytes in all."""
-    draw = random.Random(seed)
-    found: list[str] = []
-    length = 0
-    while length < size:
-        found.append(f'{{"id": {len(found)}, "text": "{draw.randbytes(420).hex()}"}}\n')
-        length += len(found[-1])
-    return found
-
-
-def create(
-    database: Database, store: Store, folder: Path, content: str, name: str = "d", organization: str = "default"
-) -> tuple[DatasetVersion, bool]:
-    path = folder / f"{name}.jsonl"
-    path.write_text(content)
-    return create_from_files(database, store, NewVersion(name, "jsonl", "u", organization), local_files(path, Format.JSONL))
-
-
-def stored(store: Store) -> int:
-    return sum(entry.size for entry in store.entries(ALL))
-
-
-def chunks(store: Store) -> set[str]:
-    return set(store.list(CHUNKS))
 
 
 def content(store: Store, version: DatasetVersion) -> str:
@@ -107,7 +63,7 @@ RSS = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tests.resources.datasets.test_version_storage import in_folder
+from tests.support.resources.stored_versions import in_folder
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 folder = Path(sys.argv[2])

@@ -17,8 +17,8 @@ from resources.estimate.token_count import count_dataset_tokens
 from resources.ingest.version_creation import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
-from tests.migrated_database import migrate
 from tests.recipes.tiny_model import make_tokenizer
+from tests.support.migrated_database import migrate
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 SHA = "1" * 64

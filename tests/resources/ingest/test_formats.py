@@ -31,19 +31,10 @@ from resources.ingest.new_version import NewVersion
 from resources.ingest.raw_file import TeeStream
 from resources.ingest.source_files import SourceFile, local_files
 from resources.ingest.version_creation import create_from_files
-from tests.resources.ingest.test_version_creation import BUCKETS, Place
+from tests.support.resources.dataset_versions import BUCKETS, Place
+from tests.support.resources.record_files import ROWS, WRITERS, packed_zstd, place
 
-__all__ = ["BUCKETS", "Store", "StoreAddress"]
-ROWS = [{"text": 'täst, "x"\n2', "n": 1, "score": 0.5, "ok": True}, {"text": "", "n": None, "score": 2.25, "ok": False}]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def packed_zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, "zstd", asbytes=True))
+__all__ = ["BUCKETS", "Store", "StoreAddress", "place"]
 
 
 def zipped(data: bytes) -> bytes:
@@ -53,44 +44,11 @@ def zipped(data: bytes) -> bytes:
     return archive.getvalue()
 
 
-def write_jsonl(path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-
-
-def write_parquet(path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
-
-
-def write_arrow_file(path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    with pa.ipc.new_file(path, table.schema) as out:
-        out.write_table(table)
-
-
-def write_arrow_stream(path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    with pa.ipc.new_stream(path, table.schema) as out:
-        out.write_table(table)
-
-
-def write_csv(path: Path) -> None:
-    path.write_text('text,n,score,ok\n"täst, ""x""\n2",1,0.5,true\n"",,2.25,false\n', newline="")
-
-
 def records(place: Place, path: Path, format: str, **more: Any) -> list[dict[str, Any]]:
     version, _ = place.create(path, format=format, name=f"of-{format}", **more)
     found = [json.loads(line) for line in iterate_record_lines(place.store, version.artifact)]
     assert version.num_records == len(found)
     return found
-
-
-WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "jsonl": ("jsonl", write_jsonl),
-    "parquet": ("parquet", write_parquet),
-    "arrow file": ("arrow", write_arrow_file),
-    "arrow stream": ("arrow", write_arrow_stream),
-    "csv": ("csv", write_csv),
-}
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -17,9 +17,9 @@ from resources.ingest.remote_sources import allowed_files, list_files
 from resources.ingest.version_creation import create_from_files
 from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
-from tests.kafka_brokers import WAIT_SECONDS, Brokers, brokers
-from tests.resources.ingest.test_version_creation import Place
-from tests.server_process import free_port
+from tests.support.kafka_brokers import WAIT_SECONDS, Brokers, brokers
+from tests.support.resources.dataset_versions import Place
+from tests.support.server_process import free_port
 
 __all__ = ["brokers"]
 

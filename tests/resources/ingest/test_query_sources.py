@@ -14,10 +14,10 @@ from resources.ingest.new_version import NewVersion
 from resources.ingest.remote_sources import allowed_query_source, query_source
 from resources.ingest.version_creation import create_from_files
 from resources.settings.settings import Settings
-from tests.free_ports import free_port
-from tests.postgres_server import postgres, postgres_url
-from tests.resources.ingest.test_version_creation import Place
-from tests.shop_database import shop, warehouse
+from tests.support.free_ports import free_port
+from tests.support.postgres_server import postgres, postgres_url
+from tests.support.resources.dataset_versions import Place
+from tests.support.shop_database import shop, warehouse
 
 __all__ = ["postgres", "postgres_url", "shop", "warehouse"]
 PASSWORD = "c4n4ry"

@@ -23,8 +23,8 @@ from resources.ingest.memory_sizes import (
     uncompressed_size,
 )
 from resources.ingest.problems import Problem
-from tests.resources.ingest.test_formats import packed_zstd, place
-from tests.resources.ingest.test_version_creation import Place
+from tests.support.resources.dataset_versions import Place
+from tests.support.resources.record_files import packed_zstd, place
 
 __all__ = ["place"]  # a fixture
 LONG = "x" * (256 << 10)

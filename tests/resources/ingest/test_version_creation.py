@@ -4,71 +4,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import func, select
 
-from recipes.contracts.job import StoreAddress
 from recipes.records.record_reader import iterate_record_lines, read_records
-from recipes.storage.artifact_store import Store
-from recipes.storage.buckets import BUCKET_MARKER
-from resources.errors import HanzoError
-from resources.ingest.version_creation import create_version
 from resources.lineage.edges import find_artifact, parent_digests
-from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.datasets import Datasets
 from resources.metadata.outbox import read_after
-from resources.metadata.tables import artifacts, dataset_versions
-from tests.migrated_database import migrate
+from tests.support.resources.dataset_versions import Place, lines
 
 ROOT = Path(__file__).resolve().parents[3]
-BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 GOOD = '{"instruction": "Who?", "answer": "She."}\n'
-
-
-class Place:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.database = Database(f"sqlite:///{folder}/metadata.db")
-        migrate(self.database)
-        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
-
-    def create(self, content: bytes | str | Path, name: str = "d", **more: Any) -> tuple[DatasetVersion, bool]:
-        path = content if isinstance(content, Path) else self.folder / "raw.jsonl"
-        if not isinstance(content, Path):
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        more = {"user": "u", "organization": "default", **more}
-        return create_version(self.database, self.store, name=name, path=path, **more)
-
-    def source(self, version: DatasetVersion) -> Path:
-        """The folder of a version's raw files."""
-        with self.database.read() as connection:
-            found = find_artifact(connection, parent_digests(connection, version.artifact.digest)["source"])
-        assert found is not None
-        return self.store.fetch(found, self.folder / "cache")
-
-    def refusal(self, content: bytes | str | Path, **more: Any) -> str:
-        """The message of a refusal that left no trace."""
-        with pytest.raises(HanzoError) as caught:
-            self.create(content, **more)
-        assert "\n" not in caught.value.message
-        with self.database.read() as connection:
-            assert connection.execute(select(func.count()).select_from(dataset_versions)).scalar() == 0
-            assert connection.execute(select(func.count()).select_from(artifacts)).scalar() == 0
-            assert read_after(connection, 0) == []
-        objects = self.folder / "objects"
-        assert [path for path in objects.rglob("*") if path.is_file() and path.name != BUCKET_MARKER] == []
-        return caught.value.message
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def lines(count: int, offset: int = 0) -> str:
-    return "".join(json.dumps({"instruction": f"Q{n}", "answer": f"A{n}"}) + "\n" for n in range(offset, offset + count))
 
 
 @pytest.mark.parametrize(
@@ -197,12 +148,12 @@ CREATE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.resources.ingest.test_version_creation import Place, lines
+from tests.support.resources.dataset_versions import Place, lines
 place = Place.__new__(Place)
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
-from tests.resources.ingest.test_version_creation import BUCKETS
+from tests.support.resources.dataset_versions import BUCKETS
 folder = Path(sys.argv[2])
 place.folder = Path(sys.argv[3])
 place.database = Database(f"sqlite:///{folder}/metadata.db")
@@ -244,7 +195,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from recipes.storage.artifact_store import Store
-from tests.resources.ingest.test_version_creation import Place, lines
+from tests.support.resources.dataset_versions import Place, lines
 place = Place(Path(sys.argv[2]))
 real = Store.put_bytes
 def killed(self, uri, data):

@@ -8,9 +8,9 @@ from resources.jobs.job_tokens import TOKEN_PREFIX, TOKEN_VARIABLE
 from resources.jobs.program_tokens import ClusterCredentials, ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.cluster_rows import submit_program
 from tests.resources.metadata.conftest import database, database_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

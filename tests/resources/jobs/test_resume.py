@@ -25,8 +25,8 @@ from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from resources.settings.scheduler import Quota
 from resources.settings.settings import Settings
-from tests.migrated_database import migrate
 from tests.resources.hpo.sweep_files import sweep
+from tests.support.migrated_database import migrate
 
 RUN = "s3://hanzo-ml/checkpoints/j"
 ENVIRONMENT = Environment(git_commit="c", git_dirty=False, lock_sha256="l", python="3.11")

@@ -18,8 +18,8 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tables import model_versions
 from tests.recipes.preparation.preparation_workspace import questions
-from tests.resources.lineage.test_trace import SPLITS, World, small
-from tests.resources.lineage.test_trace_prepared import prepared
+from tests.support.resources.lineage import SPLITS, World, small
+from tests.support.resources.prepared_lineage import prepared
 
 __all__ = ["small"]
 

@@ -23,8 +23,8 @@ from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import LoggedFiles, artifact_row
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
-from tests.migrated_database import migrate
-from tests.resources.metadata.registry.test_version_lifecycle import House, model, registration
+from tests.support.migrated_database import migrate
+from tests.support.resources.model_versions import House, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {

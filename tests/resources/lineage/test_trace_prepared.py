@@ -5,44 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from recipes.contracts.job import Hardware, Job, Program, Result
-from recipes.contracts.parameters import PrepareParameters
 from recipes.preparation.split_assignment import SPLITS
-from recipes.prepare import prepare
-from resources.datasets.prepared_versions import Derivation, add_prepared_version, output_uris
 from resources.lineage.trace import walk_nodes
 from resources.lineage.training_data import Included
-from resources.metadata.datasets import DatasetVersion
 from tests.recipes.preparation.preparation_workspace import questions
 from tests.recipes.tiny_model import make_tokenizer
-from tests.resources.lineage.test_trace import World, node, small
-from tests.resources.lineage.test_training_data import asked
+from tests.support.resources.lineage import World, node, small
+from tests.support.resources.prepared_lineage import prepared
+from tests.support.resources.training_data import asked
 
 __all__ = ["small"]
-
-PARAMETERS = {"filter": {"dedup": True}, "augment": {"mask_pii": True, "oversample_minority": True}}
-
-
-def prepared(world: World, version: DatasetVersion, name: str, **parameters: object) -> tuple[DatasetVersion, Result]:
-    place = f"s3://hanzo-ml/datasets/{name}/prepared/x"
-    wanted = PrepareParameters.model_validate(PARAMETERS | parameters)
-    job = Job(
-        id=f"prepare-{name}",
-        program=Program.PREPARE,
-        inputs={"dataset": version.artifact},
-        parameters=wanted.model_dump(mode="json"),
-        outputs=output_uris(place),
-        result_uri=f"{place}/result.json",
-        store=world.store.address,
-        work_dir=str(world.folder / "work" / name),
-        cache_dir=str(world.folder / "cache"),
-        hardware=Hardware(cpu=2),
-    )
-    result = prepare(job, world.store, Path(job.work_dir))
-    assert result is not None
-    made, is_new = add_prepared_version(world.database, world.store, Derivation(version, name, wanted, "u"), result)
-    assert is_new
-    return made, result
 
 
 @pytest.fixture

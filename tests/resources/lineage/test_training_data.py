@@ -8,19 +8,14 @@ import pytest
 from hanzo_ml.cli.lineage import print_data
 from resources.lineage.edges import record_artifact
 from resources.lineage.run_record import log_dataset_input, write_command_record
-from resources.lineage.training_data import Included, TrainingData, describe_training_data
+from resources.lineage.training_data import Included
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import COMMAND
-from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.tracking.run_inputs import Dataset, DatasetInput, Inputs
-from tests.resources.lineage.test_trace import World, rows, small
+from tests.support.resources.lineage import World, rows, small
+from tests.support.resources.training_data import asked
 
 __all__ = ["small"]
-
-
-def asked(world: World, name: str = "m") -> TrainingData:
-    version = world.registry.read(ModelKey("default", name), 1)
-    return describe_training_data(world.database, world.store, version, "default")
 
 
 def validated(world: World, version: DatasetVersion, **kinds: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from resources.metadata.database import Database
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

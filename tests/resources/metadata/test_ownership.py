@@ -12,7 +12,7 @@ from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.tables import artifacts, dataset_versions
 from resources.metadata.tracking.tracking import Tracking
 from resources.monitoring.usage_totals import DURATION_BUCKETS, read_totals
-from tests.metered_gpus import meter_attempt
+from tests.support.metered_gpus import meter_attempt
 
 
 def dataset(organization: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from resources.metadata.field_rules import metric_point
 from resources.metadata.filters.parser import parse_filter, parse_orders
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
-from tests.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 

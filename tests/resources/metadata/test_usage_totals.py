@@ -5,7 +5,7 @@ from resources.metadata.field_rules import MetricPoint
 from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.tracking import Tracking
 from resources.monitoring.usage_totals import read_totals, sum_gpu_hours_by_experiment, sum_run_gpu_hours
-from tests.metered_gpus import meter_attempt
+from tests.support.metered_gpus import meter_attempt
 
 HOURS_METRIC = "system/total_gpu_hours"
 

@@ -12,9 +12,9 @@ from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.tables import cluster_jobs
 from resources.object_store.attempt_fence import check_attempt, hold_attempt
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.cluster_rows import claim_attempt, submit_program
 from tests.resources.metadata.conftest import database, database_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

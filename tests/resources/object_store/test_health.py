@@ -6,8 +6,8 @@ from pathlib import Path
 from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import Store
 from resources.object_store.health import find_store_problem_in_time
-from tests.recipes.storage.test_buckets import answering
-from tests.s3_server import BUCKETS, VARIABLES, S3Server
+from tests.support.recipes.http_responses import answering
+from tests.support.s3_server import BUCKETS, VARIABLES, S3Server
 
 
 def test_of_a_store_that_can_be_used_nothing_is_said(tmp_path: Path, s3: S3Server) -> None:

@@ -10,9 +10,9 @@ from resources.jobs.program_tokens import ProgramGrant
 from resources.metadata.database import Database
 from resources.metadata.job_attempts import JobAttempts
 from resources.object_store.program_writes import ProgramWrites
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.cluster_rows import claim_attempt, submit_program
 from tests.resources.metadata.conftest import database, database_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

@@ -28,7 +28,7 @@ from resources.orchestration.instance import postgres_storage_config, sqlite_sto
 from resources.orchestration.postgres_schema import dagster_database_url, locked_schema
 from resources.orchestration.postgres_storage import create_tables
 from resources.settings.settings import Settings
-from tests.postgres_server import postgres, postgres_url
+from tests.support.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 

@@ -14,8 +14,8 @@ from resources.orchestration.kubernetes_instance import kubernetes_instance
 from resources.orchestration.kubernetes_launcher import KubernetesRunLauncher
 from resources.orchestration.postgres_storage import PooledRunStorage
 from resources.settings.settings import Settings
-from tests.postgres_server import postgres, postgres_url
 from tests.resources.orchestration.job_api import job_api
+from tests.support.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 

@@ -18,7 +18,7 @@ from resources.orchestration import migrate
 from resources.orchestration.instance import is_later
 from resources.orchestration.postgres_schema import locked_schema
 from resources.settings.settings import Settings
-from tests.postgres_server import postgres, postgres_url
+from tests.support.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 LATER = "9999"

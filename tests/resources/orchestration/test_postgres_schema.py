@@ -16,7 +16,7 @@ from resources.orchestration import instance
 from resources.orchestration.instance import migrate_dagster
 from resources.orchestration.postgres_schema import check_search_path, dagster_database_url, locked_schema
 from resources.settings.settings import Settings
-from tests.postgres_server import PostgresServer, postgres, postgres_url
+from tests.support.postgres_server import PostgresServer, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 ONLY = '-csearch_path="dagster_of_public"'

@@ -24,7 +24,7 @@ from resources.orchestration.postgres_schema import dagster_database_url, locked
 from resources.orchestration.postgres_storage import create_tables, pooled_engine
 from resources.settings.settings import Settings
 from resources.stack.reset import empty_store
-from tests.postgres_server import postgres, postgres_url
+from tests.support.postgres_server import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 KEY = dg.AssetKey("made")

@@ -13,9 +13,9 @@ from recipes.storage.manifest import Artifact
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.replay.submission import FinishedRun, check_inputs, thread_count
-from tests.resources.datasets.test_split_storage import divided
-from tests.resources.datasets.test_version_storage import corpus, create, in_folder
 from tests.resources.metadata.conftest import migrated_sqlite, sqlite_url
+from tests.support.resources.splits import divided
+from tests.support.resources.stored_versions import corpus, create, in_folder
 
 __all__ = ["migrated_sqlite", "sqlite_url"]
 

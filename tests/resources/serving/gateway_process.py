@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from resources.serving.client import EngineClient
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 ROOT = Path(__file__).parents[3]
 

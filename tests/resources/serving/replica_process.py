@@ -18,9 +18,9 @@ from resources.metadata.registry.engine_replicas import Replica
 from resources.metadata.registry.model_names import ModelKey
 from resources.serving.client import EngineClient
 from resources.serving.replicated_engine import ReplicatedEngine
-from tests.free_ports import free_port
 from tests.resources.serving.gateway_process import ROOT, wait_until
-from tests.server_process import ServerProcess
+from tests.support.free_ports import free_port
+from tests.support.server_process import ServerProcess
 
 PROMPTS = ("Who keeps the lamp?",)
 LOAD_SECONDS = 120.0

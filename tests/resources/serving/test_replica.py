@@ -12,7 +12,7 @@ from resources.errors import ChecksumMismatch, EngineUnavailable, SmokeFailed
 from resources.metadata.registry import deployments
 from tests.resources.serving.gateway_process import wait_until
 from tests.resources.serving.replica_process import ControlPlaneProcess, ReplicaProcess
-from tests.resources.serving.test_gateway import PROMPTS, Load, Model, broken, models
+from tests.support.resources.gateway import PROMPTS, Load, Model, broken, models
 
 __all__ = ["models"]  # a fixture
 

@@ -14,7 +14,7 @@ from recipes.contracts.job import BadConfiguration, Schedule
 from resources.service_logs import JsonFormatter
 from resources.settings.settings import SECTIONS
 from resources.stack.services import list_services
-from tests.resources.settings.test_settings import ROOT, SPECIFICATION, load
+from tests.support.resources.settings_files import ROOT, SPECIFICATION, load
 
 PRODUCT = ("api", "hanzo_ml", "hanzo_ml_assets", "recipes", "resources", "sensors")
 SETTINGS = ROOT / "resources" / "settings"

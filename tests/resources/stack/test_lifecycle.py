@@ -19,9 +19,9 @@ from resources.settings.settings import Settings
 from resources.stack.detached_process import LOG_FILE, is_running, lock_folder, read_pid, stop_process
 from resources.stack.lifecycle import down, is_ready, launch_service, service_folder
 from resources.stack.services import Service, proxy_exemptions, python_path
-from tests.free_ports import free_port
-from tests.recipes.storage.test_buckets import answering
-from tests.server_process import REPOSITORY
+from tests.support.free_ports import free_port
+from tests.support.recipes.http_responses import answering
+from tests.support.server_process import REPOSITORY
 
 VARIABLES = (
     "HANZO_ML_SERVER_PORT",

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 LIST = "/api/2.0/mlflow/artifacts/list"

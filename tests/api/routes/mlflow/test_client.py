@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 SCRIPT = """
 import mlflow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.api import client_session
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 INTERPRETER = os.environ.get("MLFLOW_CLIENT_PYTHON", sys.executable)
 

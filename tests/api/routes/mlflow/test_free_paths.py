@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 
 from tests.api.artifact_server import PROXY, ArtifactServer
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 JSON = {"Content-Type": "application/json"}
 MLFLOW = "/api/2.0/mlflow"

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.api.artifact_server import PROXY, ArtifactServer
-from tests.s3_server import BUCKETS, S3Request, S3Server
-from tests.server_process import ServerProcess
+from tests.support.s3_server import BUCKETS, S3Request, S3Server
+from tests.support.server_process import ServerProcess
 
 API = "/api/2.0/mlflow"
 LOCAL = "To use a local path as a model version source"

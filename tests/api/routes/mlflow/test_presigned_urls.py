@@ -11,8 +11,8 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.api.artifact_server import ArtifactServer
-from tests.s3_server import S3Server
-from tests.server_process import ServerProcess
+from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
 
 MULTIPART = "/api/2.0/mlflow-artifacts"
 MLFLOW = "/api/2.0/mlflow"

@@ -25,7 +25,7 @@ from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.recipes.tiny_model import make_tiny_model
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 INPUTS = np.arange(8.0).reshape(4, 2)
 

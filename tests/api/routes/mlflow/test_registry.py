@@ -14,7 +14,7 @@ from resources.metadata.database import Database
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.model_versions import Registration
 from resources.metadata.registry.version_lifecycle import Registry
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")

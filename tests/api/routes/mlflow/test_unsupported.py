@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.server.handlers import get_endpoints
 
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 WORKSPACES = re.compile("/mlflow/workspaces")
 """For these a client understands the 404 of a path that is not there."""

@@ -16,8 +16,8 @@ from api.routes.ui.graphql_execution import exceeded_limit, schema
 from api.routes.ui.static_files import build_folder
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
-from tests.browser_page import page
-from tests.server_process import ServerProcess
+from tests.support.browser_page import page
+from tests.support.server_process import ServerProcess
 
 STEPS = 40
 

@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.contracts.dataset_formats import Format
 from recipes.storage.artifact_store import Store
-from resources.ingest.new_version import NewVersion
-from resources.ingest.source_files import local_files
-from resources.ingest.version_creation import create_from_files
 from resources.metadata.database import Database
-from resources.metadata.datasets import DatasetVersion
 from resources.settings.settings import Settings
-from tests.resources.lineage.test_trace import World, rows
+from tests.support.api.dataset_family import made_into_a_model_and_a_child
+from tests.support.resources.lineage import World
 
 
 @pytest.fixture
@@ -22,17 +18,6 @@ def world(settings: Settings, tmp_path: Path) -> Iterator[World]:
     database = Database(settings.database_url)
     yield World(database, Store(settings.store), tmp_path)
     database.close()
-
-
-def made_into_a_model_and_a_child(world: World) -> DatasetVersion:
-    """A version that a run was trained on, of which a model was exported, and another version was made."""
-    version = world.create(rows(40))
-    world.model("m", "r1", world.run("r1", version, world.split(version)))
-    path = world.folder / "child.jsonl"
-    path.write_text('{"a": 1}\n')
-    child = NewVersion("child", "jsonl", "u", "default", transform="cut", parents=[version.reference])
-    create_from_files(world.database, world.store, child, local_files(path, Format.JSONL))
-    return version
 
 
 def test_the_lineage_is_told_both_ways_and_a_run_once(http: TestClient, world: World) -> None:

@@ -20,8 +20,8 @@ from resources.metadata.database import Database
 from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.resources.ingest import test_version_creation as ingest
-from tests.resources.ingest.test_formats import WRITERS, packed_zstd
-from tests.s3_server import S3Server
+from tests.support.resources.record_files import WRITERS, packed_zstd
+from tests.support.s3_server import S3Server
 
 Packed = Callable[[bytes], bytes]
 

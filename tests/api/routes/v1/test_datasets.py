@@ -27,10 +27,10 @@ from tests.api.artifact_server import on_s3
 from tests.api.conformance import Conformance
 from tests.api.conftest import answering, migrated
 from tests.api.waiting import wait_for
-from tests.hanzo_ml.cli.test_cli import run
-from tests.resources.datasets.test_split_storage import divided
-from tests.s3_server import BUCKETS, VARIABLES, S3Server
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import run
+from tests.support.resources.splits import divided
+from tests.support.s3_server import BUCKETS, VARIABLES, S3Server
+from tests.support.server_process import ServerProcess
 
 DRAW = random.Random(0)
 ROWS = [{"id": number, "text": " ".join(map(str, DRAW.choices(range(5000), k=200)))} for number in range(4000)]

@@ -10,8 +10,8 @@ import pytest
 from recipes.storage.artifact_store import hash_file
 from resources.metadata.registry.model_names import ModelKey
 from resources.metadata.registry.version_lifecycle import Registry
-from tests.resources.metadata.registry.test_version_lifecycle import House
 from tests.resources.serving.replica_process import ControlPlaneProcess
+from tests.support.resources.model_versions import House
 
 CONTENT = b"GGUF" + bytes(range(200))
 

@@ -21,9 +21,9 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
 from resources.settings.settings import Settings
 from tests.api.artifact_server import on_s3
-from tests.api.auth.test_audit import asking
 from tests.api.conftest import answering, migrated
-from tests.s3_server import S3Server
+from tests.support.api.audited_requests import asking
+from tests.support.s3_server import S3Server
 
 FEATURES = {
     "key": "customer",

@@ -28,10 +28,10 @@ from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tracking.run_data import RunData
 from tests.api.conformance import Conformance
-from tests.hanzo_ml.cli.test_cli import run
-from tests.postgres_server import migrated_sqlite, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, small
-from tests.server_process import ServerProcess
+from tests.support.cli.command_line import run
+from tests.support.postgres_server import migrated_sqlite, postgres_url, sqlite_url
+from tests.support.server_process import ServerProcess
 
 __all__ = ["migrated_sqlite", "postgres_url", "sqlite_url"]
 

@@ -12,7 +12,7 @@ from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from tests.api.conftest import answering, migrated
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 RECIPE = "smollm2-135m-lora"
 STEPS = 90

@@ -29,9 +29,9 @@ from resources.jobs.program_tokens import ClusterCredentials, ProgramGrant
 from resources.metadata.database import Database
 from resources.object_store.program_scope import ProgramScopes
 from tests.resources.cluster_rows import claim_attempt
-from tests.s3_server import S3Server
-from tests.server_process import ServerProcess
-from tests.signed_store import objects_address, program_job, store_in_pod, submit
+from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
+from tests.support.signed_store import objects_address, program_job, store_in_pod, submit
 
 OUTPUT = "s3://hanzo-models/m/made"
 

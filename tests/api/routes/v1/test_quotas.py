@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from api import dependencies
 from api.auth.permissions import Caller
 from tests.api.conftest import answering, migrated
-from tests.postgres_server import PostgresServer
 from tests.resources.hpo.sweep_files import small
+from tests.support.postgres_server import PostgresServer
 
 QUOTAS = """
 scheduler:

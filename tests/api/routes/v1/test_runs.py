@@ -11,7 +11,7 @@ from recipes.checkpoints.retention import VALIDATION_LOSS_KEY
 from recipes.storage.artifact_store import Store
 from resources.metadata.database import Database
 from resources.settings.settings import Settings
-from tests.metered_gpus import meter_attempt
+from tests.support.metered_gpus import meter_attempt
 
 
 @pytest.fixture

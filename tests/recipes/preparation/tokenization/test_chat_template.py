@@ -13,8 +13,8 @@ from recipes.records.record_layouts import Layout, UnfitRecord
 from recipes.records.record_reader import parse_record
 from recipes.training.data.examples import prompt_tokens, tokenize_records
 from tests.recipes.preparation.preparation_workspace import Place, questions
-from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
+from tests.support.recipes.record_tokenizer import learned, record_tokenizer
 
 WITH_TOOLS = "{% if tools %}You may call: {{ tools | tojson }}<|im_end|>\n{% endif %}" + CHAT_TEMPLATE
 PLAIN = CHAT_TEMPLATE.replace("<|im_start|>", "<|im_start|>the ")

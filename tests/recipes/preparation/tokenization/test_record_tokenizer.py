@@ -18,6 +18,7 @@ from recipes.records.record_layouts import Layout, UnfitRecord
 from recipes.training.data.examples import prompt_tokens
 from tests.recipes.preparation.preparation_workspace import BUCKETS
 from tests.recipes.tiny_model import CHAT_TEMPLATE, SENTENCES, make_tokenizer
+from tests.support.recipes.record_tokenizer import SYSTEM_WITH_THE_USER, learned, record_tokenizer
 
 BEGIN = make_tokenizer().convert_tokens_to_ids("<|im_start|>")
 SPACED = (
@@ -25,15 +26,6 @@ SPACED = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
-
-
-def record_tokenizer(folder: Path, template: str | dict[str, str] = CHAT_TEMPLATE, **parameters: Any) -> RecordTokenizer:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder / "source")
-    asked = TokenizeParameters(tokenizer=(folder / "source").as_uri(), **parameters)
-    export_tokenizer(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
-    return RecordTokenizer(folder / "frozen", asked)
 
 
 def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
@@ -44,15 +36,6 @@ def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
     asked = TokenizeParameters(tokenizer=(folder / "source").as_uri())
     export_tokenizer(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
     return RecordTokenizer(folder / "frozen", asked)
-
-
-def learned(tokens: Tokens | UnfitRecord) -> str:
-    """What the mask covers, as text."""
-    assert isinstance(tokens, Tokens)
-    mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
-    assert len(mask) == len(tokens.ids)
-    text: str = make_tokenizer().decode([token for token, taught in zip(tokens.ids, mask, strict=True) if taught])
-    return text
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING])
@@ -94,12 +77,6 @@ THINKING = """{%- for message in messages -%}
 <|im_start|>assistant\n<think>\n\n</think>\n\n{{ message.content }}<|im_end|>
 {%- else -%}<|im_start|>{{ message.role }}\n{{ message.content.split('</think>')[-1] }}<|im_end|>\n{%- endif -%}
 {%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
-SYSTEM_WITH_THE_USER = """{%- if messages[0].role == 'system' -%}{%- set system = messages[0].content + '\n\n' -%}
-{%- set messages = messages[1:] -%}{%- else -%}{%- set system = '' -%}{%- endif -%}
-{%- for message in messages -%}{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
-{{ raise_exception('roles must alternate') }}{%- endif -%}
-{%- if message.role == 'user' -%}[INST] {{ system if loop.first }}{{ message.content }} [/INST]
-{%- else %} {{ message.content | trim }}<|im_end|>{%- endif -%}{%- endfor -%}"""
 LOOKING = """{%- for message in messages -%}<|im_start|>{{ message.role }}{{ ' quietly' if '/no_think' in message.content }}
 {{ message.content | lower if message.content.startswith('Shout') else message.content }}<|im_end|>\n{%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""

@@ -10,8 +10,8 @@ from recipes.preparation.tokenization.chat_template import ChatTemplate
 from recipes.preparation.tokenization.record_tokenizer import Tokens
 from recipes.preparation.tokenization.rewritten_turns import BEFORE_MARK, OWN_MARK
 from recipes.records.record_layouts import Layout, UnfitRecord
-from tests.recipes.preparation.tokenization.test_record_tokenizer import learned, record_tokenizer
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
+from tests.support.recipes.record_tokenizer import learned, record_tokenizer
 
 THOUGHTFUL = r"""
 {%- set ns = namespace(asked=0) -%}

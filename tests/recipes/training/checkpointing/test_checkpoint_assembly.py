@@ -1,7 +1,7 @@
 """Machines that were killed while their parts travelled go on from the newest checkpoint that there is of all of them."""
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,27 +14,21 @@ import pytest
 from recipes.checkpoints.manager import CheckpointManager
 from recipes.checkpoints.node_parts import PARTS_FOLDER, CheckpointPart, NodeShard, assemble_if_complete
 from recipes.checkpoints.remote import RemoteCheckpoints
-from recipes.checkpoints.retention import CheckpointQuality
 from recipes.contracts.job import StoreAddress
 from recipes.contracts.recipe import Recipe
 from recipes.contracts.rewind import Rewind
 from recipes.runner import Restart
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.storage.buckets import StoreRefuses
-from recipes.training.checkpointing.checkpoint_assembly import (
-    CheckpointLocation,
-    FoundPart,
-    find_complete_saves,
-    select_saves_to_upload,
-)
 from recipes.training.checkpointing.resume_point import agree_on_checkpoint
 from recipes.training.data.sample_order import RunSamples, SampleOrder
 from recipes.training.divergence import Divergence
 from recipes.training.parallel.process_group import ProcessGroup
 from recipes.training.recovery import discard_local_checkpoints, roll_back
-from tests.recipes.checkpoints.test_node_parts import URI, of, rows_in, save, write
-from tests.recipes.training.checkpointing.test_resume_on_nodes import Node
-from tests.s3_server import VARIABLES, S3Server
+from tests.support.recipes.checkpoint_parts import URI, of, rows_in, save, write
+from tests.support.recipes.interrupted_checkpoint import forget, found, save_without_saying_so, wanted
+from tests.support.recipes.threaded_node import Node
+from tests.support.s3_server import VARIABLES, S3Server
 
 
 @pytest.fixture
@@ -64,12 +58,6 @@ def go_on(machines: Sequence[CheckpointManager], *sent_back: int) -> list[dict[s
     return [node.result() for node in ended]
 
 
-def forget(store: Store, *uris: str) -> None:
-    """As if they had not arrived."""
-    for uri in uris:
-        store.delete(uri)
-
-
 def test_both_were_killed_before_anything_had_arrived(machines: list[CheckpointManager]) -> None:
     save(machines, 4)
     save(machines, 6)
@@ -95,18 +83,6 @@ def put_record_back(store: Store) -> None:
     second = CheckpointManager(Path(store.local_path(URI) or "").parent / "scratch", store, URI, 3)
     write(second, 6, CheckpointPart(number=2, of=2, save="save-6"))
     second.wait()
-
-
-def save_without_saying_so(machines: Sequence[CheckpointManager], step: int, loss: float | None = None) -> None:
-    """The last was killed between its part and the manifest of the whole; all machines are new."""
-    store = machines[0].store
-    save(machines, step, loss=loss)
-    forget(store, f"{URI}/{step}/{MANIFEST_FILE}")
-    for number, machine in enumerate(machines, 1):
-        store.put_bytes(
-            f"{URI}/{step}/{PARTS_FOLDER}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST_FILE).read_bytes()
-        )
-        shutil.rmtree(machine.folder)
 
 
 def test_all_had_arrived_and_nobody_had_said_so(machines: list[CheckpointManager]) -> None:
@@ -399,15 +375,6 @@ def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[Ch
     store.delete(f"{URI}/4/{MANIFEST_FILE}")
     assert go_on(machines) == [{"rows-1": "alone 6"}] * 2
     assert f"{URI}/4/rows-1" in store.list(URI)
-
-
-def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> FoundPart:
-    return FoundPart(CheckpointLocation(way, step), CheckpointPart(number=number, of=of, save=save), CheckpointQuality(loss))
-
-
-def wanted(parts: list[FoundPart], whole: dict[int, float | None] | None = None, asked: Collection[int] = ()) -> set[str]:
-    there = {CheckpointLocation(".", step): CheckpointQuality(loss) for step, loss in (whole or {}).items()}
-    return select_saves_to_upload(find_complete_saves(parts), there, asked)
 
 
 def test_the_newest_that_is_complete_is_wanted() -> None:

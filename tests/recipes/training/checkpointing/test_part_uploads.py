@@ -16,9 +16,9 @@ from recipes.contracts.job import StoreAddress
 from recipes.storage.artifact_store import MANIFEST_FILE, Store
 from recipes.training.checkpointing.checkpoint_assembly import assemble_checkpoints, find_complete_saves
 from recipes.training.parallel.process_group import ProcessGroup
-from tests.recipes.checkpoints.test_node_parts import URI, rows_in, save
-from tests.recipes.training.checkpointing.test_checkpoint_assembly import forget, found, save_without_saying_so, wanted
-from tests.recipes.training.checkpointing.test_resume_on_nodes import Node
+from tests.support.recipes.checkpoint_parts import URI, rows_in, save
+from tests.support.recipes.interrupted_checkpoint import forget, found, save_without_saying_so, wanted
+from tests.support.recipes.threaded_node import Node
 
 LOST = "is a part, and others are lost"
 

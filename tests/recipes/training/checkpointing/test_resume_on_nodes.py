@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import pytest
 
@@ -13,29 +13,9 @@ from recipes.contracts.job import BadConfiguration, StoreAddress
 from recipes.contracts.rewind import Rewind
 from recipes.storage.artifact_store import Store
 from recipes.training.checkpointing.resume_point import agree_on_checkpoint
-from recipes.training.parallel.process_group import ProcessGroup
+from tests.support.recipes.threaded_node import Node
 
-T = TypeVar("T")
 URI = "s3://hanzo-ml/checkpoints/run-1"
-
-
-class Node(ProcessGroup):
-    """The only process of a machine, in a thread: what it agrees on lies in a list instead of going over gloo."""
-
-    def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
-        super().__init__()
-        self.rank, self.size = rank, 2
-        self._told, self._all_are_here = told, all_are_here
-
-    def broadcast(self, value: T) -> T:
-        return self.all_gather(value)[0]
-
-    def all_gather(self, value: T) -> list[T]:
-        self._told[self.rank] = value
-        self._all_are_here.wait(60)
-        values = list(self._told)
-        self._all_are_here.wait(60)
-        return values
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from recipes.checkpoints.node_parts import shard_rows
 from recipes.training.checkpointing.sharded_safetensors import RowRange, ShardedTensors, write_rows
 from recipes.training.checkpointing.staging import Staging
 from recipes.training.parallel.process_group import ProcessGroup
-from tests.server_process import free_port
+from tests.support.server_process import free_port
 
 ROOT = Path(__file__).resolve().parents[4]
 MEGABYTES_OF_BUFFER = 100

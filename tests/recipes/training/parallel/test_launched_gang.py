@@ -13,10 +13,10 @@ from recipes.contracts.results import TrainingFacts
 from recipes.launch.child_process import descendants
 from tests.recipes.launch.launched_gang import LONG, ClusterJob, LaunchedGang
 from tests.recipes.training.forked_processes import Forks
-from tests.recipes.training.parallel.test_two_nodes import FULL, STEPS, job_of, losses_of, result_of
 from tests.recipes.training.simulated_pods import NODES
 from tests.recipes.training.training_workspace import Place
-from tests.server_process import ServerProcess
+from tests.support.recipes.two_node_training import FULL, STEPS, job_of, losses_of, result_of
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recipes.contracts.job import BadConfiguration, Job, Result
 from recipes.contracts.recipe import Recipe
 from recipes.storage.artifact_store import MANIFEST_FILE
-from recipes.storage.base_model_folder import hash_model_folder
 from recipes.storage.manifest import Manifest
 from recipes.training.data.sample_order import SAMPLES_SEEN
 from recipes.training.model import load_model
@@ -30,14 +28,15 @@ from recipes.training.parallel.process_group import ProcessGroup
 from tests.recipes.training.forked_processes import Forks
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.training_workspace import Place, facts
+from tests.support.recipes.deep_model import deeper
+
+__all__ = ["deeper"]
 
 pytestmark = pytest.mark.slow
 
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 MIXED = FULL | {"dtype": "bfloat16", "gradient_checkpointing": True}
 ADAPTER = {"lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
-WINDOW = 16
-"""Tokens that a layer of the model `qwen2` looks back over, where it is one of those that do not see all."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +47,6 @@ class Numbers:
     norms: list[float]
     validation: list[float]
     rates: list[float]
-
-
-@pytest.fixture(scope="module")
-def deeper(place: Place) -> dict[str, Any]:
-    """Five layers, of which the last ones see a window alone; the head is not the embedding."""
-    tiny = place.folder / "model"
-    kept = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"}
-    stated = {name: value for name, value in json.loads((tiny / "config.json").read_text()).items() if name in kept}
-    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
-    config = AutoConfig.for_model("qwen2", num_hidden_layers=5, tie_word_embeddings=False, **stated, **windows)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(config)
-    folder = place.folder / "deeper"
-    model.bfloat16().save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    return {"base_model": {"uri": folder.as_uri(), "sha256": hash_model_folder(folder)}}
 
 
 def job_of(place: Place, work: Path, stages: int | None, **settings: Any) -> Job:

@@ -13,12 +13,12 @@ import torch
 from recipes import train as program
 from recipes.contracts.job import EXIT_PREEMPTED, Job
 from recipes.training.parallel.pipeline_stage import causal_model
-from tests.free_ports import free_port
 from tests.recipes.training.forked_processes import Forks, begin, log_of
-from tests.recipes.training.parallel.test_pipeline import deeper
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.tracked_runs import LONG
 from tests.recipes.training.training_workspace import Place, facts
+from tests.support.free_ports import free_port
+from tests.support.recipes.deep_model import deeper
 
 __all__ = ["deeper"]  # a fixture
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from recipes.contracts.job import BadConfiguration, Distributed
 from recipes.training.parallel.process_group import join_process_group
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 
 @pytest.fixture

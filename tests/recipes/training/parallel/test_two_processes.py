@@ -22,10 +22,10 @@ from resources.stack.detached_process import read_pid
 from tests.recipes.training.forked_processes import Forks, log_of
 from tests.recipes.training.parallel_strategies import CUT, rows_at_once, shape
 from tests.recipes.training.tracked_runs import Runs, children, install, losses_of, step_of, steps_broken_off, wait_for_line
+from tests.support.recipes.two_process_training import FULL, RECORDING
 
 pytestmark = pytest.mark.slow
 
-FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 MIXED = FULL | {"dtype": "bfloat16"}
 STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("ddp", {}, 1e-4),
@@ -54,22 +54,6 @@ MORE_STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("deepspeed_zero3", FULL | {"objective": "orpo"}, 1e-4),
 ]
 """With other methods and objectives than those that stand for their strategy."""
-RECORDING = """
-import hashlib
-import torch.distributed as dist
-from recipes.training.objectives.sft import Sft
-
-class Recording(Sft):
-    "Writes down each row that the model learns from, once, into the file that the recipe's description names."
-
-    def loss(self, model, batch):
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        if model.training and rank % self.recipe.tensor_parallel == 0:
-            with open(self.recipe.description, "a") as file:
-                for row in batch["input_ids"]:
-                    file.write(hashlib.sha256(row.numpy().tobytes()).hexdigest() + "\\n")
-        return None
-"""
 SLOW = """
 import time
 from recipes.runner import log_line

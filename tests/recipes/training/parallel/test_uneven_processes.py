@@ -9,10 +9,10 @@ import pytest
 
 from recipes.contracts.job import Distributed
 from tests.recipes.training.forked_processes import Forks, log_of
-from tests.recipes.training.parallel.test_two_processes import FULL, RECORDING
 from tests.recipes.training.parallel_strategies import shape
 from tests.recipes.training.tracked_runs import Runs, install, losses_of, steps_broken_off, wait_for_step
 from tests.recipes.training.training_workspace import facts
+from tests.support.recipes.two_process_training import FULL, RECORDING
 
 pytestmark = pytest.mark.slow
 

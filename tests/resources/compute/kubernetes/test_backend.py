@@ -20,8 +20,8 @@ from resources.metadata.cluster_jobs import CANCEL, ClusterJobs, JobState
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.settings.scheduler import Scheduler
-from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.jobs import a_job
+from tests.support.postgres_server import migrated_sqlite, sqlite_url
 
 __all__ = ["migrated_sqlite", "sqlite_url"]
 

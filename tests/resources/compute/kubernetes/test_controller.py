@@ -38,11 +38,11 @@ from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import now_ms
 from resources.metadata.tables import cluster_jobs
 from resources.settings.scheduler import Scheduler
-from tests.postgres_server import migrated_sqlite, sqlite_url
 from tests.resources.compute.kubernetes.api_server import ApiServer, Item, serving_controller, timestamp
 from tests.resources.compute.kubernetes.cluster_objects import Gang, condition, node
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
+from tests.support.postgres_server import migrated_sqlite, sqlite_url
 
 __all__ = ["migrated_sqlite", "sqlite_url"]
 

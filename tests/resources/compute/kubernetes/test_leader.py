@@ -12,7 +12,7 @@ from sqlalchemy import text
 from resources.compute.kubernetes.controller import leader
 from resources.compute.kubernetes.controller.leader import LeadershipLost, RowLocked, lead
 from resources.metadata.database import Database
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 

@@ -6,12 +6,10 @@ as every program does. The last test runs a real one.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,120 +34,17 @@ from resources.compute.base import Follower, JobFailed, JobRef, Observation, Pha
 from resources.compute.local import command, restarts
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.restarts import memory_kills
-from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE, work_folder
-from resources.stack.detached_process import LOG_FILE, PID_FILE, is_running, read_pid
+from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE
+from resources.stack.detached_process import LOG_FILE, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
+from tests.support.resources.local_backend import BUCKETS, ROOT, Watcher, go_on, job_that, kill, source, starts, until
 
-ROOT = Path(__file__).resolve().parents[4]
-BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
-PROGRAM = """
-import os, signal, sys, time
-from recipes.runner import Preempted, Restart, log_line, main
-from recipes.contracts.job import BadConfiguration, Result
-
-def program(job, store, work):
-    with (work / "starts").open("a") as starts:
-        starts.write("start\\n")
-    log_line("begun")
-    do = job.parameters["do"]
-    if do == "bad":
-        raise BadConfiguration("no such thing: correct it")
-    if do == "fault":
-        raise ValueError("a fault")
-    if do == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if do == "die four times" and (work / "starts").read_text().count("start") < 5:
-        os.utime(work / "attempt.json", (0, 0))  # as if it had got on for an hour before
-        os.kill(os.getpid(), signal.SIGKILL)
-    if do == "save and die four times" and (count := (work / "starts").read_text().count("start")) < 5:
-        saved = work / "checkpoints" / "from-3" / str(count)
-        saved.mkdir(parents=True)
-        (saved / "manifest.json").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if do == "save once and die":
-        saved = work / "checkpoints" / "1"
-        half = work / "checkpoints" / ".2.tmp"
-        if not saved.exists():
-            saved.mkdir(parents=True)
-            half.mkdir()
-            (saved / "manifest.json").touch()
-        (half / "manifest.json").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if do == "preempted once" and (work / "starts").read_text().count("start") == 1:
-        raise Preempted("checkpoint 1 holds everything")
-    if do == "preempted often" and (work / "starts").read_text().count("start") < 6:
-        raise Preempted("checkpoint 1 holds everything")
-    if do == "restart once" and (work / "starts").read_text().count("start") == 1:
-        raise Restart("on with half the batch")
-    if do == "term":
-        def leave(number, frame):
-            raise Preempted("asked to stop")
-        signal.signal(signal.SIGTERM, leave)
-    while do in ("wait", "term") and not (work / "go").exists():
-        time.sleep(0.01)
-    log_line("finishing")
-    return Result(work_digest=job.work_digest, metrics={"starts": float((work / "starts").read_text().count("start"))})
-
-main(program)
-"""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose program `prepare` is PROGRAM; everything else of `recipes` is the real thing."""
-    package = tmp_path_factory.mktemp("source") / "recipes"
-    package.mkdir()
-    (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")
-    (package / "prepare.py").write_text(PROGRAM)
-    return package.parent
+__all__ = ["job_that", "source"]
 
 
 @pytest.fixture
 def compute(source: Path, tmp_path: Path) -> LocalCompute:
     return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
-
-
-@pytest.fixture
-def job_that(tmp_path: Path) -> Callable[..., Job]:
-    def make(do: str, **changed: Any) -> Job:
-        job = Job(
-            id="job-1",
-            program=Program.PREPARE,
-            parameters={"do": do},
-            result_uri="s3://hanzo-ml/runs/job-1/result.json",
-            store=StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS),
-            cache_dir=str(tmp_path / "cache"),
-        ).model_copy(update=changed)
-        return job.model_copy(update={"work_dir": str(work_folder(tmp_path / "jobs", job))})
-
-    return make
-
-
-class Watcher:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.phases: list[Observation] = []
-        self.follower = Follower(self.lines.append, self.phases.append)
-
-
-def until(what: str, look: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.01)
-
-
-def starts(job: Job) -> int:
-    path = Path(job.work_dir) / "starts"
-    return path.read_text().count("start") if path.is_file() else 0
-
-
-def go_on(job: Job) -> None:
-    (Path(job.work_dir) / "go").touch()
-
-
-def kill(job: Job) -> None:
-    os.kill(json.loads((Path(job.work_dir) / PID_FILE).read_text()), signal.SIGKILL)
 
 
 def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: LocalCompute, job_that: Any) -> None:

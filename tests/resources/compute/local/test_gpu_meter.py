@@ -15,9 +15,9 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.monitoring.usage_totals import read_totals
 from resources.stack.detached_process import PID_FILE
-from tests.postgres_server import migrated_sqlite, sqlite_url
-from tests.resources.compute.local.test_admission import House, house, source
-from tests.resources.compute.local.test_backend import until
+from tests.support.postgres_server import migrated_sqlite, sqlite_url
+from tests.support.resources.gpu_admission import House, house, source
+from tests.support.resources.local_backend import until
 
 __all__ = ["migrated_sqlite", "source", "sqlite_url"]  # fixtures
 

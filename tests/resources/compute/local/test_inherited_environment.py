@@ -13,7 +13,7 @@ from resources.compute.local.inherited_environment import inherited_environment
 from resources.settings.settings import Settings
 from resources.stack.detached_process import PID_FILE
 from resources.stack.services import service_environment
-from tests.resources.compute.local.test_backend import Watcher, go_on, job_that, source, starts, until
+from tests.support.resources.local_backend import Watcher, go_on, job_that, source, starts, until
 
 __all__ = ["job_that", "source"]
 

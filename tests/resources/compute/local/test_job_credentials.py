@@ -14,9 +14,9 @@ from resources.jobs.job_tokens import TOKEN_PREFIX, TOKEN_VARIABLE, JobCredentia
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.stack.detached_process import LOG_FILE, PID_FILE
-from tests.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.compute.local.test_backend import Watcher, go_on, job_that, kill, source, starts, until
 from tests.resources.metadata.conftest import database, database_url
+from tests.support.postgres_server import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.support.resources.local_backend import Watcher, go_on, job_that, kill, source, starts, until
 
 __all__ = ["database", "database_url", "job_that", "migrated_sqlite", "postgres", "postgres_url", "source", "sqlite_url"]
 

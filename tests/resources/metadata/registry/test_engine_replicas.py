@@ -9,8 +9,8 @@ from resources.metadata.database import Database
 from resources.metadata.registry import deployments, engine_replicas
 from resources.metadata.registry.deployments import Deployment
 from resources.metadata.tables import engine_replicas as table
-from tests.resources.metadata.registry.test_deployments import begin, end
-from tests.resources.metadata.registry.test_version_lifecycle import model
+from tests.support.resources.deployments import begin, end
+from tests.support.resources.model_versions import model
 
 
 def record(database: Database, deployment: Deployment) -> int:

@@ -15,9 +15,9 @@ from resources.metadata.registry.engine_replicas import DeploymentFile
 from resources.metadata.registry.undeployment import undeploy
 from resources.serving.replicated_engine import ReplicatedEngine
 from sensors.watch_serving import find_difference
-from tests.resources.metadata.registry.test_deployments import Deploying, serving, state
-from tests.resources.metadata.registry.test_version_lifecycle import model
 from tests.resources.serving.gateway_process import wait_until
+from tests.support.resources.deployments import Deploying, serving, state
+from tests.support.resources.model_versions import model
 
 Answer = Callable[[DeploymentFile], dict[str, Any]]
 

@@ -17,7 +17,7 @@ from resources.metadata.registry.model_version_sources import CheckedSource, che
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.search import RegistrySearch, page_versions
 from resources.metadata.registry.version_lifecycle import ClientVersion
-from tests.resources.metadata.registry.test_version_lifecycle import House, model, refused
+from tests.support.resources.model_versions import House, model, refused
 
 
 class Office(House):

@@ -10,7 +10,7 @@ from recipes.storage.signed_bucket import ATTEMPT_VARIABLE, TOKEN_VARIABLE
 from resources.jobs.program_tokens import ClusterCredentials
 from resources.metadata.database import Database
 from tests.resources.cluster_rows import submit_program
-from tests.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 
 def program_job(

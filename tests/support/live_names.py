@@ -1,4 +1,4 @@
-"""Names that the running product shows: what `tests/stable_names.py` froze is compared with these.
+"""Names that the running product shows: what `tests/support/stable_names.py` froze is compared with these.
 
 They are read from the command line, HTTP, the migrated database, Dagster's definitions and the source's literals, hardly
 ever from a module's own objects: a module may move without a change here.
@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("recipes", "resources", "hanzo_ml_assets", "sensors", "api", "hanzo_ml")
 Groups = dict[str, tuple[str, ...]]
 

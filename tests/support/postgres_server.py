@@ -21,8 +21,8 @@ import psycopg
 import pytest
 
 from resources.metadata.database import Database
-from tests.migrated_database import migrated
-from tests.system_packages import found_or_installed
+from tests.support.migrated_database import migrated
+from tests.support.system_packages import found_or_installed
 
 VERSIONS = Path("/usr/lib/postgresql")
 TEMPLATE = "migrated"

@@ -13,11 +13,12 @@ import httpx
 
 from resources.metadata.database import Database
 from resources.settings.settings import Settings
-from tests.free_ports import free_port
-from tests.migrated_database import migrate
+from tests.support.free_ports import free_port
+from tests.support.migrated_database import migrate
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 60.0
+ENDS_WITHIN = 60.0
 
 
 def environment(home: Path, port: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -86,6 +87,11 @@ class ServerProcess:
         if self._process is not None and self.is_running:
             self._process.terminate()
             self._process.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; its exit status."""
+        assert self._process is not None
+        return self._process.wait(ENDS_WITHIN)
 
     def _answers(self) -> bool:
         try:

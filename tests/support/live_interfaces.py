@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.free_ports import free_port
-from tests.live_names import ROOT, Groups, keys_of, tables
+from tests.support.free_ports import free_port
+from tests.support.live_names import ROOT, Groups, keys_of, tables
 
 START_SECONDS = 60
 COMMAND = (sys.executable, "-m", "hanzo_ml")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 from websockets.sync.client import connect
 
-from tests.browser_page import FLAGS, chromium
+from tests.support.browser_page import FLAGS, chromium
 
 WITHIN = 90.0
 

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.system_packages import found_or_installed
+from tests.support.system_packages import found_or_installed
 
 FLAGS = (
     "--headless",

@@ -1,0 +1,27 @@
+"""A control plane for preparation assets."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.storage.manifest import canonical_json
+from resources.ingest.version_creation import create_version
+from tests.recipes.preparation.preparation_workspace import questions
+from tests.support.migrated_database import migrate
+
+
+@pytest.fixture
+def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_") and not name.endswith("_PORT")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    plane = ControlPlane()
+    migrate(plane.database)
+    raw = tmp_path / "d.jsonl"
+    raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(60)))
+    create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
+    yield plane
+    plane.database.close()

@@ -1,0 +1,30 @@
+"""A trainer as `recipes.train` makes it for attention without a mask."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import train as program
+from recipes.training import packed_attention
+from recipes.training.objective_trainer import ObjectiveTrainer
+from tests.recipes.training.training_workspace import Place
+
+
+class Caught(Exception):
+    """Nothing is trained."""
+
+
+def trainer_of(place: Place, work: Path, **changed: Any) -> ObjectiveTrainer:
+    """As the program makes it where attention needs no mask."""
+    made: list[ObjectiveTrainer] = []
+
+    def caught(trainer: ObjectiveTrainer, *_: Any) -> None:
+        made.append(trainer)
+        raise Caught
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Caught):
+        patched.setattr(packed_attention, "supports_packed_attention", lambda *_: True)
+        patched.setattr(program, "run_training", caught)
+        place.train(work, **changed)
+    return made[0]

@@ -1,0 +1,27 @@
+"""A training node in a thread, with collectives over a list."""
+
+from threading import Barrier
+from typing import Any, TypeVar
+
+from recipes.training.parallel.process_group import ProcessGroup
+
+T = TypeVar("T")
+
+
+class Node(ProcessGroup):
+    """The only process of a machine, in a thread: what it agrees on lies in a list instead of going over gloo."""
+
+    def __init__(self, rank: int, told: list[Any], all_are_here: Barrier) -> None:
+        super().__init__()
+        self.rank, self.size = rank, 2
+        self._told, self._all_are_here = told, all_are_here
+
+    def broadcast(self, value: T) -> T:
+        return self.all_gather(value)[0]
+
+    def all_gather(self, value: T) -> list[T]:
+        self._told[self.rank] = value
+        self._all_are_here.wait(60)
+        values = list(self._told)
+        self._all_are_here.wait(60)
+        return values
