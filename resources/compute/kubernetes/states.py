@@ -46,8 +46,8 @@ class GangState:
 
     `reason` and `message` say why it ended. `priority_class` is Kueue's; empty if it does not use Kueue.
 
-    A JobSet restarts its pods itself, unless `maxRestarts` is 0, as when the pods of a failed job are kept. An Indexed Job of
-    several pods is recreated.
+    A JobSet restarts its pods itself, unless `maxRestarts` is 0, as when the pods of a failed job are kept. An Indexed Job
+    of several pods is recreated.
     """
 
     uid: str
