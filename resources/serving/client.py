@@ -155,7 +155,7 @@ class EngineClient:
             hint = "start it with python -m resources.serving.gateway"
             raise EngineUnavailable(f"no inference engine answers at {self._url}: {hint}") from None
         except httpx.HTTPError as error:
-            raise EngineUnavailable(f"the inference engine at {self._url} broke off ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the inference engine at {self._url} did not answer ({type(error).__name__})") from None
         if answer.is_success:
             return answer
         raise parse_error(answer)

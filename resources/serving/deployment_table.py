@@ -149,7 +149,7 @@ class DeploymentTable:
         """
         async with self._changing:
             if name not in self._slots or deployment not in (None, self._slots[name].request.deployment):
-                raise UnknownModel(f"no model '{name}' is deployed so: GET /deployments lists what is")
+                raise UnknownModel(f"no model '{name}' is deployed, or another deployment of it: GET /deployments lists all")
             self._write_state({key: slot for key, slot in self._slots.items() if key != name})
             slot = self._slots.pop(name)
         self._retire(slot)
@@ -178,7 +178,7 @@ class DeploymentTable:
                 async with asyncio.timeout_at(deadline):
                     await slot.settled.wait()
             except TimeoutError:
-                raise EngineUnavailable(f"the model '{slot.request.name}' is still loading: try again soon") from None
+                raise EngineUnavailable(f"the model '{slot.request.name}' is still loading: retry later") from None
 
     async def close(self) -> None:
         """End all backends and tasks; the state is kept for the next start."""

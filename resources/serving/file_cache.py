@@ -83,9 +83,9 @@ class FileCache:
                     async for chunk in answer.aiter_bytes(CHUNK_BYTES):
                         await asyncio.to_thread(file.write, chunk)
         except httpx.TransportError as error:
-            raise EngineUnavailable(f"the download broke off ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the download was interrupted ({type(error).__name__})") from None
         if (arrived := part.stat().st_size) < size_bytes:
-            raise EngineUnavailable(f"the download broke off after {arrived} of {size_bytes} bytes")
+            raise EngineUnavailable(f"the download was interrupted after {arrived} of {size_bytes} bytes")
         return is_resumed
 
 

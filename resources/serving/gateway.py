@@ -138,7 +138,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8043)
-    parser.add_argument("--state-dir", type=Path, required=True, help="folder that remembers what is deployed")
+    parser.add_argument("--state-dir", type=Path, required=True, help="folder with the list of deployments")
     parser.add_argument("--log-level", choices=get_args(Level), default="info")
     parser.add_argument("--log-format", choices=get_args(Format), default="text")
     arguments = parser.parse_args()

@@ -201,7 +201,7 @@ async def run_smoke_prompt(request: DeployRequest, prompt: str, backend: Backend
     except httpx.HTTPStatusError as error:
         raise SmokeFailed.with_details(model, f"it answered with an error: {error.response.text:.200}", prompt) from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise SmokeFailed.with_details(model, f"it broke off its answer ({type(error).__name__})", prompt) from None
+        raise SmokeFailed.with_details(model, f"its answer was interrupted ({type(error).__name__})", prompt) from None
     if reason := find_answer_problem(choice):
         raise SmokeFailed.with_details(model, reason, prompt)
     return SmokeResult(prompt=prompt, answer=answer_text(choice), seconds=round(time.monotonic() - started, 3))

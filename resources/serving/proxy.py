@@ -56,7 +56,7 @@ async def forward_request(request: Request, table: DeploymentTable, http: httpx.
         return await retrying(answer)
     except httpx.TransportError:
         attempts = len(PAUSES_SECONDS) + 1
-        raise EngineUnavailable(f"the backend of '{name}' broke off {attempts} times: try again soon") from None
+        raise EngineUnavailable(f"the backend of '{name}' failed {attempts} times: retry later") from None
 
 
 async def send_request(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
@@ -97,7 +97,7 @@ async def answer_chunks(response: httpx.Response) -> AsyncIterator[bytes]:
         async for chunk in response.aiter_raw():
             yield chunk
     except httpx.TransportError:
-        error = EngineUnavailable("the backend broke off this answer: ask again")
+        error = EngineUnavailable("the backend failed during this response: retry the request")
         yield b"data: " + json.dumps(openai_error(error)).encode() + b"\n\n"
 
 

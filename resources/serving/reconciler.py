@@ -148,7 +148,7 @@ class Reconciler:
         try:
             self._expected = WantedDeployments.model_validate_json(answer.content).deployments
         except ValidationError:
-            raise EngineUnavailable(f"the API at {self._api_url} gave an answer of another version") from None
+            raise EngineUnavailable(f"the API at {self._api_url} has an incompatible version") from None
         self._etag = answer.headers.get("ETag", "")
 
     async def _apply(self) -> None:
@@ -263,7 +263,7 @@ class Reconciler:
         try:
             answer = await self._http.request(method, self._api_url + path, **options)  # type: ignore[arg-type]
         except httpx.HTTPError as error:
-            raise EngineUnavailable(f"the API at {self._api_url} is away ({type(error).__name__})") from None
+            raise EngineUnavailable(f"the API at {self._api_url} is unavailable ({type(error).__name__})") from None
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
             return answer
         raise EngineUnavailable(f"the API at {self._api_url} answered {answer.status_code}: {answer.text:.200}")

@@ -31,7 +31,7 @@ def find_configuration(home: Path, environ: Mapping[str, str]) -> Path | None:
     """Return the configuration file, if there is one."""
     if named := environ.get("HANZO_ML_CONFIG"):
         if not Path(named).is_file():
-            raise BadConfiguration(f"HANZO_ML_CONFIG names {named}, which is no file: correct it or unset the variable")
+            raise BadConfiguration(f"HANZO_ML_CONFIG is {named}, but there is no such file: correct or unset the variable")
         return Path(named)
     candidates = (home / "config.yaml", Path("/etc/hanzo-ml/config.yaml"))
     return next((path for path in candidates if path.is_file()), None)

@@ -120,7 +120,7 @@ def start_stopped_services(settings: Settings, console: Console) -> None:
                     launch_service(service, folder, service_environment(settings))
                 elif not is_running(folder):
                     raise BadConfiguration(
-                        f"{service.name} ended as it started: {failure_summary(read_service_log(folder))}"
+                        f"{service.name} ended while starting: {failure_summary(read_service_log(folder))}"
                     )
                 if is_ready(service):
                     ready[service.name] = time.monotonic() - started

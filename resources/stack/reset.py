@@ -98,7 +98,7 @@ def is_port_open(port: int) -> bool:
 
 def main() -> int:
     if sys.argv[1:] != ["--yes"]:
-        print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
+        print("error: this deletes every experiment, run, dataset, job and model: confirm with --yes", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     try:
         settings = Settings.load()

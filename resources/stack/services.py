@@ -73,7 +73,7 @@ def list_services(settings: Settings) -> list[Service]:
                 "-m",
                 "hanzo_ml_assets.definitions",
                 "-h",
-                # In a pod the host name may not resolve to the pod's own address.
+                # In a pod listen on all interfaces: the host is the name of a Service, not the pod's address.
                 dagster.code_server_host if is_loopback(dagster.code_server_host) else ALL_INTERFACES,
                 "-p",
                 code_server_port,

@@ -163,7 +163,7 @@ def find_end(snapshot: Snapshot) -> End | None:
     is_time_used = used_ms(snapshot) >= snapshot.limits.max_ms
     if is_time_used or is_time_over(gang, snapshot.workload):
         limit = snapshot.limits.max_duration
-        detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+        detail = f"it exceeded schedule.max_duration ({limit}): what it saved is kept, increase the limit to resume"
         return End(ExitReason.TIMED_OUT, detail, waits_for_pods=True, is_lasting=is_time_used)
     failures = count_failures(snapshot.attempts)
     if last is not None and failures > snapshot.limits.retries:

@@ -60,7 +60,7 @@ class Admission:
         """Describe what a job waits for, for people."""
         running, slots, gpus = self.leases.running_jobs(), self.leases.slots, self.leases.gpus
         if slots is not None and (running >= slots or not gpus):
-            return f"waits for its turn: on this machine run {running} of at most {pluralize(slots, 'job')}"
+            return f"waits for its turn: {running} of at most {pluralize(slots, 'job')} on this machine run"
         return f"waits for GPUs of this machine: {self.required_gpus(job)} of {len(gpus or ())}"
 
     def withdraw(self, job: JobKey) -> None:

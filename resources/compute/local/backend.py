@@ -145,7 +145,7 @@ class LocalCompute(Compute):
             if over:
                 terminate_leftovers(job)
                 limit = job.schedule.max_duration
-                detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+                detail = f"it exceeded schedule.max_duration ({limit}): what it saved is kept, increase the limit to resume"
                 record_exit(work, ExitReason.TIMED_OUT, detail)
                 return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
             ended = read_exit_document(work) or record_kill(work)

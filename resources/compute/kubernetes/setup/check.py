@@ -169,7 +169,7 @@ def compare_quota(gpu_type: str, quota: int, nodes: Sequence[Item], scheduler: S
     offered = sum(gpu_count(node, GPU) for node in labelled)
     if offered >= quota:
         return "", ""
-    problem = f"the quota is {quota}, but nodes offer {offered}: jobs would be admitted and find no room"
+    problem = f"the quota is {quota}, but nodes offer {offered}: jobs would be admitted without being able to start"
     return (
         problem,
         f"kubectl get nodes -L {scheduler.gpu_type_label}    # or set scheduler.capacity.{gpu_type}.gpus: {offered}",

@@ -53,7 +53,7 @@ def render_kueue(scheduler: Scheduler) -> list[dict[str, Any]]:
 def require_capacity(scheduler: Scheduler) -> dict[str, Capacity]:
     if not scheduler.capacity:
         raise BadConfiguration(
-            "scheduler.capacity is empty: say how much jobs may use of each type of node, such as "
+            "scheduler.capacity is empty: set how much jobs may use of each node type, such as "
             f"{scheduler.gpu_types[0] if scheduler.gpu_types else CPU_FLAVOR}: {{gpus: 8, cpu: 64, memory: 512Gi}}"
         )
     return scheduler.capacity

@@ -162,7 +162,7 @@ def refuse_foreign_namespace(cluster: Cluster, wanted: Item) -> None:
         return
     if read_organization(found) != wanted["metadata"]["annotations"][ORGANIZATION_ANNOTATION]:
         raise BadConfiguration(
-            f"namespace {name} exists and is not this organization's: if it is to be, first run "
+            f"namespace {name} exists and is not this organization's: to assign it, first run "
             f"`kubectl annotate namespace {name} {ORGANIZATION_ANNOTATION}=ORGANIZATION`"
         )
 

@@ -748,7 +748,7 @@ def test_used_time_of_all_attempts_ends_a_job(room: Room) -> None:
     assert not row.has_ended and room.server.names(JOB_SET) == []
     gang.delete_pods()
     row = room.reconcile()
-    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration, 1s" in row.detail
+    assert (row.phase, row.reason) == (Phase.FAILED, ExitReason.TIMED_OUT) and "max_duration (1s)" in row.detail
 
 
 def test_time_limit_of_kueue_is_written_before_the_gang_that_shows_it_is_deleted(room: Room) -> None:

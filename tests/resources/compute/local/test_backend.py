@@ -68,7 +68,7 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("term", schedule=Schedule(max_duration="4s"))
     seen = Watcher()
-    with pytest.raises(JobFailed, match=r"it took longer than schedule.max_duration, 4s: what it saved stays") as failed:
+    with pytest.raises(JobFailed, match=r"it exceeded schedule.max_duration \(4s\): what it saved is kept") as failed:
         compute.run(job, seen.follower)
     assert failed.value.reason is ExitReason.TIMED_OUT
     assert "asked to stop" in seen.lines[-1] and starts(job) == 1
